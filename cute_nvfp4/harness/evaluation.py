@@ -238,8 +238,10 @@ class Evaluation:
         ) as runner:
             run.isolation = runner.layers
             for result in todo:  # a list's iterator gives each to one thread
+                result.expected_s = modes.expected(result)
                 progress(result, "start")
                 modes.run(runner, result)
+                run.notes = runner.notes
                 progress(result, "done")
 
 

@@ -63,6 +63,7 @@ class Answer(BaseModel):
     gpu_ns: float | None = None
     threads: int = 0
     unordered: str = ""
+    notes: list[str] = []
     table: str = ""
     traceback: str = ""
     layers: list[str] = []

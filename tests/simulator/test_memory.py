@@ -291,7 +291,7 @@ def test_registers_of_128_bits(space: str) -> None:
     through = "st.shared.b128 [%r2], %w0; ld.shared.b128 %w1, [%r2];" if space == "shared" else "mov.b128 %w1, %w0;"
     body = f"""{ADDRESS.format(16)} mov.u32 %r2, cell; mad.lo.u32 %r2, %r1, 16, %r2; ld.global.b128 %w0, [%rd1];
     {through} setp.lt.u32 %q1, %r1, 9; mov.b128 {{%rd5, %rd6}}, %w1; mov.b128 %w2, {{%rd6, %rd5}};
-    @%q1 mov.b128 %w1, %w2; st.global.b128 [%rd2], %w1; discard.global.L2 [%rd1], 128;
+    @%q1 mov.b128 %w1, %w2; st.global.b128 [%rd2], %w1;
     applypriority.global.L2::evict_normal [%rd1], 128;
     createpolicy.range.global.L2::evict_last.L2::evict_unchanged.b64 %rd7, [%rd1], 1024, 2048;"""
     launch_kernel(module(body, 2, ".reg .b128 %w<3>; .shared .align 16 .b8 cell[512];"), [a, b], checks=True)

@@ -111,6 +111,13 @@ class Synchronisation(Listener):
             )
         self.barrier_words.set(cta, offset, False)
 
+    def mbarrier_counted(self, g: Group, i: Instruction, rows, cta: np.ndarray, offset: np.ndarray) -> None:
+        c, warps = self.clocks, g.warps[rows]
+        self.start.needed(i, warps, cta)
+        slot = self.barriers.slots(i.where(), cta, offset)
+        self.barriers.ready(i, warps, cta, slot, proxy=False)
+        c.signal(cta, slot, c.component("thread", warps), c.now[warps], self.labels.label(i))
+
     def mbarrier_arrives(self, g: Group, i: Instruction, rows, lanes, cta, offset: np.ndarray, release: bool) -> None:
         """A relaxed arrival carries what a fence before it has prepared."""
         c, warps = self.clocks, g.warps[rows]

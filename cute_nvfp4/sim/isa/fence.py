@@ -14,15 +14,16 @@ def _fence(i: Instruction, m: Mods, k: Kernel) -> Op:
     if m.flag("proxy"):
         return _proxy(i, m)
     if i.base == "membar":
-        m.take("cta", "gl", "sys", "level", required=True)
+        m.take("cta", "gl", "sys", required=True)
         return _plain(i)
     if m.flag("mbarrier_init"):
         m.words("release", "cluster")
         return _plain(i)
     order = m.take("sc", "acq_rel", "acquire", "release", default="acq_rel")
-    if order in ("acquire", "release"):
-        space = "shared::cta" if order == "release" else "shared::cluster"
-        m.take(f"sync_restrict::{space}", required=False)
+    if order == "acquire":
+        m.flag("sync_restrict::shared::cluster")
+    elif order == "release":
+        m.flag("sync_restrict::shared::cta")
     m.take(*_SCOPES, required=True)
     return _plain(i)
 

@@ -161,6 +161,7 @@ def _tx(i: Instruction, m: Mods, kind: str) -> Op:
 
     def fn(g, mask, addr, off, size):
         rows, lanes, cta, offset = _where(g, mask, addr, off, i, space)
+        g.wave.events.mbarrier_counted(g, i, rows, cta, offset)
         getattr(g.wave.mbarriers, kind)(i.where(), cta, offset, _at(size, g, rows, lanes))
 
     return Op(fn, (), ("addr", "u32"), "mbarrier", context=True)

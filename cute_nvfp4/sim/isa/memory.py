@@ -17,15 +17,19 @@ SPACES = {
     **{"param": "param", "const": "global", "param::entry": "param"},
 }
 _TYPES = ("b8", "u8", "s8", "b16", "u16", "s16", "b32", "u32", "s32", "b64", "u64", "s64", "f32", "f64", "b128")
-_EVICT = ("evict_normal", "evict_unchanged", "evict_first", "evict_last", "no_allocate")
+_EVICT = ("evict_normal", "evict_unchanged", "evict_first", "evict_last")
+_LEVELS = (*(f"{level}::{e}" for level in ("L1", "L2") for e in _EVICT), "L1::no_allocate", "L2::cache_hint")
+_LOAD_OPERATORS = ("ca", "cg", "cs", "lu", "cv", "nc", "L2::64B", "L2::128B", "L2::256B", "unified")
+_STORE_OPERATORS = ("wb", "cg", "cs", "wt")
 _SCOPES = ("cta", "cluster", "gpu", "sys")
 
 
 def _order(m: Mods) -> str:
-    """Memory order and scope; execution is sequentially consistent, so they change nothing."""
+    """Memory order and scope; execution is sequentially consistent, so they change no value. Checks read them."""
     order = m.take("weak", "relaxed", "acquire", "release", "volatile", "mmio")
-    scope = m.take(*_SCOPES, required=order in ("relaxed", "acquire", "release", "mmio"))
-    return ".".join(filter(None, (order, scope)))
+    if order not in ("relaxed", "acquire", "release", "mmio"):
+        return order
+    return f"{order}.{m.take(*_SCOPES, required=True)}"
 
 
 def _order_and_space(m: Mods) -> tuple[str, str]:
@@ -35,17 +39,11 @@ def _order_and_space(m: Mods) -> tuple[str, str]:
     return order or _order(m), space
 
 
-def _policy(m: Mods) -> tuple[str, ...]:
+def _policy(m: Mods, kind: str) -> tuple[str, ...]:
     """Cache operators, eviction priorities, prefetch sizes: kept for the counters, without effect on values."""
-    out = []
-    while m.left:
-        word = m.left[0]
-        cop = word in ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc")
-        level = word in ("L1::" + e for e in _EVICT) or word in ("L2::" + e for e in _EVICT)
-        other = word in ("L2::64B", "L2::128B", "L2::256B", "L2::cache_hint", "unified")
-        if not (cop or level or other):
-            break
-        out.append(m.left.pop(0))
+    out, operators = [], _LOAD_OPERATORS if kind == "load" else _STORE_OPERATORS
+    while word := m.take(*operators, *_LEVELS):
+        out.append(word)
     return tuple(out)
 
 
@@ -60,7 +58,7 @@ def _vector(m: Mods, space: str) -> tuple[int, str]:
 def _access(i: Instruction, m: Mods, k: Kernel, kind: str, address: int) -> tuple[Access, str, tuple[str, ...]]:
     """(the access, the type of an element, the types of a cache policy); ``address`` is the operand that has it."""
     order, space = _order_and_space(m)
-    policy = _policy(m)
+    policy = _policy(m, kind)
     count, t = _vector(m, space)
     if (t == "b128" and count > 1) or (kind == "store" and space == "param"):
         what = "vectors of b128" if count > 1 else "stores to parameters"
@@ -111,25 +109,25 @@ def _st(i: Instruction, m: Mods, k: Kernel) -> Op:
     return Op(fn, (), ("addr", *src, *hint), f"store.{a.space}", context=True, relaxed=True)
 
 
-@opcode("prefetch", "prefetchu", "discard", "applypriority", "createpolicy")
+@opcode("prefetch", "prefetchu", "applypriority", "createpolicy")
 def _prefetch(i: Instruction, m: Mods, k: Kernel) -> Op:
     """Hints of the caches: they change no value, and their addresses are not checked (PTX ISA: prefetch never
     faults)."""
     if i.base == "createpolicy":
-        words = i.mods
-        m.left.clear()
-        if words[0] not in ("fractional", "cvt", "range") or words[-1] != "b64":
-            raise m.refuse("only createpolicy.fractional, .cvt and .range are modelled")
-        if words[0] == "range":
+        kind = m.take("fractional", "cvt", "range", required=True)
+        while m.take("L2", "global", *_LEVELS):
+            pass
+        m.type("b64")
+        if kind == "range":
             return Op(lambda g, mask, *a: np.zeros((1, 1), "u8"), ("b64",), ("addr", "u32", "u32"), "cache", True)
-        src = tuple("f32" if words[0] == "fractional" else "b32" for _ in i.operands[1:])
+        src = tuple("f32" if kind == "fractional" else "b32" for _ in i.operands[1:])
         return Op(lambda *a: np.zeros((1, 1), "u8"), ("b64",), src, "cache")
     space = m.take("global", "local", "param", "const")
     if not m.flag("tensormap"):
         if space in ("param", "const"):
             raise m.refuse("only tensor maps are prefetched from there")
         m.take("L1", "L2", "L2::evict_last", "L2::evict_normal", required=True)
-    size = ("static",) if i.base in ("discard", "applypriority") else ()
+    size = ("static",) if i.base == "applypriority" else ()
     return Op(lambda g, mask, addr, off: None, (), ("addr", *size), "cache", context=True)
 
 

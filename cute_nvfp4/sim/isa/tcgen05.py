@@ -22,11 +22,10 @@ from cute_nvfp4.sim.tcgen05.mma import pair
 @opcode("tcgen05")
 def _tcgen05(i: Instruction, m: Mods, k: Kernel) -> Op:
     """Chooses by operation; the words after it are left to the operation."""
-    name = m.left.pop(0) if m.left else ""
-    builder = _OPERATIONS.get(name)
-    if builder is None:
-        raise m.refuse(f"tcgen05.{name} is not modelled")
-    return builder(i, m, k)
+    name = m.take(*_OPERATIONS)
+    if not name:
+        raise m.refuse(f"tcgen05.{m.left[0] if m.left else ''} is not modelled")
+    return _OPERATIONS[name](i, m, k)
 
 
 def needs_tensor_memory(i: Instruction, g) -> None:

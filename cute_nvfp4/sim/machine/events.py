@@ -111,6 +111,9 @@ class Listener:
     def mbarrier_arrives(self, g: Group, i: Instruction, rows, lanes, cta, offset: np.ndarray, release: bool) -> None:
         """An arrival, before it is counted."""
 
+    def mbarrier_counted(self, g: Group, i: Instruction, rows, cta: np.ndarray, offset: np.ndarray) -> None:
+        """mbarrier.expect_tx or .complete_tx, before it is counted: no arrival."""
+
     def phase_ended(self, cta: np.ndarray, slot: np.ndarray, phase: np.ndarray) -> None:
         """Mbarriers (k,), each once, have ended their ``phase``-th phase."""
 

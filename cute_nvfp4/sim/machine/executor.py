@@ -293,6 +293,7 @@ class WaveRunner:
         lanes = np.broadcast_to(p, (group.n, 32))
         taken = lanes if group.mask is None else lanes & group.mask
         stays = ~lanes if group.mask is None else ~lanes & group.mask
+        group.goes_apart(self.blocks[group.block].code[-1][0], taken, stays)
         for mask, block in ((taken, target), (stays, fall)):
             rows = np.flatnonzero(mask.any(axis=1))
             if len(rows):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cute_nvfp4.sim.errors import OutOfBounds
+from cute_nvfp4.sim.errors import InvalidLanes, OutOfBounds
 from cute_nvfp4.sim.frontend.codegen import NOTHING
 from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.frontend.special import TIMED
@@ -194,6 +194,14 @@ class Group:
             return address
         ranks = (self.wave.rank_of_warp[self.warps] << RANK_SHIFT)[:, None]
         return address + ranks.astype(address.dtype)
+
+    def goes_apart(self, branch: Instruction, taken: np.ndarray, stays: np.ndarray) -> None:
+        """Refuses lanes (n, 32) of one warp that go two ways at a branch which says ``.uni``."""
+        if "uni" in branch.mods and (apart := taken.any(axis=1) & stays.any(axis=1)).any():
+            who = self.thread(taken & apart[:, None])
+            raise InvalidLanes(
+                f"{branch.where()}: {who} goes another way than other lanes of its warp, in spite of .uni"
+            )
 
     def ctas(self) -> np.ndarray:
         """(n,) in-wave CTA of each warp."""
