@@ -11,7 +11,7 @@ from ..errors import OperandError, OperandTypeError
 from ..runtime.bounded import Bounded
 from ..tensors import check_dense
 from .calls import addresses, allocator, as_alpha
-from .checks import check_dtype, checked_output, inputs
+from .checks import check_dtype, checked_output, factor, inputs
 
 
 def each_group(function: Callable[..., Any], *columns: Iterable[Any]) -> list:

@@ -116,17 +116,17 @@ _PARTS = ("class", "dtype", "shape", "strides", "device", "address modulo {}", "
 _HINT = "Prepare another call for such operands; .clone() has the alignment of new tensors."
 
 
-def _unlike(name: str, found: Any, key: Any) -> OperandError:
+def _unlike(name: str, found: Any, key: Any, alignment: int = 32) -> OperandError:
     """The error about an operand that is not like the prepared one: what differs."""
     if isinstance(key, _ListKey) and isinstance(found, _ListKey) and len(key.elements) == len(found.elements):
         for i, (x, y) in enumerate(zip(found.elements, key.elements)):
             if x != y:
-                return _unlike(f"{name}[{i}]", x, y)
+                return _unlike(f"{name}[{i}]", x, y, 16)
         return OperandError.of(f"global scales of {name}", got="other places", expected="as in the prepared call")
     if isinstance(key, OperandKey) and isinstance(found, OperandKey):
         pairs = [(x.name.replace("_", " "), getattr(found, x.name), getattr(key, x.name)) for x in fields(OperandKey)]
     elif isinstance(key, tuple) and isinstance(found, tuple) and len(key) == len(found) == len(_PARTS):
-        pairs = list(zip((x.format("16 or 32") for x in _PARTS), found, key))
+        pairs = list(zip((x.format(alignment) for x in _PARTS), found, key))
     else:
         got, expected = (f"a {x.__name__}" if isinstance(x, type) else "another one" for x in (found, key))
         return OperandError.of(name, got=got, expected=expected if expected != got else "the kind that was prepared")
