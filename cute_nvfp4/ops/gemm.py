@@ -23,6 +23,7 @@ from .arguments import OPERAND, TENSOR
 from .checks import (
     DTYPE_NAMES,
     check_dtype,
+    check_formats,
     check_product,
     check_types,
     checked_output,
@@ -89,6 +90,7 @@ def gemm(
 def _check(r: Any) -> torch.Tensor:
     check_types(r.a, r.b)
     check_product(r.a, {"b": r.b})
+    check_formats("a", r.a, "b", r.b)
     split_alpha(r.alpha, r.a.device)
     _check_bias(r.bias, r.a, r.b)
     shape = (r.a.batch, r.a.rows, r.b.rows) if r.a.is_batched else (r.a.rows, r.b.rows)

@@ -101,28 +101,50 @@ def float32(text: str) -> float:
     return float(torch.tensor(float(text), dtype=torch.float32))
 
 
+STRUCTURES = 240
+"""As many structures random calls have, so that few kernels are compiled: each is called with many numbers."""
+
+
 def random_number(choose: random.Random) -> str:
-    """One of ``NUMBERS``, or any finite float32."""
+    """One of ``NUMBERS`` but none, or any finite float32."""
     if choose.random() < 0.7:
-        return choose.choice(NUMBERS)
+        return choose.choice(NUMBERS[1:])
     return f"{choose.choice((-1, 1)) * math.ldexp(1 + choose.random(), choose.randint(-149, 127)):.9g}"
+
+
+def structure(choose: random.Random) -> Call:
+    """What decides which kernels a call compiles; of its numbers whether there is one."""
+    there = "1"
+    return Call(
+        choose.choice((*PRODUCTS * 4, *OTHERS)),
+        choose.choice((REFERENCE, *ARCHS[1:4] * 4, *ARCHS[4:])),
+        choose.choice(("nvfp4",) * 6 + FORMATS),
+        choose.choice(("nvfp4", "nvfp4", "nvfp4", "prepared", "prepared", *WEIGHTS)),
+        choose.choice((1, 3, 20)),
+        choose.choice((16, 32, 48)),
+        choose.choice((64, 128)),
+        choose.choice((0, 0, 0, 1, 2)),
+        choose.choice(("none", there, there)),
+        choose.random() < 0.4,
+        choose.choice(("none", there, there)),
+        choose.choice(("none", there, there)),
+        choose.choice(("float32",) * 6 + ("float16", "bfloat16")),
+        bias=choose.random() < 0.2,
+        gate=choose.choice(GATES),
+    )
 
 
 def random_call(choose: random.Random) -> Call:
     """Any call: of a third of them an argument is of another kind, or lies somewhere else."""
-    function = choose.choice((*PRODUCTS * 3, *OTHERS))
-    number = random_number
-    arch = choose.choice((REFERENCE, "sm_90a", "sm_90a", "sm_100a", "sm_120a", *ARCHS))
-    call = Call(
-        function, arch, choose.choice(("nvfp4",) * 4 + FORMATS),
-        choose.choice(("nvfp4", "nvfp4", "prepared", *WEIGHTS)),
-        choose.choice((1, 3, 20)), choose.choice((16, 32, 48)), choose.choice((64, 128)), choose.choice((0, 0, 1, 2)),
-        number(choose), choose.random() < 0.4, number(choose), number(choose),
-        choose.choice(("float32",) * 6 + ("float16", "bfloat16")), choose.random() < 0.3, choose.random() < 0.2,
-        choose.choice(GATES), choose.choice(("exact", "exact", "exact", "full", "zeros")), seed=choose.randint(0, 99),
-    )  # fmt: skip
+    call = structure(random.Random(f"structure {choose.randrange(STRUCTURES)}"))
+    if choose.random() < 0.4:
+        # exact torch compiles nothing, and takes any structure
+        call = replace(structure(choose), arch=REFERENCE)
+    numbers = {x: random_number(choose) for x in ("alpha", "a_scale", "b_scale") if getattr(call, x) != "none"}
+    call = replace(call, **numbers, given=choose.random() < 0.3, seed=choose.randint(0, 99))
+    call = replace(call, data=choose.choice(("exact", "exact", "exact", "full", "zeros")))
     if choose.random() < 0.35:
-        call = replace(call, argument=choose.choice(ARGUMENTS[function]))
+        call = replace(call, argument=choose.choice(ARGUMENTS[call.function]))
         if choose.random() < 0.25:
             return replace(call, place=choose.choice((1, 2, 4, 8, 16, 32)))
         return replace(call, kind=choose.choice(KINDS[1:]))
@@ -144,7 +166,7 @@ def sample(seed: int = 0) -> list[Call]:
     }  # fmt: skip
     for name, values in axes.items():
         for value in values:
-            random_one = replace(random_call(choose), argument="", kind="", place=0)
+            random_one = replace(random_call(choose), arch=choose.choice(ARCHS[:4]), argument="", kind="", place=0)
             if name not in ("arch", "function"):
                 random_one = replace(random_one, function=choose.choice(PRODUCTS))
             found.append(replace(random_one, **{name: value}))
