@@ -62,7 +62,7 @@ def gemm(
             ``PreparedWeight`` (N, K) on sm_90a, and a (M, K) is numbers of its dtype, or block-scaled; or for a weight
             in float8_e4m3fn a ``RowScaledTensor``, or bfloat16 or float16, of which a launch before makes one. Where b
             is none, each call packs b there.
-        alpha: a number, or a float32 tensor of one element on the operands' device; None is 1.
+        alpha: a number, any float32 one, or a float32 tensor of one element on the operands' device; None is 1.
         bias: (N,), or (L, N) for a batch: float16, bfloat16 or float32, contiguous along N; added in float32.
         out: where to put the result: of that shape, float16, bfloat16 or float32, contiguous along N or along M, rows
             and batches anywhere. Nothing may overlap the operands. Every element is written.

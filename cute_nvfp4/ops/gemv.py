@@ -39,7 +39,7 @@ def gemv(
     Args:
         a: (L, M, K) or (M, K), scales blocked or row-major, with or without a global scale.
         b: (L, N, K) or (N, K) with N ≥ 1, of which row 0 is the vector (the padding of a 128-row b is not read).
-        alpha: a number that multiplies the result; None is 1.
+        alpha: a number that multiplies the result, any float32 one; None is 1.
         out: where to put the result, of that shape and of dtype float16, bfloat16 or float32; any strides, but no
             element may be written twice and nothing may overlap the operands. Every element is written.
         out_dtype: dtype of a new result (float16 by default); with ``out`` it must be None or that of ``out``.
