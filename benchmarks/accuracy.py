@@ -221,6 +221,7 @@ def main() -> int:
         print(f"reference {record['reference']:.2f}", flush=True)
         for case in (CASES[i] for i in options.cases):
             row = row_of(model, case, tokens, calibration, reference)
+            row["seconds"] = round(row["seconds"])
             record["rows"] = [x for x in record["rows"] if any(x[n] != row[n] for n in Case._fields)] + [row]
             options.output.write_text(json.dumps(record, indent=1) + "\n")
             print(f"{case.name}: {row['perplexity']:.2f}, {row['seconds']:.0f} s", flush=True)

@@ -31,8 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import gpu_target, machine, results_path, write
 
-from cute_nvfp4.ops.quantize import quantize
-from cute_nvfp4.ops.quantize_launch import QuantizeCall
+from cute_nvfp4.ops.quantize import QUANTIZE, plan_quantize, quantize
 from cute_nvfp4.ops.quantize_request import checked_request
 from cute_nvfp4.planning.quantize import QuantizeProblem, amax_work, choose
 from cute_nvfp4.runtime.backend import sm_count
@@ -85,8 +84,8 @@ def measure(rows: int, k: int, target: Target) -> dict:
     ways = {"given": (want.global_scale, None), "two": ("auto", 0)}
     ways |= {name_of(size): ("auto", size) for size in CLUSTERS}
     for name, (scale, cluster) in ways.items():
-        planned_call = QuantizeCall(request, scale, None, target, lambda x: x, cluster)
-        call = functools.partial(planned_call, x, scale, 0, None)
+        given = QUANTIZE.request(**QUANTIZE.defaults | {"x": x, "global_scale": scale})
+        call = functools.partial(plan_quantize(given, target, cluster), *given)
         got = call()
         for part in ("data", "scale", "global_scale"):
             if not torch.equal(getattr(got, part), getattr(want, part)):

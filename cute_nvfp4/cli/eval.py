@@ -71,6 +71,9 @@ def evaluate(
     collect: Annotated[
         bool, typer.Option("--continue", help="Simulator: go on past every hazard a check finds, and list them all.")
     ] = False,
+    dsl_compat: Annotated[
+        bool, typer.Option("--dsl-compat", help="Names that the CuTe DSL has dropped since 4.2 are there, and told.")
+    ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Simulator: warn of fences and barriers that NVIDIA's kernels leave out.")
     ] = False,
@@ -93,6 +96,7 @@ def evaluate(
             raise HarnessError("--trace writes the timeline of one submission; several were given")
         options = replace(options, schedules=schedules, schedule=schedule, trace=trace, inspect=several or bool(html))
         options = replace(options, allow=tuple(allow or ()), collect=collect, strict=strict, jobs=jobs)
+        options = replace(options, dsl_compat=dsl_compat)
 
         def prepare(path: Path | None) -> Evaluation:
             return Evaluation(replace(options, submission=path))
@@ -147,6 +151,13 @@ def _compare(
     return comparison.passed
 
 
+def duration(seconds: float) -> str:
+    """What is said of a case that is expected to take so long; "" of a short one."""
+    if seconds < 20:
+        return ""
+    return f", about {seconds:.0f} s here" if seconds < 90 else f", about {seconds / 60:.0f} minutes here"
+
+
 def _run(evaluation: Evaluation) -> RunResult:
     """Runs with a progress line on standard error."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -166,7 +177,11 @@ def _run(evaluation: Evaluation) -> RunResult:
 
         def show(result, state: str) -> None:
             if state == "start":
-                progress.update(line, description=f"case {result.index}: {spec(result.case)}")
+                about = duration(result.expected_s) if result.expected_s is not None else ""
+                progress.update(line, description=f"case {result.index}: {spec(result.case)}{about}")
+                return
+            if state != "done":  # how far a long launch has come
+                progress.update(line, description=f"case {result.index}: {state}")
                 return
             progress.advance(line)
             if not result.passed:

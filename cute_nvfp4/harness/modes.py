@@ -75,11 +75,14 @@ class Modes:
     clear: ColdL2 | None = None
     copy_bytes_s: float | None = None
 
+    def expected(self, result: CaseResult) -> float | None:
+        """Seconds that a call of the case may be expected to take; None on a GPU, and before any call."""
+        return None if self.gpu else self.pace.expected(self.problem.flops(result.case))
+
     def run(self, runner: Runner, result: CaseResult) -> None:
         """Runs one case and notes what was found in ``result``."""
-        flops = self.problem.flops(result.case)
         if not self.gpu:
-            runner.timeout, runner.expected = self.pace.limit(flops), self.pace.expected(flops)
+            runner.timeout, runner.expected = self.pace.limit(self.problem.flops(result.case)), result.expected_s
         try:
             getattr(self, f"_{self.mode}")(runner, result)
             if self.gpu and result.gpu is not None and self.copy_bytes_s is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import random
 import sys
 import types
@@ -13,10 +14,11 @@ from typing import Any
 import torch
 
 
-def install(folder: Path, aliases: bool) -> None:
+def install(folder: Path, aliases: bool, simulate: bool) -> None:
     """Puts them where imports find them, but for those of which ``folder``, the submission's, has files.
 
-    With ``aliases``, names that the DSL has dropped since 4.2 are there, too (``dsl_compat``).
+    With ``aliases``, names that the DSL has dropped since 4.2 are there, too (``dsl_compat``); in the simulated GPU,
+    something for Triton where it is not installed (``triton_stand_in``).
     """
     for module in (_task(), _utils()):
         if not (folder / f"{module.__name__}.py").exists():
@@ -25,6 +27,10 @@ def install(folder: Path, aliases: bool) -> None:
         from . import dsl_compat
 
         dsl_compat.install()
+    if simulate and importlib.util.find_spec("triton") is None:
+        from . import triton_stand_in
+
+        triton_stand_in.install()
 
 
 def _task() -> types.ModuleType:

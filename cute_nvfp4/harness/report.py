@@ -233,6 +233,8 @@ def print_run(run: RunResult, task: Task, console: Console) -> None:
     for case in run.cases:
         if case.unscored:
             console.print(Text(f"case {case.index} has no part in a score: {case.unscored}", "yellow"), soft_wrap=True)
+    for note in run.notes:
+        console.print(Text(note, "yellow"), soft_wrap=True)
     console.print(Text(f"between submission and judge: {', '.join(run.isolation) or 'nothing'}", "dim"))
     if OUT_OF_REACH not in run.isolation:
         console.print("The submission can reach the judge's memory here: there is no score.", style="yellow")

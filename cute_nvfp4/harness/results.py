@@ -23,7 +23,7 @@ class CaseResult:
     backend ``gpu`` is None, on CUDA ``wall_s`` is None. ``launches`` are those of one call in the simulator, with their
     counters; ``counters`` are their number and the sums. ``modelled_us`` is what the clock says of them, and stands in
     for neither. ``nothing`` says how little launches did of a right answer, ``unscored`` why a case that passes has no
-    part in a modelled score.
+    part in a modelled score. ``expected_s`` is how long a call was expected to take without a GPU.
     """
 
     index: int
@@ -41,6 +41,7 @@ class CaseResult:
     peer: Timing | None = None
     peer_name: str = ""
     useful_bytes: int = 0
+    expected_s: float | None = None
     counters: dict[str, int] = field(default_factory=dict)
     launches: list[Launch] = field(default_factory=list)
     modelled_us: float | None = None
@@ -66,7 +67,8 @@ class CaseResult:
 
 @dataclass
 class RunResult:
-    """A run of one submission in one mode; ``isolation`` are the layers between it and the judge (``sandbox``)."""
+    """A run of one submission in one mode; ``isolation`` are the layers between it and the judge
+    (``sandbox``), ``notes`` what was done for the submission that it should know."""
 
     problem: str
     mode: str
@@ -83,6 +85,7 @@ class RunResult:
     modelled_score_us: float | None = None
     clock: str = ""
     isolation: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:

@@ -7,7 +7,7 @@ arena (``process``). A crash, a hang or an exception costs one case: the next on
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -75,6 +75,7 @@ class Runner:
         self._home = "cuda" if backend == "cuda" else "cpu"  # where its inputs are kept and compared
         self._tolerances, self._data, self._batch = tolerances, data, batch
         self.timeout, self.expected = timeout, None
+        self.notes: list[str] = []  # what was done for the submission that it should know
         places = 1 if self._home == "cuda" else batch
         self._arena = Arena(places * max(Layout.of(problem, case).nbytes for case in cases))
         simulate, hazards = arch if self._simulated else "", _HAZARDS | (simulation or {})
@@ -93,6 +94,10 @@ class Runner:
     def __exit__(self, *_: object) -> None:
         self._processes.close()
         self._arena.close()
+
+    def hear(self, tell: Callable[[str], None]) -> None:
+        """``tell`` gets lines that say how far a long launch has come."""
+        self._processes.heard = tell
 
     @property
     def layers(self) -> list[str]:
@@ -128,7 +133,10 @@ class Runner:
         request = {"op": "call", "case": _shape(case), "batch": self._batch, "order": list(staged), "timed": timed}
         how = {"schedule": schedule, "trace": trace, "clocked": timed, "parts": self._parts(case, staged)}
         timeout = self._timeout_of(calls)
-        answer, found = self._watched(lambda: self._ask(request, "running custom_kernel", timeout), **how)
+        doing = "running custom_kernel"
+        if self.expected is not None:
+            doing += f" (about {self.expected * calls:.0f} s were expected here)"
+        answer, found = self._watched(lambda: self._ask(request, doing, timeout), **how)
         check = self._judge(case, staged, answer)
         gpu_ns = None if answer.gpu_ns is None else answer.gpu_ns / calls
         work = found.work if self._simulated else None
@@ -171,6 +179,7 @@ class Runner:
         self._check_hazards(found, answer, failure)
         if failure is not None:
             raise failure
+        self.notes = [processes.shown(note) for note in answer.notes]
         left = processes.left_behind()
         if answer.threads:
             left = f"custom_kernel left {answer.threads} thread{'s' if answer.threads > 1 else ''} running"

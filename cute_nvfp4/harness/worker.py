@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import provided, sandbox, timing
+from . import dsl_compat, provided, sandbox, timing
 from .integrity import Snapshot
 from .mapped import Mapped
 from .problem import Problem, get_problem
@@ -82,7 +82,7 @@ class Worker:
             self._clear = timing.ColdL2(self._device)
         self._snapshot = Snapshot()
         file = Path(path).resolve()
-        provided.install(file.parent, aliases)
+        provided.install(file.parent, aliases, bool(simulate))
         sys.path.insert(0, str(file.parent))
         specification = importlib.util.spec_from_file_location("submission", file)
         module = importlib.util.module_from_spec(specification)
@@ -150,8 +150,10 @@ class Worker:
             self._simulated.forget(**self._hazards)
 
     def _told(self) -> dict:
-        """What only this process knows of the request: hazards between streams, where torch took part."""
-        return {"unordered": self._simulated.unordered() if self._simulated else ""}
+        """What only this process knows: hazards between streams, where torch took part, and which names of an older DSL
+        were asked for."""
+        notes = [f"{old} is {new} in this DSL (--dsl-compat)" for old, new in dsl_compat.USED.items()]
+        return {"unordered": self._simulated.unordered() if self._simulated else "", "notes": notes}
 
     def _prepare(self, order: list[int]) -> list[tuple]:
         """The ``data`` tuples of the calls; every output is NaN, and nothing of earlier calls is left."""
@@ -254,7 +256,7 @@ class Worker:
         return result | {"traceback": launched_at(failure) if failure else ""}
 
     def _raised(self, error: BaseException) -> dict:
-        text, where = f"{type(error).__name__}: {error}", own_traceback(error)
+        text, where = f"{type(error).__name__}: {error}{dsl_compat.hint(error)}", own_traceback(error)
         if self._simulated:
             from .remote import NO_TRITON, is_of_tritons_driver
 

@@ -1,7 +1,6 @@
 """GPTQ for NVFP4: weights rounded one column after the other, each error made up for by the columns still to come.
 
-Frantar, Ashkboos, Hoefler and Alistarh, "GPTQ" (2022); with a target of its own, which makes up for the errors of the
-activations, too: Li et al., "GPTAQ" (2025), where this is derived as asymmetric calibration.
+Frantar, Ashkboos, Hoefler and Alistarh, "GPTQ" (2022).
 """
 
 from __future__ import annotations
@@ -18,19 +17,6 @@ from cute_nvfp4.quantization.rules import resolve_rule
 _BLOCK = NVFP4.block
 _LAZY = 128
 """Columns that are updated one by one; those after them once for all of these."""
-
-
-def target(weight: torch.Tensor, hessian: torch.Tensor, cross: torch.Tensor, damping: float = 0.01) -> torch.Tensor:
-    """The weight W' (N, K) whose products with the activations there will be are closest to those of ``weight`` with
-    the activations there were: the least squares of X Wᵀ − X̂ W'ᵀ, pulled a little to W.
-
-    hessian: X̂ᵀX̂ (K, K). cross: X̂ᵀX (K, K). damping: of the pull, as a share of the mean of the
-    Hessian's diagonal.
-    """
-    ridge = damping * _mean_diagonal(hessian)
-    eye = torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
-    right = (cross + ridge * eye) @ weight.to(hessian.dtype).T
-    return torch.linalg.solve(hessian + ridge * eye, right).T.contiguous()
 
 
 def gptq(

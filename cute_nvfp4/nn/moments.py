@@ -1,9 +1,9 @@
 """What calibration collects: magnitudes and second moments of the inputs of linear layers, a block of the model at a
 time.
 
-The blocks of a transformer run one after the other on all batches. Each runs twice: as it was, on what it was given in
-the model as it was, and on what the blocks before it give now that they are quantized. So a layer is fitted to the
-activations that it will have, and what is kept is the hidden state of each batch and the moments of one block.
+The blocks of a transformer run one after the other on all batches, on what the blocks before give now that they are
+quantized. So a layer is fitted to the activations that it will have, and what is kept is the hidden state of each batch
+and the moments of one block.
 """
 
 from __future__ import annotations
@@ -23,32 +23,25 @@ _CACHES = ("past_key_values", "cache")
 
 
 class Moments:
-    """The largest magnitude of the inputs x (…, K) of a layer, and x̂ᵀx̂ and x̂ᵀx in float32.
-
-    x̂ is the input as it will be: of the quantized model, and quantized by ``input_rule`` unless that is None.
-    """
+    """The largest magnitude of the inputs x (…, K) of a layer, and xᵀx in float32, x quantized by ``input_rule`` unless
+    that is None."""
 
     def __init__(self, input_rule: str | None) -> None:
         self.input_rule = input_rule
         self.amax = AmaxObserver()
         self.rows = 0
         self.hessian: torch.Tensor | None = None
-        self.cross: torch.Tensor | None = None
 
-    def add(self, now: torch.Tensor, before: torch.Tensor | None = None) -> None:
-        """Takes in a batch: the input now, and what it was in the model as it was."""
-        now = now.detach().reshape(-1, now.shape[-1])
-        self.rows += now.shape[0]
-        if self.input_rule is not None:
-            self.amax.observe(now)
-        x = now.float() if self.input_rule is None else fake_quantize(now.float(), rule=self.input_rule)
-        was = now if before is None else before.detach().reshape(-1, before.shape[-1])
-        self.hessian = _sum(self.hessian, x.T @ x)
-        self.cross = _sum(self.cross, x.T @ was.float())
-
-
-def _sum(total: torch.Tensor | None, more: torch.Tensor) -> torch.Tensor:
-    return more if total is None else total.add_(more)
+    def add(self, x: torch.Tensor) -> None:
+        """Takes in a batch."""
+        x = x.detach().reshape(-1, x.shape[-1])
+        self.rows += x.shape[0]
+        if self.input_rule is None:
+            x = x.float()
+        else:
+            x = fake_quantize(self.amax.observe(x).float(), rule=self.input_rule)
+        square = x.T @ x
+        self.hessian = square if self.hessian is None else self.hessian.add_(square)
 
 
 @contextlib.contextmanager
@@ -87,10 +80,10 @@ def main_blocks(model: torch.nn.Module, names: Iterable[str]) -> tuple[str, list
 
 
 class Run:
-    """The calls of a block for each batch: hidden states of the model as it was, and as it is now."""
+    """The calls of the blocks for each batch, and the hidden states that the next block gets."""
 
     def __init__(self, model: torch.nn.Module, blocks: list[torch.nn.Module], batches: Iterable[Any]) -> None:
-        self.before: list[torch.Tensor] = []
+        self.hidden: list[torch.Tensor] = []
         self._arguments: list[list[tuple[tuple, dict[str, Any]]]] = []
         places = {id(block): i for i, block in enumerate(blocks)}
 
@@ -98,7 +91,7 @@ class Run:
             if not arguments:
                 raise OperandError.of("block", got="hidden states by name", expected="the first positional argument")
             if places[id(block)] == 0:
-                self.before.append(arguments[0].detach())
+                self.hidden.append(arguments[0].detach())
                 self._arguments.append([])
             # a block that ran before would find its own keys there
             named = {name: None if name in _CACHES else value for name, value in named.items()}
@@ -113,33 +106,26 @@ class Run:
                 handle.remove()
         if any(len(kept) != len(blocks) for kept in self._arguments):
             raise OperandError.of("blocks of the model", got="some that are not called once", expected="one call each")
-        self.now = list(self.before)
 
     def collect(
         self, index: int, block: torch.nn.Module, layers: Mapping[str, torch.nn.Module], make: Callable[[], Moments]
     ) -> dict[str, Moments]:
-        """The moments of the inputs of ``layers``, those of layers with one input once. Runs block ``index`` as it was
-        on both hidden states; its results on what was take the place of that."""
+        """The moments of the inputs of ``layers`` when block ``index`` runs; layers with one input share theirs."""
         moments: dict[str, Moments] = {}
-        for batch, was in enumerate(self.before):
+        for batch, hidden in enumerate(self.hidden):
             with inputs_of(layers) as found:
-                self.before[batch] = self._call(index, block, batch, was)
-                exact = dict(found)
-                found.clear()
-                self._call(index, block, batch, self.now[batch])
+                self._call(index, block, batch, hidden)
             shared: dict[int, Moments] = {}
-            added: set[int] = set()
             for name, x in found.items():
-                own = moments.setdefault(name, shared.get(id(x)) or make())
-                shared[id(x)] = own
-                if id(own) not in added:
-                    own.add(x, exact.get(name))
-                    added.add(id(own))
+                if id(x) not in shared:
+                    shared[id(x)] = moments.get(name) or make()
+                    shared[id(x)].add(x)
+                moments[name] = shared[id(x)]
         return moments
 
     def advance(self, index: int, block: torch.nn.Module) -> None:
         """Runs block ``index`` as it is now: what the next one will get."""
-        self.now = [self._call(index, block, batch, x) for batch, x in enumerate(self.now)]
+        self.hidden = [self._call(index, block, batch, x) for batch, x in enumerate(self.hidden)]
 
     def _call(self, index: int, block: torch.nn.Module, batch: int, hidden: torch.Tensor) -> torch.Tensor:
         arguments, named = self._arguments[batch][index]

@@ -12,7 +12,7 @@ import torch
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import NVFP4
 from cute_nvfp4.nn.experts import PROJECTIONS, NVFP4Experts, fused_experts, quantized_experts, why_not
-from cute_nvfp4.nn.gptq import gptq, output_error, target
+from cute_nvfp4.nn.gptq import gptq, output_error
 from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.nn.moments import Moments, Run, call, inputs_of, main_blocks
 from cute_nvfp4.nn.report import LayerReport, ModelReport
@@ -55,13 +55,11 @@ class Recipe:
         """The quantized weight (N, K padded to a multiple of 16)."""
         if self.method == "nearest":
             return quantize(weight, rule=self.rule, pad=True)
-        hessian, cross, k = moments.hessian, moments.cross, weight.shape[1]
-        wanted = target(weight.float(), hessian, cross, self.damping)
-        extra = -k % NVFP4.block
+        hessian, extra = moments.hessian, -weight.shape[1] % NVFP4.block
         if extra:
-            wanted = torch.nn.functional.pad(wanted, (0, extra))
+            weight = torch.nn.functional.pad(weight, (0, extra))
             hessian = torch.nn.functional.pad(hessian, (0, extra, 0, extra))
-        return gptq(wanted, hessian, self.rule, damping=self.damping)
+        return gptq(weight, hessian, self.rule, damping=self.damping)
 
     def layer(self, linear: torch.nn.Linear, moments: Moments | None) -> NVFP4Linear:
         """The layer in the place of ``linear``, which keeps its tensors."""

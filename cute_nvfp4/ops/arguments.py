@@ -59,6 +59,13 @@ OPERAND = Argument("{x}.key", "type({x}.data) is Tensor", _SCALES, "{x}.key.on_c
 """A ``BlockScaledTensor``."""
 WEIGHT = Argument("{x}.key", "", f"({_SCALES} or {_SCALE.replace('%s', 'up_global_scale')})", "{x}.key.on_cpu")
 """A ``PreparedWeight``."""
+ANY_WEIGHT = Argument(
+    "{x}.key",
+    "type(getattr({x}, 'data', None)) in PLAIN_TYPES",
+    f"({_SCALES} or getattr(getattr({{x}}, 'up_global_scale', None), 'requires_grad', False))",
+    "{x}.key.on_cpu",
+)
+"""A weight of either kind."""
 TENSOR = Argument(
     f"(None if {{x}} is None else {_TENSOR} if isinstance({{x}}, Tensor) else type({{x}}))",
     "type({x}) in PLAIN_TYPES",

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import torch
 
-from ..operand import BlockScaledTensor
 from .checks import number
 
 
@@ -29,17 +28,5 @@ def allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def addresses(*given: torch.Tensor | None) -> tuple[int, ...]:
-    """The addresses of those tensors that there are."""
+    """The addresses of the tensors, without those that are None."""
     return tuple([x.data_ptr() for x in given if x is not None])
-
-
-def scalar_key(x: object) -> object:
-    """What a plan depends on of a device scalar, a number or None."""
-    if isinstance(x, torch.Tensor):
-        return x.dtype, x.shape, x.device
-    return None if x is None else type(x)
-
-
-def operand_key(x: object) -> object:
-    """What a plan depends on of an operand that may be None."""
-    return x.key if isinstance(x, BlockScaledTensor) else None if x is None else type(x)

@@ -117,15 +117,6 @@ def refuse_gate(gate: str) -> None:
         raise OperandError.of("gate", got=repr(gate), expected="a prepared weight of gate and up with it")
 
 
-def parts(operands: Mapping[str, BlockScaledTensor]) -> dict[str, torch.Tensor | None]:
-    """Every tensor of the operands, by name: ``a.data`` and so on."""
-    return {
-        f"{name}.{part}": getattr(operand, part)
-        for name, operand in operands.items()
-        for part in ("data", "scale", "global_scale")
-    }
-
-
 def reads(request: Any) -> dict[str, torch.Tensor | None]:
     """Every tensor of a request but what is written, by name."""
     return inputs(**{name: x for name, x in request._asdict().items() if name not in ("out", "status")})

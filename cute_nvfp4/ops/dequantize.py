@@ -22,14 +22,14 @@ from ..kernels.quantize.arguments import Strides
 from ..operand import BlockScaledTensor, OperandKey
 from ..quantization.hadamard import Hadamard, resolve_hadamard
 from ..runtime.backend import Backend, resolve
-from ..runtime.bounded import Bounded
 from ..runtime.kernel import Kernel
 from ..runtime.launch import Launcher, SimLauncher, Tensors
-from ..runtime.simulating import world
 from ..target import Target
-from .calls import addresses, allocator
-from .checks import DTYPE_NAMES, parts, tensors
-from .dispatch import by_operator
+from .arguments import OPERAND
+from .calls import allocator
+from .checks import DTYPE_NAMES, checked_output, inputs, reads, tensors
+from .operation import Operation
+from .planned import PlannedCall, PlannedLaunch
 
 
 def dequantize(
@@ -53,9 +53,9 @@ def dequantize(
         raise OperandTypeError.of("x to dequantize", got=type(x).__name__, expected="BlockScaledTensor")
     rotation = resolve_hadamard(hadamard)
     if rotation is None:
-        values = _values(x, dtype, backend)
+        values = DEQUANTIZE.call(x, dtype, None, backend)
     else:
-        values = rotation.unrotate(_values(x, torch.float32, backend)).to(dtype)
+        values = rotation.unrotate(DEQUANTIZE.call(x, torch.float32, None, backend)).to(dtype)
     if k is None:
         return values
     if not 0 < k <= x.k:
@@ -63,56 +63,54 @@ def dequantize(
     return values[..., :k]
 
 
-def _values(x: BlockScaledTensor, dtype: torch.dtype, backend: Backend) -> torch.Tensor:
-    if dtype not in DTYPE_NAMES or by_operator((x,)):
-        return x.dequantize(dtype)
-    key = x.key
-    found = key, dtype, backend, world(key.on_cpu)
-    call = _calls.find(found)
-    if call is None:
-        target = resolve(backend, x.device)
-        kernel = target.backend != "reference" and key.plain
-        call = _calls[found] = DequantizeCall(key, dtype, target) if kernel else BlockScaledTensor.dequantize
-    return call(x, dtype)
+def values_of(
+    x: BlockScaledTensor, dtype: torch.dtype, out: torch.Tensor | None = None, backend: Backend = "auto"
+) -> torch.Tensor:
+    """All values of ``x``."""
+    return DEQUANTIZE.call(x, dtype, out, backend)
 
 
-_calls: dict[Any, Callable[[BlockScaledTensor, torch.dtype], torch.Tensor]] = Bounded()
+def _check(r: Any) -> torch.Tensor:
+    shape = (*r.x.data.shape[:-1], r.x.k)
+    if r.out is None:
+        return torch.empty(shape, dtype=r.dtype, device=r.x.device)
+    return checked_output(reads(r), r.x.device, shape, r.out, r.dtype)
 
 
-class DequantizeCall:
-    """The kernel for operands of one kind. scaled: whether the global scale multiplies."""
-
-    def __init__(self, key: OperandKey, dtype: torch.dtype, target: Target, scaled: bool = True) -> None:
-        self._scaled = scaled and key.has_global_scale
-        config = DequantizeConfig(key.format, DTYPE_NAMES[dtype], key.scale_layout, self._scaled, target.arch)
-        arguments = DequantizeArguments(
-            data=0,
-            scale=0,
-            global_scale=0 if self._scaled else None,
-            out=0,
-            rows=key.rows,
-            k=key.k,
-            batch=key.batch,
-            data_strides=Strides(*key.strides),
-            scale_strides=Strides(*key.scale_strides),
-            out_batch_stride=key.rows * key.k * dtype.itemsize,
-        )
-        self.launch = KERNEL.launcher(config, target, key.device, arguments, _touched)
-        shape = (key.batch, key.rows, key.k) if key.batched else (key.rows, key.k)
-        self.new = allocator(torch.empty(shape, dtype=dtype, device=key.device))
-
-    def __call__(self, x: BlockScaledTensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        out = self.new()
-        self.launch(self.values(x, out), (x, out))
-        return out
-
-    def values(self, x: BlockScaledTensor, out: torch.Tensor) -> tuple[int, ...]:
-        """What varies, in the order of ``DequantizeArguments``."""
-        return addresses(x.data, x.scale, x.global_scale if self._scaled else None, out)
+def _target(r: Any, out: torch.Tensor) -> Target:
+    kernel = r.dtype in DTYPE_NAMES and r.x.key.plain
+    return resolve(r.backend if kernel else "reference", r.x.device)
 
 
-def _touched(x: BlockScaledTensor, out: torch.Tensor) -> Tensors:
-    return tensors(parts({"x": x}), {"out": out})
+def _plan(r: Any, target: Target) -> PlannedCall:
+    key = r.x.key
+    config, arguments = dequantization(key, r.dtype, target, key.has_global_scale)
+    return DEQUANTIZE.planned(KERNEL, config, target, arguments, r)
+
+
+def _reference(r: Any) -> torch.Tensor:
+    values = r.x.dequantize(r.dtype)
+    return values if r.out is None else r.out.copy_(values)
+
+
+def dequantization(
+    key: OperandKey, dtype: torch.dtype, target: Target, scaled: bool
+) -> tuple[DequantizeConfig, DequantizeArguments]:
+    """The configuration and the record for an operand x of one kind. scaled: whether its global scale multiplies."""
+    config = DequantizeConfig(key.format, DTYPE_NAMES[dtype], key.scale_layout, scaled, target.arch)
+    arguments = DequantizeArguments(
+        data="x.data",
+        scale="x.scale",
+        global_scale="x.global_scale" if scaled else None,
+        out="out",
+        rows=key.rows,
+        k=key.k,
+        batch=key.batch,
+        data_strides=Strides(*key.strides),
+        scale_strides=Strides(*key.scale_strides),
+        out_batch_stride=key.rows * key.k * dtype.itemsize,
+    )
+    return config, arguments
 
 
 def _host(config: DequantizeConfig) -> Callable[..., Any]:
@@ -128,21 +126,24 @@ class DecodedFirst:
     that of data and that of scales stand there, and ``owners`` begin with the operand. Global scales stay apart.
     """
 
-    def __init__(self, decode: DequantizeCall, launch: Launcher, place: int) -> None:
-        self._decode, self._launch, self._place = decode, launch, place
+    def __init__(self, x: BlockScaledTensor, dtype: torch.dtype, target: Target, launch: Launcher, place: int) -> None:
+        new = torch.empty((x.rows, x.k), dtype=dtype, device=x.device)
+        config, arguments = dequantization(x.key, dtype, target, False)
+        planned = PlannedLaunch(KERNEL, config, target, x.device, arguments, ("x", "out"), (x, new))
+        self._decode, self._new, self._launch, self._place = planned.launch, allocator(new), launch, place
         self.reads_owners = isinstance(launch, SimLauncher)
 
     def __call__(self, values: tuple, owners: tuple) -> None:
-        decoded = self._decode.new()
+        decoded = self._new()
         first, then = self._values(values, decoded)
-        self._decode.launch(first, (owners[0], decoded))
+        self._decode(first, (owners[0], decoded))
         self._launch(then, (*owners, decoded))
 
     def fixed(self, values: tuple, owners: tuple) -> Callable[[], None]:
         """The call with these values, and memory of its own for the numbers."""
-        decoded = self._decode.new()
+        decoded = self._new()
         first, then = self._values(values, decoded)
-        decode = self._decode.launch.fixed(first, (owners[0], decoded))
+        decode = self._decode.fixed(first, (owners[0], decoded))
         launch = self._launch.fixed(then, (*owners, decoded))
 
         def call(kept: torch.Tensor = decoded) -> None:
@@ -201,7 +202,7 @@ class ListDequantizeCall:
 
 
 def _touched_list(matrices: Sequence[BlockScaledTensor], memory: torch.Tensor) -> Tensors:
-    return tensors(parts({f"matrix {i}": x for i, x in enumerate(matrices)}), {"numbers": memory})
+    return tensors(inputs(**{f"matrix {i}": x for i, x in enumerate(matrices)}), {"decoded": memory})
 
 
 def _grouped(config: GroupedDequantizeConfig) -> Callable[..., Any]:
@@ -210,6 +211,15 @@ def _grouped(config: GroupedDequantizeConfig) -> Callable[..., Any]:
     return GroupedDequantize(config)
 
 
+DEQUANTIZE = Operation(
+    values_of,
+    {"x": OPERAND},
+    check=_check,
+    reference=_reference,
+    plan=_plan,
+    target=_target,
+    store=None,
+)
 KERNEL = Kernel("dequantize", DequantizeArguments, _host)
 compile_dequantize = KERNEL.compile
 GROUPED = Kernel("grouped_dequantize", GroupedDequantizeArguments, _grouped)

@@ -36,7 +36,7 @@ from .operation import Operation
 from .planned import Preparation
 from .prepared_weight.gemm import PREPARED_GEMM
 from .prepared_weight.operands import in_fp8
-from .prepared_weight.packed_each_call import PackedEachCall
+from .prepared_weight.pack_then_multiply import PackThenMultiply
 
 
 def gemm(
@@ -97,7 +97,7 @@ def _check(r: Any) -> torch.Tensor:
 def _plan(r: Any, target: Target) -> Callable[..., torch.Tensor]:
     a, b, bias = r.a, r.b, r.bias
     if target.arch.generation == "sm90":
-        return PackedEachCall(a, b, r.out, target, r.config, r.backend)
+        return PackThenMultiply(a, b, r.out, r.config, r.backend)
     check_operands({"a": a, "b": b}, target.backend)
     output, described = output_record(r.out)
     scalar, factors = factors_of(r, "a", "b")
@@ -155,7 +155,7 @@ def _instead(r: Any) -> Any:
 
 
 def _prepared(r: Any, call: Any) -> Preparation:
-    if isinstance(call, PackedEachCall):
+    if isinstance(call, PackThenMultiply):
         raise OperandError.of(
             "b of a prepared call on sm_90a",
             got="an operand that each call packs",

@@ -1,4 +1,4 @@
-"""Gradients of products: of bias, and of x of products with prepared weights, which are frozen.
+"""Gradients: of a global scale, of bias, and of x of products with prepared weights, which are frozen.
 
 Those of x are products with the decoded weights, in float32, and rounded once.
 """
@@ -18,13 +18,28 @@ from .operator import LIBRARY, NAMESPACE, TAGS, Gradient, weight_of
 _WEIGHT = ("b", "b_global_scale", "up_global_scale", "alpha_tensor")
 
 
+def _keep_operand(ctx: Any, given: dict[str, Any], options: dict[str, Any]) -> None:
+    ctx.save_for_backward(given["data"], given["scale"])
+    ctx.shape, ctx.format = given["global_scale"].shape, options["format"]
+
+
+def _of_global_scale(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor]:
+    """Values are linear in the global scale: Σ gradient · element · scale, in float64."""
+    dequantize = torch.ops.cute_nvfp4.dequantize.default
+    values = dequantize(*ctx.saved_tensors, format=ctx.format, out_dtype=torch.float64)
+    return ((values * dy).sum().to(torch.float32).reshape(ctx.shape),)
+
+
+GLOBAL_SCALE = Gradient(("global_scale",), _keep_operand, _of_global_scale)
+
+
 def _keep_bias(ctx: Any, given: dict[str, Any], options: dict[str, Any]) -> None:
     bias = given["bias"]
     ctx.like = None if bias is None else (bias.ndim, bias.dtype)
 
 
 def _of_bias(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor]:
-    """That of bias, (N,) or (L, N), of the result's, (M, N) or (L, M, N)."""
+    """The gradient of bias, (N,) or (L, N), from the result's, (M, N) or (L, M, N)."""
     ndim, dtype = ctx.like
     return (dy.sum(-2 if ndim == 2 else tuple(range(dy.ndim - 1)), dtype=torch.float32).to(dtype),)
 
@@ -110,7 +125,7 @@ def _rows_gradient(
     k: int,
     **options: Any,
 ) -> torch.Tensor:
-    """That of a (T, K), zeros for rows of no group. Waits for the device: a group's rows are a host's loop."""
+    """The gradient of a (T, K), zeros for rows of no group. Waits for the device: a group's rows are a host's loop."""
     found = dy.new_zeros((dy.shape[0], k), dtype=options["dtype"])
     for e, (start, end) in enumerate(pairwise(clamped(offsets, dy.shape[0]).tolist())):
         if start < end:

@@ -53,7 +53,7 @@ def grouped_gemm(
         out: where to put the results: contiguous along N, all of one dtype. Nothing may overlap.
         out_dtype: dtype of new results (float16 by default); with ``out`` None or theirs.
         config: a plan for all groups (``planning.grouped``); None has one chosen. stream_k is refused (groups of
-            different K cannot be dealt in equal shares), and so is split_k beyond the k-tiles of the smallest K.
+            different K cannot be distributed in equal shares), and so is split_k beyond the k-tiles of the smallest K.
         backend: as in ``gemm``.
 
     Tensor maps of up to 16 groups are parameters of the kernel. Those of more are built on the device by a small kernel

@@ -14,10 +14,11 @@ from ..operand import BlockScaledTensor
 from ..planning.gemm_problem import Plan
 from ..planning.grouped import GroupedProblem
 from ..prepared_weight import PreparedWeight
-from ..reference import gemm_reference
+from ..reference import GATES, gemm_reference
 from ..runtime.backend import Backend
+from ..scale_layout import ATOM_ROWS
 from ..target import Target
-from .arguments import OPERAND, STATUS, TENSOR
+from .arguments import ACTIVATIONS, ANY_WEIGHT, STATUS, TENSOR
 from .checks import DTYPE_NAMES, check_format, checked_output, factors_of, reads, refuse_gate, split_alpha
 from .grouped_launch import KERNEL, aligned, group_record, planned_groups
 from .grouped_rows import GroupedRows, checked_status, clamped, status_of, wrong_offset
@@ -25,7 +26,8 @@ from .groups import alpha_of_group, check_rows, store_rows
 from .operands import check_operands, check_signs_of
 from .operation import Operation
 from .planned import PlannedCall
-from .prepared_weight.rows import PREPARED_ROWS, offsets_of
+from .prepared_weight.rows import KERNEL as PREPARED_KERNEL
+from .prepared_weight.rows import check_prepared_rows, offsets_of, plan_prepared_rows
 
 
 def grouped_gemm_contiguous(
@@ -61,30 +63,30 @@ def grouped_gemm_contiguous(
         OperandError, OperandTypeError: as ``gemm``.
     """
     if isinstance(b, PreparedWeight):
-        edges = offsets_of(a, offsets)
-        return PREPARED_ROWS.call(a, b, edges, alpha, out, out_dtype, status, config, backend, gate)
-    refuse_gate(gate)
-    if offsets is not None:
-        raise OperandError.of("offsets", got=type(offsets).__name__, expected="None: GroupedRows have their own")
-    return CONTIGUOUS.call(a, b, alpha, out, out_dtype, status, config, backend)
-
-
-def contiguous(
-    a: GroupedRows,
-    b: BlockScaledTensor,
-    alpha: float | torch.Tensor | None,
-    out: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    status: torch.Tensor | None,
-    config: Plan | None,
-    backend: Backend,
-) -> torch.Tensor:
-    """``grouped_gemm_contiguous`` of block-scaled weights."""
-    return CONTIGUOUS.call(a, b, alpha, out, out_dtype, status, config, backend)
+        offsets = offsets_of(a, offsets)
+    return CONTIGUOUS.call(a, b, offsets, gate, alpha, out, out_dtype, status, config, backend)
 
 
 def _check(r: Any) -> torch.Tensor:
+    b = r.b
+    if isinstance(b, PreparedWeight):
+        rows, default = check_prepared_rows(r), b.dtype
+    else:
+        rows, default = _check_block_scaled(r), torch.float16
+    split_alpha(r.alpha, b.device, b.batch)
+    dtype = default if r.out is None and r.out_dtype is None else r.out_dtype
+    out = checked_output(reads(r), b.device, (rows, b.rows), r.out, dtype)
+    check_rows("out", out)
+    checked_status(r.status, b.device)
+    return out
+
+
+def _check_block_scaled(r: Any) -> int:
+    """Raises unless the operands can be multiplied; rows of a."""
     a, b = r.a, r.b
+    refuse_gate(r.gate)
+    if r.offsets is not None:
+        raise OperandError.of("offsets", got=type(r.offsets).__name__, expected="None: GroupedRows have their own")
     if not isinstance(a, GroupedRows) or not isinstance(b, BlockScaledTensor):
         got = f"{type(a).__name__} and {type(b).__name__}"
         raise OperandTypeError.of("a and b", got=got, expected="GroupedRows and BlockScaledTensor")
@@ -98,14 +100,14 @@ def _check(r: Any) -> torch.Tensor:
             raise OperandError.of(what, got=f"{left} and {right}", expected="the same")
     for name, operand in (("a", a), ("b", b)):
         check_format(name, operand)
-    split_alpha(r.alpha, a.device, a.groups)
-    out = checked_output(reads(r), a.device, (a.rows, b.rows), r.out, r.out_dtype)
-    check_rows("out", out)
-    checked_status(r.status, a.device)
-    return out
+    return a.rows
 
 
 def _plan(r: Any, target: Target) -> PlannedCall:
+    options: dict[str, Any] = {"new": status_of(r.b.device)}
+    if isinstance(r.b, PreparedWeight):
+        config, arguments, extra = plan_prepared_rows(r, target)
+        return CONTIGUOUS.planned(PREPARED_KERNEL, config, target, arguments, r, extra=extra, **options)
     a, b, out = r.a, r.b, r.out
     check_operands({"a": a, "b": b}, target.backend)
     scalar, factors = factors_of(r, "a", "b")
@@ -133,28 +135,43 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         batch=b.batch,
         workers=plan.workers,
     )
-    values = check_signs_of if target.backend == "sim" else None
-    return CONTIGUOUS.planned(KERNEL, plan.config, target, arguments, r, new=status_of(a.device), before=values)
+    options["before"] = check_signs_of if target.backend == "sim" else None
+    return CONTIGUOUS.planned(KERNEL, plan.config, target, arguments, r, **options)
 
 
 def _reference(r: Any) -> tuple[Sequence[int], torch.Tensor]:
     """Group by group in float64. Reads the offsets, so it waits for the device."""
     a, b, out = r.a, r.b, torch.empty_like(r.out)
-    edges, scales = clamped(a.offsets, a.rows).tolist(), b.rowmajor_scale()
+    offsets = a.offsets if r.offsets is None else r.offsets
+    prepared = isinstance(b, PreparedWeight)
+    edges = clamped(offsets, len(out)).tolist()
+    if prepared:
+        weights, x = b.dequantize(torch.float64), a
+        if not isinstance(a, torch.Tensor):
+            x = BlockScaledTensor(a.data, a.rowmajor_scale(), a.global_scale, a.format).dequantize(torch.float64)
+    else:
+        scales = b.rowmajor_scale()
     atom = 0
     for e, (start, end) in enumerate(pairwise(edges)):
-        if end > start:
+        alpha = alpha_of_group(r.alpha, e)
+        if prepared:
+            exact = x[start:end].double() @ weights[e].mT * alpha
+            out[start:end] = (GATES[r.gate](exact[0]) * exact[1] if r.gate else exact).to(out.dtype)
+        elif end > start:
+            weight = BlockScaledTensor(b.data[e] if b.is_batched else b.data, scales[e], b.global_scale, b.format)
             rows = a.matrix(start, end, atom)
-            weights = BlockScaledTensor(b.data[e] if b.is_batched else b.data, scales[e], b.global_scale, b.format)
-            out[start:end] = gemm_reference(rows, weights, alpha=alpha_of_group(r.alpha, e), out_dtype=out.dtype)
-        atom += -(-(end - start) // 128)
-    checked_status(r.status, a.device).fill_(wrong_offset(a.offsets.tolist(), a.rows) or (-1 if atom > a.atoms else 0))
+            out[start:end] = gemm_reference(rows, weight, alpha=alpha, out_dtype=out.dtype)
+        atom += -(-(end - start) // ATOM_ROWS)
+    wrong = wrong_offset(offsets.tolist(), len(out))
+    if not prepared and atom > a.atoms:
+        wrong = wrong or -1
+    checked_status(r.status, b.device).fill_(wrong)
     return edges, out
 
 
 CONTIGUOUS = Operation(
-    contiguous,
-    {"a": OPERAND, "b": OPERAND, "alpha": TENSOR, "status": STATUS},
+    grouped_gemm_contiguous,
+    {"a": ACTIVATIONS, "b": ANY_WEIGHT, "offsets": TENSOR, "alpha": TENSOR, "status": STATUS},
     check=_check,
     reference=_reference,
     plan=_plan,

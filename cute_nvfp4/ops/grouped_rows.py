@@ -129,7 +129,7 @@ register(GroupedRows, ("data", "scale", "offsets", "global_scale"))
 
 
 def scale_atoms(rows: int, groups: int) -> int:
-    """Atoms of 128 rows that suffice for the scales of ``rows`` rows in ``groups`` groups, however they are dealt."""
+    """Atoms of 128 rows that suffice for the scales of ``rows`` rows, however ``groups`` groups share them."""
     return max(1, (rows + min(rows, groups) * (ATOM_ROWS - 1)) // ATOM_ROWS)
 
 

@@ -13,8 +13,10 @@ import torch
 from ..errors import OperandError
 from ..formats import NVFP4
 from ..operand import BlockScaledTensor
+from ..prepared_weight import PreparedWeight
 from ..scale_layout import blocked_flat, blocked_view
-from . import gradients, library_fused, library_quantization
+from . import gradients
+from .dequantize import DEQUANTIZE
 from .dispatch import requires_grad
 from .gated_gemm import GATED
 from .gemm import GEMM
@@ -23,10 +25,12 @@ from .grouped_gemm import GROUPED, is_prepared
 from .grouped_gemm_contiguous import CONTIGUOUS
 from .operator import Operator, rebuilt, refuse_gradients, weight_of
 from .prepared_weight.gemm import PREPARED_GEMM, quantized_scale
-from .prepared_weight.rows import PREPARED_ROWS
-from .quantize_request import checked_global_scale
-
-__all__ = ["TABLE", "library_fused", "library_quantization"]
+from .quantize import QUANTIZE, request_of
+from .quantize_request import checked_global_scale, choose_backend
+from .quantize_rows import QUANTIZE_ROWS
+from .quantized_operators import DequantizedValues, QuantizedParts, Quantizer, RowsInFp8, SiluMulParts
+from .rmsnorm_quantize import RMSNORM
+from .silu_mul_quantize import SILU_MUL
 
 
 class QuantizedOutput(Operator):
@@ -110,7 +114,7 @@ def check_one_format(name: str, side: list) -> None:
 
 
 class PreparedListOutput(ListOutput):
-    """That of prepared weights."""
+    """The operator of a list of products with prepared weights."""
 
     def check(self, request: Any, a: list, b: list) -> None:
         formats = {x.format.name for x in a if isinstance(x, BlockScaledTensor)}
@@ -138,13 +142,9 @@ class StatusOutput(Operator):
         return request.b.device, request.b.batch
 
     def adapted(self, request: Any) -> Any:
-        if not hasattr(request, "offsets"):
-            request = namedtuple("Rows", (*request._fields, "offsets"))(*request, request.a.offsets)
         if request.out is None and request.status is not None:
-            operation = self._operation
-            plain = operation.request(*request[: len(operation.fields)])
-            request = request._replace(out=operation.checked(plain))
-        return request
+            request = request._replace(out=self._operation.checked(request))
+        return request._replace(offsets=request.a.offsets) if request.offsets is None else request
 
     def written(self, request: Any) -> dict[str, Any] | None:
         if request.out is None:
@@ -161,6 +161,9 @@ class StatusOutput(Operator):
     def given(self, values: dict[str, Any]) -> None:
         if values["status"] is None:
             values["status"] = values["offsets"].new_empty(1)
+        if "rows" not in values:
+            # of a, which has them
+            values["a"], values["offsets"] = rebuilt("a", values), None
 
 
 def _flat(scale: torch.Tensor) -> torch.Tensor:
@@ -185,7 +188,50 @@ _PREPARED_SCALES = (
     "Tensor? a_global_scale=None, Tensor? b_global_scale=None, Tensor? up_global_scale=None, Tensor? alpha_tensor=None"
 )
 
+_QUANTIZATION = (
+    'bool compute_global_scale=False, str format="nvfp4", str rule="max", {}str scale_layout="blocked", '
+    '{}str backend="auto"'
+)
+_FUSED = _QUANTIZATION.format("", "bool return_values=False, ")
+_OUT_PARTS = {"out": "Tensor(a!)", "out_scale": "Tensor(b!)", "out_global_scale": "Tensor(c!)?"}
+
 TABLE = {
+    "quantize": Quantizer(
+        "quantize",
+        QUANTIZE,
+        "Tensor x, Tensor? global_scale=None, *, "
+        + _QUANTIZATION.format("SymInt? seed=None, int[]? signs=None, bool block_2d=False, ", ""),
+        "(Tensor, Tensor, Tensor)",
+        _OUT_PARTS,
+    ),
+    "quantize_rows": RowsInFp8(
+        "quantize_rows",
+        QUANTIZE_ROWS,
+        'Tensor x, *, str backend="auto"',
+        "(Tensor, Tensor)",
+        {"out": "Tensor(a!)", "out_scale": "Tensor(b!)"},
+    ),
+    "rmsnorm_quantize": QuantizedParts(
+        "rmsnorm_quantize",
+        RMSNORM,
+        "Tensor x, Tensor? weight=None, Tensor? residual=None, Tensor? global_scale=None, *, float eps=1e-06, "
+        + _FUSED,
+        "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+        {**_OUT_PARTS, "values_out": "Tensor(d!)?", "residual_out": "Tensor(e!)?"},
+    ),
+    "silu_mul_quantize": SiluMulParts(
+        "silu_mul_quantize",
+        SILU_MUL,
+        f"Tensor gate, Tensor? up=None, Tensor? global_scale=None, *, {_FUSED}",
+        "(Tensor, Tensor, Tensor, Tensor)",
+        {**_OUT_PARTS, "values_out": "Tensor(d!)?"},
+    ),
+    "dequantize": DequantizedValues(
+        "dequantize",
+        DEQUANTIZE,
+        'Tensor data, Tensor scale, Tensor? global_scale=None, *, str format="nvfp4", ScalarType? out_dtype=None',
+        gradient=gradients.GLOBAL_SCALE,
+    ),
     "gemv": Operator("gemv", GEMV, f"{_PAIR}, *, float alpha=1.0, {_LAST}"),
     "gemm": Operator(
         "gemm",
@@ -237,7 +283,7 @@ TABLE = {
     ),
     "packed_grouped_gemm_contiguous": StatusOutput(
         "packed_grouped_gemm_contiguous",
-        PREPARED_ROWS,
+        CONTIGUOUS,
         f"Tensor a, Tensor? a_scale, Tensor offsets, Tensor b, {_PREPARED_SCALES}, *, {_PREPARED_OPTIONS}",
         "(Tensor, Tensor)",
         _OUT_STATUS,
@@ -251,7 +297,18 @@ def _gated(request: Any) -> Operator:
     return TABLE["gated_gemm_quantized" if quantized else "gated_gemm"]
 
 
+def _quantize(request: Any) -> Operator | None:
+    """None where exact torch runs, whose operations a graph records one by one."""
+    kernels = choose_backend(request.backend, request_of(request)).backend != "reference"
+    return TABLE["quantize"] if kernels else None
+
+
 for _row in TABLE.values():
     _row.serve()
+QUANTIZE.operator = _quantize
+DEQUANTIZE.operator = lambda request: None
 GATED.operator = _gated
+CONTIGUOUS.operator = lambda r: TABLE[
+    "packed_grouped_gemm_contiguous" if isinstance(r.b, PreparedWeight) else "grouped_gemm_contiguous"
+]
 GROUPED.operator = lambda r: TABLE["packed_grouped_gemm" if is_prepared(r.problems) else "grouped_gemm"]

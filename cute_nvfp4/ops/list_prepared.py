@@ -54,7 +54,7 @@ def preparation_of_list(
 def _places(
     launch: ListLaunch, pairs: Sequence[Pair], alpha: torch.Tensor | None
 ) -> tuple[dict[str, list], dict[int, int], list[torch.Tensor]]:
-    """For a and b of each group, their parts and the places of those among the values; bytes of all that is read, by
+    """The parts of a and b of each group, and their places among the values; bytes of all that is read, by
     place; global scales that are gathered, whose addresses follow the values."""
     n, sizes, apart = len(pairs), {}, []
     slots: dict[str, list] = {name: [[] for _ in pairs] for name in "ab"}

@@ -49,7 +49,7 @@ def call({given}):
     if planned is None:
         return operation.unplanned({given})
     result = planned({given})
-    if ({written}) and is_grad_enabled():
+    if ({any_out}) and is_grad_enabled():
         {count}
     return result
 """
@@ -61,7 +61,6 @@ _SCOPE = {
     **{"world": world, "session_number": session_number, "SESSIONS": SESSIONS, "modules": sys.modules},
 }
 """What the expressions of that road name."""
-_COUNT_ONE = "increment_versions((out,)) if type(out) is Tensor else written_to(out)"
 
 
 def kernels_only(call: Any) -> Any:
@@ -91,7 +90,7 @@ class Operation:
     where a given output overlaps an input. vary: what may vary in a call that ``prepare`` made; preparable: whether it
     takes the operation; prepared: makes the preparation of a call. instead: the operation and the request that a
     request is in fact, or None. follows: whether torch is asked for a gradient of arguments that require one. outs: the
-    arguments that are written; written: what autograd is told of them, where it is not all.
+    arguments that are written; count: the expression that tells autograd of them.
     """
 
     operator: Callable[[Any], Operator | None] = staticmethod(lambda request: None)
@@ -115,32 +114,33 @@ class Operation:
         instead: Callable[[Any], tuple[Operation, Any] | None] = lambda request: None,
         follows: bool = True,
         outs: Sequence[str] = ("out",),
-        written: Callable[[Any], Sequence[Any]] | None = None,
+        count: str = "increment_versions((out,)) if type(out) is Tensor else written_to(out)",
     ) -> None:
         self._signature = inspect.signature(function)
         self.name, self.fields = function.__name__, tuple(self._signature.parameters)
-        self.defaults = {name: x.default for name, x in self._signature.parameters.items()}
+        parameters = self._signature.parameters.items()
+        self.defaults = {name: None if x.default is x.empty else x.default for name, x in parameters}
         self.request = namedtuple("Request", self.fields)
         self._check, self._reference, self._plan, self._store = check, reference, plan, store
         self._overlaps, self._vary, self._instead, self._prepared = overlaps, vary, instead, prepared
         self._target = target or _target_of_output
-        self._follows, self._outs, self._written = follows, [self.fields.index(name) for name in outs], written
+        self._follows, self._outs = follows, outs
         self.calls = Bounded()
         kinds = dict.fromkeys(self.fields, VALUE) | {"out": OUTPUT} | dict(arguments)
         self._followed = [i for i, kind in enumerate(kinds.values()) if kind.plain or kind.followed]
-        self.key, self.call = self._compiled(kinds, key, outs)
+        self.key, self.call, self._count_written = self._compiled(kinds, key, count)
         OPERATIONS[function] = self
         if preparable:
             PREPARED[function] = self.preparation
 
-    def _compiled(self, kinds: Mapping[str, Argument], key: Any, outs: Sequence[str]) -> tuple[Callable, Callable]:
-        """What makes the key of a call, and the straight road of a call."""
+    def _compiled(self, kinds: Mapping[str, Argument], key: Any, count: str) -> tuple[Callable[..., Any], ...]:
+        """What makes the key of a call, the straight road of a call, and what tells autograd what one wrote."""
         given = ", ".join(kinds)
 
         def of_all(part: str, joint: str) -> str:
             return joint.join(getattr(kind, part).format(x=x) for x, kind in kinds.items() if getattr(kind, part))
 
-        source = f"key({given})"
+        source, any_out = f"key({given})", " or ".join(f"{x} is not None" for x in self._outs)
         if key is None:
             places = [kind.on_cpu.format(x=x) for x, kind in kinds.items() if kind.on_cpu]
             # an operand says it sooner than a tensor
@@ -154,12 +154,13 @@ class Operation:
                 plain=of_all("plain", " and ") or "True",
                 followed=(self._follows and of_all("followed", " or ")) or "False",
                 key=source,
-                written=" or ".join(f"{x} is not None" for x in outs),
-                count=_COUNT_ONE if len(outs) == 1 and self._written is None else f"operation.count_written({given})",
+                any_out=any_out,
+                count=count,
             ),
             scope,
         )
-        return eval(f"lambda {given}: {source}", scope), scope["call"]
+        found = (eval(f"lambda {given}: {x}", scope) for x in (source, f"({count}) if {any_out} else None"))
+        return next(found), scope["call"], next(found)
 
     def __call__(self, *given: Any) -> Any:
         """The result for the arguments, in order."""
@@ -177,12 +178,8 @@ class Operation:
         """The result, past torch's dispatcher."""
         result = (self._found(given) or self._planned(given))(*given)
         if is_grad_enabled():
-            self.count_written(*given)
+            self._count_written(*given)
         return result
-
-    def count_written(self, *given: Any) -> None:
-        """Tells autograd what a call wrote."""
-        written_to(*(self._written(self.request(*given)) if self._written else [given[i] for i in self._outs]))
 
     def found(self, *given: Any) -> Any:
         """The call that was planned for arguments like these, or None."""
@@ -272,7 +269,7 @@ class Operation:
             fields, example = (*fields, extra[0]), (*example, extra[2])
             options |= {"extra": extra[1], "closely": extra[0] == "decoded"}
         launch = PlannedLaunch(kernel, config, target, out.device, arguments, fields, example, read_only, decoded)
-        return PlannedCall(launch, new, self.overlapping, **options)
+        return PlannedCall(launch, new, self._outs, self.overlapping, **options)
 
 
 def _target_of_output(request: Any, out: Any) -> Target:

@@ -179,16 +179,15 @@ class Operator:
 
     def _request(self, args: tuple, options: Mapping[str, Any]) -> Any:
         """The request that the operator's arguments describe."""
-        values = self._defaults | dict(zip(self.tensors, args)) | dict(options)
-        fields = self._operation.fields
-        values = dict.fromkeys(fields) | {"alpha": 1.0} | values
+        values = {"alpha": 1.0} | self._operation.defaults | self._defaults
+        values |= dict(zip(self.tensors, args)) | dict(options)
         if values.get("alpha_tensor") is not None:
             if values["alpha"] != 1.0:
                 got = f"{values['alpha']} and alpha_tensor"
                 raise OperandError.of("alpha", got=got, expected="one of the two")
             values["alpha"] = values["alpha_tensor"]
         self.given(values)
-        return self._operation.request(*(rebuilt(name, values) for name in fields))
+        return self._operation.request(*(rebuilt(name, values) for name in self._operation.fields))
 
     def _run(self, *args: Any, **options: Any) -> Any:
         request = self._request(args, options)

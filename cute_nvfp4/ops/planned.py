@@ -78,22 +78,24 @@ class PlannedLaunch:
         return attrgetter(part)(found) if part else found
 
     def _apart(self) -> Apart:
-        """What ``out`` must be apart from: everything that is read, and its own parts."""
+        """What outputs must be apart from: everything that is read elsewhere, and each other's parts."""
         sizes = {place: span_bytes(self._tensors[path]) for place, path in self._places.items()}
         written = [i for i, path in self._places.items() if path in self._written]
-        outs = [(i, sizes[i]) for i in written if self._places[i].split(".")[0] == "out"]
-        return Apart({i: size for i, size in sizes.items() if i not in written}, outs)
+        outs = [(i, sizes[i]) for i in written if self._places[i].split(".")[0] in ("out", "residual_out")]
+        in_place = {_where(self._tensors[path]) for path in self._written}
+        elsewhere = {path for path, x in self._tensors.items() if _where(x) not in in_place}
+        return Apart({i: size for i, size in sizes.items() if self._places[i] in elsewhere}, outs)
 
     def touched(self, *given: Any) -> Tensors:
         """Every tensor that the launch may touch, by name. given: the fields of a call."""
         found = {path: self._at(path, given).detach() for path in self._tensors}
         found |= {"decoded": given[-1]} if self._decoded else {}
         # what is read where it is written counts once
-        places = [(found[path].data_ptr(), found[path].stride()) for path in self._written]
+        in_place = {_where(found[path]) for path in self._written}
         return {
             path: (x, path in self._written)
             for path, x in found.items()
-            if path in self._written or (x.data_ptr(), x.stride()) not in places
+            if path in self._written or _where(x) not in in_place
         }
 
     @property
@@ -111,14 +113,19 @@ class PlannedLaunch:
         return found
 
 
+def _where(x: torch.Tensor) -> tuple[int, tuple[int, ...]] | None:
+    """Where a tensor lies; None of one without memory."""
+    return None if x.is_meta else (x.data_ptr(), x.stride())
+
+
 _CALL = """\
 def call({given}):
-    _is_new = out is None
-    if _is_new:
+    _is_given = {any_out}
+    if out is None:
         out = {new}
     {more}
     _values = ({terms},)
-    if not _is_new and ({near}):
+    if _is_given and {near}:
         _overlaps({given})
     _launch(_values{owners})
     return {result}
@@ -129,11 +136,11 @@ def call({given}):
 class PlannedCall:
     """A call of an operation, planned: completes what it is given, looks for overlap, and launches once.
 
-    new: what is made where an argument is None, by name. overlaps: raises what is to be said of an output that is near
-    an input. extra: makes one more field of the launch, of the arguments; whether it may be memory of earlier calls is
-    its second argument. before: is called with the arguments first. new_of: makes an output that depends on them.
-    closely: whether the launch does not read the operands themselves, so that overlap is looked for among all
-    arguments. result: what is returned, of the fields.
+    new: what is made where an argument is None, by name. outs: the arguments that are written. overlaps: raises what is
+    to be said of one that is near an input. extra: makes one more field of the launch, of the arguments; whether it may
+    be memory of earlier calls is its second argument. before: is called with the arguments first. new_of: makes an
+    output that depends on them. closely: whether the launch does not read the operands themselves, so that overlap is
+    looked for among all arguments. result: what is returned, of the fields; wrap: makes one of them.
 
     run: makes the call; its ``owner`` is this object.
     """
@@ -142,14 +149,16 @@ class PlannedCall:
         self,
         launch: PlannedLaunch,
         new: Mapping[str, Callable[[], Any]],
+        outs: Sequence[str],
         overlaps: Callable[..., None],
         extra: Callable[[tuple, bool], Any] | None = None,
         before: Callable[..., None] | None = None,
         new_of: Callable[..., Any] | None = None,
         closely: bool = False,
         result: str = "out",
+        wrap: Callable[..., Any] | None = None,
     ) -> None:
-        self.planned, self._new, self._new_of, self._extra = launch, new, new_of, extra
+        self.planned, self._new, self._new_of, self.extra = launch, new, new_of, extra
         fields = launch.fields if extra is None else launch.fields[:-1]
         given = ", ".join(fields)
         more = [f"if {name} is None: {name} = _new[{name!r}]()" for name in new if name != "out"]
@@ -160,16 +169,17 @@ class PlannedCall:
         # on a GPU nothing but the values is asked for
         run = getattr(launch.launch, "of_values", None)
         scope = {"_new": new, "_new_of": new_of, "_make": new.get("out"), "_extra": extra, "_before": before}
-        scope |= {"_overlaps": overlaps, "_near": launch.apart.near, "_launch": run or launch.launch}
+        scope |= {"_overlaps": overlaps, "_near": launch.apart.near, "_launch": run or launch.launch, "_wrap": wrap}
         exec(
             _CALL.format(
                 given=given,
+                any_out=" or ".join(f"{x} is not None" for x in outs),
                 new="_make()" if new_of is None else f"_new_of({given})",
                 more="\n    ".join(more),
                 terms=launch.terms,
                 near="True" if closely else "_near(_values)",
                 owners="" if run else f", ({', '.join(launch.fields)},)",
-                result=result,
+                result=result if wrap is None else f"_wrap({result})",
             ),
             scope,
         )
@@ -190,7 +200,7 @@ class PlannedCall:
         for name, make in new.items():
             place = launch.fields.index(name)
             given[place] = make() if given[place] is None else given[place]
-        frame = given if self._extra is None else [*given, self._extra(tuple(given), False)]
+        frame = given if self.extra is None else [*given, self.extra(tuple(given), False)]
         named = dict(zip(launch.fields, frame))
         return Preparation(
             launch.launch,

@@ -96,7 +96,7 @@ class Prepared:
         return self._result if self._out is None else given[self._out]
 
     def _checked(self, given: Sequence[Any]) -> tuple:
-        """What the launch varies, with operands that are looked at."""
+        """What the launch varies, with operands that are checked."""
         values = list(self._values)
         for (name, key, slots), x in zip(self._vary, given):
             if _key(x) != key:
@@ -115,14 +115,14 @@ class Prepared:
 
 class _Known:
     """Lists of tensors of which torch's guards say at once that they are like those of the prepared call; values: what
-    a launch varies, by the addresses of tensors that were looked at in an earlier call."""
+    a launch varies, by the addresses of tensors that were checked in an earlier call."""
 
     def __init__(self, tensors: list[Tensor], lengths: tuple[int, ...]) -> None:
         self._like, self._lengths, self.values = TensorGuards(tensors), lengths, Bounded()
 
     @classmethod
     def of(cls, operands: Sequence[Any]) -> _Known | None:
-        """Those of lists of tensors; None for others."""
+        """The record of lists of tensors; None of others."""
         if not operands or not all(isinstance(x, list) for x in operands):
             return None
         tensors = [y for x in operands for y in x]
@@ -141,7 +141,7 @@ class _Known:
 
 
 class _ListKey(NamedTuple):
-    """Of each element its key; how their global scales lie, and those of the second weights of gated products."""
+    """The key of each element, and how their global scales lie, and those of the second weights of gated products."""
 
     elements: tuple
     scales: str

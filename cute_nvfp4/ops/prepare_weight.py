@@ -12,18 +12,17 @@ from ..errors import OperandError, OperandTypeError
 from ..formats import FORMATS, MXFP4, NVFP4, as_bytes, unpack_e2m1
 from ..kernels.pack.config import PackArguments, PackConfig
 from ..kernels.quantize.arguments import Strides
-from ..operand import BlockScaledTensor, OperandKey
+from ..operand import BlockScaledTensor
 from ..prepared_weight import PreparedWeight
 from ..runtime.backend import Backend, resolve
-from ..runtime.bounded import Bounded
 from ..runtime.kernel import Kernel
-from ..runtime.launch import Tensors
-from ..runtime.simulating import session_number
 from ..target import Target
 from ..weight_layout import PACKINGS, SLAB_ROWS, Packing, interleaved, pack, pack_powers, tiles
 from ..weight_layout_fp8 import LEAST, by_row, pack_rows
-from .calls import addresses, allocator
-from .checks import DTYPE_NAMES, check_format, tensors
+from .arguments import OPERAND
+from .checks import DTYPE_NAMES, check_format
+from .operation import Operation
+from .planned import PlannedCall
 
 
 def prepare_weight(
@@ -72,7 +71,8 @@ def prepare_weight(
     if weight.format != NVFP4 and PACKINGS[name][dtype].exponents is not None:
         packed, factors = _packed_powers(list(weights.values()), PACKINGS[name][dtype])
     else:
-        packed = _packed(weight if up is None else _interleaved(weight, up), dtype, backend)
+        packed = packed_tiles(weight if up is None else _interleaved(weight, up), dtype, backend=backend)
+        packed = packed if weight.is_batched else packed[0]
         factors = [x.global_scale for x in weights.values()]
     gate, of_up = (*factors, None)[:2]
     return PreparedWeight(packed, weight.rows, weight.k, dtype, gate, up is not None, of_up, name)
@@ -130,18 +130,40 @@ def _interleaved(gate: BlockScaledTensor, up: BlockScaledTensor) -> BlockScaledT
     return BlockScaledTensor(data, scale if gate.is_batched else scale[0], None, gate.format)
 
 
-def _packed(weight: BlockScaledTensor, dtype: torch.dtype, backend: Backend) -> torch.Tensor:
-    """Tiles (row tiles, K tiles, bytes), of a stack (L, …)."""
-    key, target = weight.key, resolve(backend, weight.device)
-    if target.backend == "reference" or not key.plain:
-        packed = packed_by_torch(weight, dtype)
-    else:
-        found = key, dtype, target, session_number()
-        call = _calls.find(found)
-        if call is None:
-            call = _calls[found] = PackCall(key, dtype, target)
-        packed = call(weight)
-    return packed if weight.is_batched else packed[0]
+def packed_tiles(
+    weight: BlockScaledTensor, dtype: torch.dtype, out: torch.Tensor | None = None, backend: Backend = "auto"
+) -> torch.Tensor:
+    """Tiles (L, row tiles, K tiles, bytes) of a weight (L, N, K), or of (N, K), whose L is 1."""
+    return PACK.call(weight, dtype, out, backend)
+
+
+def _check_tiles(r: Any) -> torch.Tensor:
+    key = r.weight.key
+    shape = (key.batch, *tiles(key.rows, key.k), PACKINGS[key.format.name][r.dtype].tile_bytes)
+    return torch.empty(shape, dtype=torch.uint8, device=key.device) if r.out is None else r.out
+
+
+def _target(r: Any, out: torch.Tensor) -> Target:
+    target = resolve(r.backend, r.weight.device)
+    return target if r.weight.key.plain else resolve("reference", r.weight.device)
+
+
+def _plan(r: Any, target: Target) -> PlannedCall:
+    key, (_, *tile) = r.weight.key, r.out.shape
+    arguments = PackArguments(
+        data="weight.data",
+        scale="weight.scale",
+        packed="out",
+        rows=key.rows,
+        k=key.k,
+        k_tiles=tile[1],
+        batch=key.batch,
+        data_strides=Strides(*key.strides),
+        scale_strides=Strides(*key.scale_strides),
+        packed_batch_stride=math.prod(tile),
+    )
+    config = PackConfig(key.format, DTYPE_NAMES[r.dtype], key.scale_layout, target.arch)
+    return PACK.planned(KERNEL, config, target, arguments, r)
 
 
 def packed_by_torch(weight: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:
@@ -154,8 +176,8 @@ def packed_by_torch(weight: BlockScaledTensor, dtype: torch.dtype) -> torch.Tens
 
 
 class Powers(NamedTuple):
-    """Of a weight of MX codes (…, N, K), and (…, N, K / 32) scales, times 2**shift, and blocks that are NaN: what
-    ``pack_powers`` takes."""
+    """What ``pack_powers`` takes of a weight of MX: codes (…, N, K), (…, N, K / 32) scales, times 2**shift, and blocks
+    that are NaN."""
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -200,7 +222,7 @@ def _powers(weight: BlockScaledTensor, packing: Packing) -> Powers:
 def _packed_powers(
     weights: Sequence[BlockScaledTensor], packing: Packing
 ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-    """Tiles of one weight, or of two that are interleaved, as those of ``_packed``, and their global scales."""
+    """Tiles of one weight, or of two that are interleaved, and their global scales."""
     found, batched = [_powers(x, packing) for x in weights], weights[0].is_batched
     packed = _tiles(found, batched, packing)
     factors = [torch.tensor(2.0**x.shift, dtype=torch.float32, device=packed.device) for x in found]
@@ -215,44 +237,20 @@ def _tiles(weights: Sequence[Powers], batched: bool, packing: Packing) -> torch.
     return pack_powers(*(x if batched else x.unsqueeze(0) for x in parts), packing)
 
 
-class PackCall:
-    """The packing kernel for weights of one kind, (L, N, K) or (N, K)."""
-
-    def __init__(self, key: OperandKey, dtype: torch.dtype, target: Target) -> None:
-        shape = (key.batch, *tiles(key.rows, key.k), PACKINGS[key.format.name][dtype].tile_bytes)
-        self.new = allocator(torch.empty(shape, dtype=torch.uint8, device=key.device))
-        arguments = PackArguments(
-            data=0,
-            scale=0,
-            packed=0,
-            rows=key.rows,
-            k=key.k,
-            k_tiles=shape[2],
-            batch=key.batch,
-            data_strides=Strides(*key.strides),
-            scale_strides=Strides(*key.scale_strides),
-            packed_batch_stride=math.prod(shape[1:]),
-        )
-        config = PackConfig(key.format, DTYPE_NAMES[dtype], key.scale_layout, target.arch)
-        self._launch = KERNEL.launcher(config, target, key.device, arguments, _touched)
-
-    def __call__(self, weight: BlockScaledTensor) -> torch.Tensor:
-        """Tiles (L, row tiles, K tiles, bytes)."""
-        packed = self.new()
-        self._launch(addresses(weight.data, weight.scale, packed), (weight, packed))
-        return packed
-
-
-def _touched(weight: BlockScaledTensor, packed: torch.Tensor) -> Tensors:
-    return tensors({"weight.data": weight.data, "weight.scale": weight.scale}, {"packed": packed})
-
-
 def _host(config: PackConfig) -> Callable[..., Any]:
     from ..kernels.pack.kernel import Pack
 
     return Pack(config)
 
 
-_calls = Bounded()
 KERNEL = Kernel("pack_weight", PackArguments, _host)
 compile_pack = KERNEL.compile
+PACK = Operation(
+    packed_tiles,
+    {"weight": OPERAND},
+    check=_check_tiles,
+    reference=lambda r: packed_by_torch(r.weight, r.dtype),
+    plan=_plan,
+    target=_target,
+    store=None,
+)

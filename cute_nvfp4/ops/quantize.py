@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..errors import OperandError
 from ..formats import Format, as_bytes
-from ..operand import PLAIN, BlockScaledTensor
+from ..kernels.quantize.arguments import Seed
+from ..operand import BlockScaledTensor, row_alignment
+from ..planning.quantize import QuantizeProblem, choose
 from ..quantization import philox
 from ..quantization.hadamard import Hadamard, resolve_hadamard
 from ..quantization.slabs import Source, amax, quantize_slabs
 from ..row_scaled import FP8, RowScaledTensor
-from ..runtime.backend import Backend, resolve
-from ..runtime.bounded import Bounded
-from ..runtime.simulating import world
-from ..runtime.torch_private import is_exporting
-from ..scale_layout import blocked_flat, blocked_view, to_blocked
-from .calls import operand_key, scalar_key
-from .dispatch import recording
-from .operation import PREPARED, kernels_only
-from .planned import Preparation
-from .quantize_launch import QuantizeCall
+from ..runtime.backend import Backend, resolve, sm_count
+from ..scale_layout import to_blocked
+from ..target import Target
+from .arguments import TENSOR, TYPED, Argument
+from .checks import DTYPE_NAMES
+from .operation import Operation
+from .planned import PlannedCall, Preparation
+from .quantize_launch import QUANTIZE as KERNEL
+from .quantize_launch import (
+    Maker,
+    Results,
+    amax_launcher,
+    byte_strides,
+    int32,
+    lies_transposed,
+    quantize_arguments,
+    quantized_output,
+    readable,
+)
 from .quantize_request import (
+    COUNT_RESULT,
+    MATRIX,
+    RESULT,
+    SCALE,
     BackendChoice,
     QuantizeRequest,
     check_out,
+    check_out_gradient,
+    check_out_memory,
     checked_request,
     choose_backend,
     global_scale_of,
@@ -101,111 +117,158 @@ def quantize(
             cannot do, where they are asked for by name.
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
-    options = (block_2d, rounding, hadamard, transpose, axis, pad, scale_layout)
     if format == FP8:
+        options = block_2d, rounding, hadamard, transpose, axis, pad, scale_layout
         check_no_options((rule, global_scale, generator, hessian, out, *options))
         return quantize_rows(x, backend)
-    call = None
-    if hessian is None:
-        call = planned(x, format, rule, global_scale, generator, out, backend, options)
-    if call is None:
-        request = checked_request(x, format, rule, generator=generator, hessian=hessian, **dict(zip(_PLANNED, options)))
-        return _unplanned(request, global_scale, generator, out, backend)
-    return call(x, global_scale, 0 if rounding == "nearest" else philox.resolve_seed(generator), out)
+    if rounding == "stochastic":
+        generator = philox.resolve_seed(generator)
+    options = block_2d, rounding, generator, hadamard, hessian, transpose, axis, pad, scale_layout
+    return QUANTIZE.call(x, format, rule, global_scale, *options, out, backend)
 
 
-def planned(
-    x: torch.Tensor,
-    format: str | Format,
-    rule: str,
-    global_scale: str | float | torch.Tensor | None,
-    generator: int | torch.Generator | None,
-    out: BlockScaledTensor | None,
-    backend: Backend,
-    options: tuple,
-) -> QuantizeCall | None:
-    """The kernels' call: the one that was planned for others like it, or a new one; None where exact torch runs, or a
-    graph is traced. options: those of ``_PLANNED``."""
-    if recording() or type(x) not in PLAIN or x.layout is not torch.strided:
-        return None
-    _, _, hadamard, _, axis, _, _ = options
-    # all that a plan depends on; 1, 1.0 and True are equal
-    # fmt: off
-    key = (
-        x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 31, format, rule,
-        global_scale if type(global_scale) is str else scalar_key(global_scale), generator is None,
-        options, None if hadamard is axis is None else (type(hadamard), type(axis)),
-        operand_key(out), backend, world(not x.is_cuda),
+def request_of(r: Any) -> QuantizeRequest:
+    """What is to be quantized, of the arguments of ``quantize``, which are checked."""
+    options = {name: getattr(r, name) for name in _OPTIONS}
+    return checked_request(r.x, r.format, r.rule, generator=r.generator, hessian=r.hessian, **options)
+
+
+def _check(r: Any) -> BlockScaledTensor | None:
+    request = request_of(r)
+    if r.out is not None:
+        check_out(r.out, request, r.global_scale)
+    return r.out
+
+
+def _target(r: Any, out: Any) -> Target:
+    request = request_of(r)
+    choice = choose_backend(r.backend, request)
+    return resolve("reference" if choice.backend == "reference" else r.backend, request.source.matrices.device)
+
+
+def _check_memory(r: Any) -> None:
+    """Raises if the result overlaps itself or an input."""
+    check_out_gradient(r.out)
+    check_out_memory(r.out, r.x, r.global_scale, r.hessian)
+
+
+def plan_quantize(r: Any, target: Target, cluster: int | None = None) -> Callable[..., BlockScaledTensor]:
+    """The planned call: x is copied first where the kernels cannot read it. cluster: as in ``planning.quantize``."""
+    request = request_of(r)
+    x, (batch, rows, k), device = request.source.matrices, request.source.matrices.shape, r.x.device
+    transposed = lies_transposed(x, request.tile, request.rule.choice)
+    if not transposed and readable(x) is not x:
+        return CopiedFirst()
+    in_memory = x.transpose(1, 2) if transposed else x
+    results = Results(request, r.global_scale)
+    problem = QuantizeProblem(
+        format=request.format,
+        rule=request.rule,
+        rows=rows,
+        k=k,
+        batch=batch,
+        dtype=DTYPE_NAMES[x.dtype],
+        alignment=row_alignment(in_memory, 32),
+        scale_layout=request.scale_layout,
+        global_scale=results.scale_kind,
+        stochastic=request.rounding == "stochastic",
+        rotation=request.rotation_size,
+        tile=request.tile,
+        transposed=transposed,
     )
-    # fmt: on
-    call = _calls.find(key)
-    if call is None:
-        options = dict(zip(_PLANNED, options))
-        request = checked_request(x, format, rule, generator=generator, **options)
-        if out is not None:
-            check_out(out, request, global_scale)
-        if choose_backend(backend, request).backend == "reference":
-            return None
-        view = functools.partial(matrices, transpose=options["transpose"], axis=options["axis"])
-        call = _calls[key] = QuantizeCall(request, global_scale, out, resolve(backend, x.device), view)
-    return call
+    plan = choose(problem, target.arch, sm_count(target, device), cluster)
+    signs = 0
+    if request.source.rotation is not None:
+        signs = int32(sum(1 << i for i, sign in enumerate(request.source.rotation.signs) if sign < 0))
+    out = results.maker(QUANTIZE.fields)(*r) if r.out is None else r.out
+    arguments = quantize_arguments(request, in_memory, "x", out, results.scale_kind, plan)
+    arguments = arguments._replace(signs=signs, chunks=plan.chunks)
+    options = quantized_output(QUANTIZE, r, results, _check_memory)
+    if problem.stochastic or plan.amax is not None:
+        first, seed = None, None
+        if plan.amax is not None:
+            first = amax_launcher(plan.amax, batch, byte_strides(in_memory), signs, target, device)
+            arguments = arguments._replace(global_in="made.amax")
+        if problem.stochastic:
+            seed, arguments = QUANTIZE.fields.index("generator"), arguments._replace(seed=Seed("made.low", "made.high"))
+        maker = Maker(0, seed, first)
+        options["extra"] = "made", maker, maker.like
+    return QUANTIZE.planned(KERNEL, plan.config, target, arguments, r._replace(out=out), **options)
 
 
-def _prepared(
-    x: torch.Tensor,
-    format: str | Format = "nvfp4",
-    rule: str = "max",
-    *,
-    global_scale: str | float | torch.Tensor | None = "auto",
-    out: BlockScaledTensor | None = None,
-    backend: Backend = "auto",
-    **options: Any,
-) -> Preparation:
-    """``quantize`` planned, for ``prepare``."""
-    defaults = inspect.signature(quantize).parameters
-    unknown = [name for name in options if name not in _PLANNED]
-    if unknown:
-        expected = f"one of {', '.join(_PLANNED)}"
-        raise OperandError.of("option of a prepared quantize", got=unknown[0], expected=expected)
-    options = {name: defaults[name].default for name in _PLANNED} | options
-    call = kernels_only(planned(x, format, rule, global_scale, None, out, backend, tuple(options.values())))
-    if out is None:
-        out = call.new(x, global_scale)
-    elif isinstance(global_scale, torch.Tensor) and global_scale is not out.global_scale:
-        raise OperandError.of("global scale with out", got="another tensor", expected="out.global_scale, which is read")
-    if call.launches > 1 or options["rounding"] != "nearest":
-        got = "random rounding" if options["rounding"] != "nearest" else f"{call.launches} launches, or a copy of x"
-        raise OperandError.of("request to prepare", got=got, expected="one launch, the same in every call")
-    return call.preparation(x, out)
+class CopiedFirst:
+    """A planned call that copies x, and quantizes the copy."""
+
+    def __call__(self, *given: Any) -> BlockScaledTensor:
+        r = QUANTIZE.request(*given)
+        if r.out is not None:
+            _check_memory(r)
+        view = matrices(r.x, r.transpose, r.axis).clone(memory_format=torch.contiguous_format)
+        copy = view[(0,) * (3 - r.x.ndim)]
+        return QUANTIZE.run(*r._replace(x=copy, transpose=False, axis=None))
 
 
-PREPARED[quantize] = _prepared
-_PLANNED = ("block_2d", "rounding", "hadamard", "transpose", "axis", "pad", "scale_layout")
-_calls = Bounded()
-
-
-def _unplanned(
-    request: QuantizeRequest,
-    global_scale: str | float | torch.Tensor | None,
-    generator: int | torch.Generator | None,
-    out: BlockScaledTensor | None,
-    backend: Backend,
-) -> BlockScaledTensor:
-    """By exact torch, or while torch records the call."""
-    if out is not None:
-        check_out(out, request, global_scale)
-    seed = philox.resolve_seed(generator) if request.rounding == "stochastic" else None
-    if choose_backend(backend, request).backend != "reference":
-        return _recorded(request, global_scale, seed, out, backend)
-    factor = global_scale_of(global_scale, request)
+def _reference(r: Any) -> BlockScaledTensor:
+    request = request_of(r)
+    factor = global_scale_of(r.global_scale, request)
     device, k, hessian = request.source.matrices.device, request.source.k, request.hessian
     blocks = None if hessian is None else hessian_blocks(hessian, k, request.format, device)
+    seed = r.generator if request.rounding == "stochastic" else None
     data, scale = quantize_slabs(request.source, request.rule, request.format, factor, seed, blocks)
     if request.ndim < 3:
         data, scale = data[0], scale[0]
     scale = to_blocked(scale) if request.scale_layout == "blocked" else scale
     result = BlockScaledTensor(data, scale, factor, request.format)
-    return result if out is None else _stored(result, out)
+    return result if r.out is None else _stored(result, r.out)
+
+
+def _overlaps(r: Any) -> None:
+    """Checks memory, which a tensor that stands for others has not."""
+    if not request_of(r).recorded:
+        _check_memory(r)
+
+
+def _prepared(r: Any, call: Any) -> Preparation:
+    """One launch, the same in every call.
+
+    Raises:
+        OperandError: a request that takes more, or rounds at random.
+    """
+    if r.out is not None and isinstance(r.global_scale, torch.Tensor) and r.global_scale is not r.out.global_scale:
+        raise OperandError.of("global scale with out", got="another tensor", expected="out.global_scale, which is read")
+    if not isinstance(call, PlannedCall) or call.extra is not None:
+        launches = 3 if isinstance(call, PlannedCall) else 2
+        got = "random rounding" if r.rounding != "nearest" else f"{launches} launches, or a copy of x"
+        raise OperandError.of("request to prepare", got=got, expected="one launch, the same in every call")
+    return call.preparation(r, ("x", "out"))
+
+
+def _refuse_options(r: Any) -> None:
+    """Raises for options that a prepared call cannot have."""
+    for name in ("generator", "hessian"):
+        if getattr(r, name) is not None:
+            raise OperandError.of("option of a prepared quantize", got=name, expected=f"one of {', '.join(_OPTIONS)}")
+
+
+_OPTIONS = ("block_2d", "rounding", "hadamard", "transpose", "axis", "pad", "scale_layout")
+QUANTIZE = Operation(
+    quantize,
+    {
+        **{"x": MATRIX, "global_scale": SCALE, "hessian": TENSOR._replace(plain="", followed="", on_cpu="")},
+        **{"generator": Argument("{x} is None"), "hadamard": TYPED, "axis": TYPED, "out": RESULT},
+    },
+    check=_check,
+    reference=_reference,
+    plan=plan_quantize,
+    target=_target,
+    store=None,
+    overlaps=_overlaps,
+    follows=False,
+    count=COUNT_RESULT,
+    instead=_refuse_options,
+    prepared=_prepared,
+    preparable=True,
+)
 
 
 def explain_backend(
@@ -231,36 +294,6 @@ def _stored(result: BlockScaledTensor, out: BlockScaledTensor) -> BlockScaledTen
     if out.global_scale is not None:
         out.global_scale.copy_(result.global_scale.reshape(out.global_scale.shape))
     return out
-
-
-def _recorded(
-    request: QuantizeRequest,
-    given: str | float | torch.Tensor | None,
-    seed: int | None,
-    out: BlockScaledTensor | None,
-    backend: Backend,
-) -> BlockScaledTensor:
-    """``request`` as one operator of a graph, which chooses when it runs."""
-    x, format, operator = request.source.matrices, request.format, torch.ops.cute_nvfp4.quantize
-    computed = isinstance(given, str) and given == "auto" and format.has_global_scale
-    factor = None if computed else global_scale_of(given, request)
-    signs = None if request.source.rotation is None else list(request.source.rotation.signs)
-    options = {"compute_global_scale": computed, "seed": seed, "signs": signs, "block_2d": request.tile}
-    options |= {"format": format.name, "rule": request.rule.name, "scale_layout": request.scale_layout}
-    options["backend"] = backend
-    if out is not None:
-        data, scale = (t if t.ndim != 2 else t.unsqueeze(0) for t in (out.data, out.scale))
-        scale = blocked_flat(scale) if scale.ndim == 6 else scale
-        written = None if out.global_scale is factor else out.global_scale
-        operator.out(x, factor, **options, out=data, out_scale=scale, out_global_scale=written)
-        return out
-    data, scale, found = operator.default(x, factor, **options)
-    if request.scale_layout != "blocked":
-        scale = scale if request.ndim == 3 else scale[0]
-    # a view in six dimensions would make a program of its own for up to 128 rows
-    elif not is_exporting():
-        scale = blocked_view(scale, x.shape[1], format.scale_columns(x.shape[2]), x.shape[0])
-    return BlockScaledTensor(data if request.ndim == 3 else data[0], scale, found if computed else factor, format)
 
 
 def tensor_amax(x: torch.Tensor, *, hadamard: Hadamard | int | None = None) -> torch.Tensor:

@@ -1,22 +1,19 @@
-"""Launches the quantization kernels: from a checked request to its result."""
+"""Launches of the kernels that quantize: what ``quantize`` and the operations that quantize what they compute share."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import is_grad_enabled
 
 from ..formats import Format
 from ..kernels.quantize.arguments import AmaxArguments, Powers, QuantizeArguments, Seed, Strides
 from ..kernels.quantize.config import ITEM_BYTES, QuantizeConfig
-from ..operand import BlockScaledTensor, row_alignment, span_bytes
+from ..operand import BlockScaledTensor, row_alignment
 from ..planning.quantize import AmaxPlan, QuantizeProblem, choose
 from ..quantization.rules import Rule
-from ..runtime.apart import Apart
-from ..runtime.backend import sm_count
 from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
 from ..runtime.launch import Launcher
@@ -24,217 +21,22 @@ from ..scale_layout import blocked_bytes, blocked_shape, blocked_stride
 from ..target import Target, architecture
 from .calls import allocator
 from .checks import DTYPE_NAMES
-from .dispatch import increment_versions
-from .planned import PlannedLaunch, Preparation
 from .quantize_request import (
     QuantizeRequest,
     check_out_gradient,
-    check_out_memory,
     checked_global_scale,
-    global_scale_of,
+    kind_of_scale,
 )
-
-_FIELDS = ("x", "data", "scale", "given", "computed", "low", "high")
-"""Of a launch; the last two are the seed's halves."""
-
-
-class QuantizeCall:
-    """The kernels for one kind of request, planned: (L, MN, K) quantized to the bits of the reference.
-
-    Runs on the current stream, without synchronising the device. x is copied first where the kernels cannot read it.
-    """
-
-    def __init__(
-        self,
-        request: QuantizeRequest,
-        global_scale: str | float | torch.Tensor | None,
-        out: BlockScaledTensor | None,
-        target: Target,
-        view: Callable[[torch.Tensor], torch.Tensor],
-        cluster: int | None = None,
-    ) -> None:
-        """global_scale: a number or a tensor; "auto": computed from the largest finite magnitude of x, which the same
-        kernel or, of a large x, one before it finds; or None. view: from the caller's x to (L, MN, K). cluster: as in
-        :func:`choose`."""
-        x, format = request.source.matrices, request.format
-        self._transposed = lies_transposed(x, request.tile, request.rule.choice)
-        readable = x if self._transposed else _readable(x)
-        self._view = view if readable is not x else None
-        self._stochastic = request.rounding == "stochastic"
-        self._global_scale = _kind(global_scale, request)
-        in_memory = readable.transpose(1, 2) if self._transposed else readable
-        (batch, rows, k), device = x.shape, x.device
-        problem = QuantizeProblem(
-            format=format,
-            rule=request.rule,
-            rows=rows,
-            k=k,
-            batch=batch,
-            dtype=DTYPE_NAMES[x.dtype],
-            alignment=row_alignment(in_memory, 32),
-            scale_layout=request.scale_layout,
-            global_scale=self._global_scale,
-            stochastic=request.rounding == "stochastic",
-            rotation=request.rotation_size,
-            tile=request.tile,
-            transposed=self._transposed,
-        )
-        plan = choose(problem, target.arch, sm_count(target, device), cluster)
-        signs = 0
-        if request.source.rotation is not None:
-            signs = sum(1 << i for i, sign in enumerate(request.source.rotation.signs) if sign < 0)
-        self._amax = None
-        if plan.amax is not None:
-            self._amax = _amax_launcher(plan.amax, batch, _byte_strides(in_memory), _int32(signs), target, device)
-        # whether the given one can be that of a result, if no gradient is asked for
-        self._as_it_is = isinstance(global_scale, torch.Tensor) and not global_scale.ndim
-        self._new = Results(request, self._global_scale != "none")
-        data_strides = self._new.data_strides if out is None else _byte_strides(out.data)
-        columns, atoms = problem.columns, blocked_bytes(rows, problem.columns, 1)
-        blocked = request.scale_layout == "blocked"
-        arguments = QuantizeArguments(
-            x="x",
-            data="data",
-            scale="scale",
-            global_in="given" if self._global_scale == "given" or self._amax is not None else 0,
-            global_out="computed" if self.computes else 0,
-            rows=rows,
-            columns=columns,
-            batch=batch,
-            x_strides=_byte_strides(in_memory),
-            data_strides=data_strides,
-            scale_strides=Strides(0, atoms) if blocked else Strides(columns, rows * columns),
-            seed=Seed("low", "high") if self._stochastic else Seed(0, 0),
-            signs=_int32(signs),
-            powers=Powers(1, 1 << 16),
-            ctas=plan.ctas,
-            walk=plan.walk,
-            chunks=plan.chunks,
-        )
-        result = self._new.data(), self._new.scale(), self._new.factor(), self._new.factor()
-        launch = PlannedLaunch(QUANTIZE, plan.config, target, device, arguments, _FIELDS, (readable, *result, 0, 0))
-        self.launch, self.places, self._fill = launch.launch, launch.places, launch.values
-        if out is not None:
-            self._bytes = span_bytes(x), span_bytes(out.data), span_bytes(out.scale)
-
-    def __call__(
-        self, x: torch.Tensor, given: str | float | torch.Tensor | None, seed: int, out: BlockScaledTensor | None
-    ) -> BlockScaledTensor:
-        """x, given, out: the caller's, like those that were planned for. seed: of stochastic rounding."""
-        source = x if self._view is None else _readable(self._view(x))
-        factor = computed = None
-        if out is None:
-            data, scale = self._new.data(), self._new.scale()
-            if self._global_scale == "given":
-                factor = given if self._as_it_is and not given.requires_grad else given_scale(given, x)
-            elif self._global_scale == "computed":
-                computed = self._new.factor()
-        else:
-            self._check_memory(x, given, out)
-            data, scale, own = out.data, out.scale, out.global_scale
-            if self._global_scale == "computed":
-                computed = own
-            elif self._global_scale == "given":
-                factor = own if given is own else given_scale(given, x)
-                if factor.data_ptr() != own.data_ptr():
-                    own.copy_(factor.reshape(own.shape))
-        if self._amax is not None:
-            factor = torch.zeros((), dtype=torch.float32, device=x.device)
-            self._amax((source.data_ptr(), factor.data_ptr()), (source, factor))
-        frame = (source, data, scale, factor, computed, *self._halves(seed))
-        self.launch(self._fill(*frame), frame)
-        if out is not None:
-            if is_grad_enabled():
-                # a global scale that was given is only read
-                increment_versions((data, scale) if computed is None else (data, scale, computed))
-            return out
-        return BlockScaledTensor.like(self._new.key, data, scale, factor if computed is None else computed)
-
-    def _halves(self, seed: int) -> tuple[int, int]:
-        return (_int32(seed), _int32(seed >> 32)) if self._stochastic else (0, 0)
-
-    def preparation(self, x: torch.Tensor, out: BlockScaledTensor) -> Preparation:
-        """This call as one launch from x to ``out``, for ``prepare``."""
-        own, scale = out.global_scale, "computed" if self.computes else "given"
-
-        def frame(operands: dict[str, Any]) -> tuple:
-            result = operands["out"]
-            factors = (None, result.global_scale) if self.computes else (result.global_scale, None)
-            return operands["x"], result.data, result.scale, *factors, 0, 0
-
-        of_out = {name: self.places[name] for name in ("data", "scale")}
-        written = [(place, span_bytes(getattr(out, name))) for name, place in of_out.items()]
-        sizes = {self.places["x"]: span_bytes(x)}
-        if own is not None:
-            of_out["global_scale"] = place = self.places[scale]
-            if self.computes:
-                written.append((place, 4))
-            else:
-                sizes[place] = 4
-        operands = {"x": x, "out": out}
-        slots = {"x": ((None, self.places["x"]),), "out": tuple(of_out.items())}
-        return Preparation(self.launch, self._fill(*frame(operands)), operands, slots, Apart(sizes, written), frame)
-
-    def new(self, x: torch.Tensor, given: str | float | torch.Tensor | None) -> BlockScaledTensor:
-        """A result that is not written yet, with the global scale that is given, or room for one."""
-        factor = self._new.factor() if self.computes else None
-        if self._global_scale == "given":
-            factor = given_scale(given, x)
-        return BlockScaledTensor.like(self._new.key, self._new.data(), self._new.scale(), factor)
-
-    @property
-    def computes(self) -> bool:
-        """Whether the kernel computes the global scale."""
-        return self._global_scale not in ("none", "given")
-
-    @property
-    def launches(self) -> int:
-        """How many a call makes; a copy of x counts as one."""
-        return 1 + (self._view is not None) + 2 * (self._amax is not None)
-
-    def _check_memory(self, x: torch.Tensor, given: Any, out: BlockScaledTensor) -> None:
-        """Raises if the result overlaps itself or an input; looks closely only where something is near."""
-        x_bytes, data_bytes, scale_bytes = self._bytes
-        own = out.global_scale
-        at, data, scale = x.data_ptr(), out.data.data_ptr(), out.scale.data_ptr()
-        at_end, data_end, scale_end = at + x_bytes, data + data_bytes, scale + scale_bytes
-        near = (
-            (at < data_end and data < at_end)
-            or (at < scale_end and scale < at_end)
-            or (data < scale_end and scale < data_end)
-        )
-        if own is not None and not near:
-            factor = own.data_ptr()
-            near = (
-                data - 4 < factor < data_end
-                or scale - 4 < factor < scale_end
-                or at - 4 < factor < at_end
-                or own.requires_grad
-            )
-        if near or (given is not own and isinstance(given, torch.Tensor)):
-            check_out_gradient(out)
-            check_out_memory(out, x, given)
-
-
-def _kind(given: str | float | torch.Tensor | None, request: QuantizeRequest) -> str:
-    """Which global scale the kernel has: "none", "given", or its own, "computed"."""
-    if isinstance(given, str) and given == "auto":
-        return "computed" if request.format.has_global_scale else "none"
-    return "none" if global_scale_of(given, request) is None else "given"
-
-
-def given_scale(given: float | torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """A given global scale, known to be one, as a tensor of no dimensions where x is."""
-    if not isinstance(given, torch.Tensor):
-        return checked_global_scale(given, x.device)
-    return given.detach().reshape(()) if given.ndim or given.requires_grad else given
 
 
 class Results:
     """New results of one kind of request, with as many dimensions as the caller's tensor has, if those are two or
-    three: ``data()``, ``scale()`` and ``factor()`` make them, and ``key`` is theirs."""
+    three: ``data()``, ``scale()`` and ``factor()`` make them, and ``key`` is theirs.
 
-    def __init__(self, request: QuantizeRequest, scaled: bool) -> None:
+    scale_kind: of the global scale, as ``kind_of_scale`` says it.
+    """
+
+    def __init__(self, request: QuantizeRequest, given: Any) -> None:
         format, x = request.format, request.source.matrices
         batch, rows, k = x.shape[0], x.shape[1], request.source.k
         lead, columns = (batch, rows) if request.ndim == 3 else (rows,), format.scale_columns(k)
@@ -246,35 +48,130 @@ class Results:
         else:
             scale = torch.empty((*lead, columns), **options)
         factor = torch.empty((), dtype=torch.float32, device=x.device)
-        self.key = BlockScaledTensor(data, scale, factor if scaled else None, format).key
-        self.data_strides = _byte_strides(data)
+        self.scale_kind = kind_of_scale(format, given, x.device)
+        self.key = BlockScaledTensor(data, scale, factor if self.scale_kind != "none" else None, format).key
+        # whether a given global scale can be that of a result
+        self._as_it_is = isinstance(given, torch.Tensor) and not given.ndim and not given.requires_grad
+        self.data_strides = byte_strides(data)
         self.data, self.scale, self.factor = allocator(data), allocator(scale), allocator(factor)
 
+    def maker(self, fields: Sequence[str]) -> Callable[..., BlockScaledTensor]:
+        """Makes a result that is not written yet, of the arguments ``fields`` of a call: with the global scale that is
+        given, or room for one."""
+        key, data, scale, factor, at = self.key, self.data, self.scale, self.factor, fields.index("global_scale")
+        kind, as_it_is, new = self.scale_kind, self._as_it_is, BlockScaledTensor.like
+        if kind == "none":
+            return lambda *given: new(key, data(), scale(), None)
+        if kind == "computed":
+            return lambda *given: new(key, data(), scale(), factor())
+        if as_it_is:
+            return lambda *given: new(key, data(), scale(), given[at])
+        return lambda *given: new(key, data(), scale(), _given_scale(given[at], given[0]))
 
-def _amax_launcher(
+
+def _given_scale(given: float | torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A given global scale, known to be one, as a tensor of no dimensions where x is."""
+    if not isinstance(given, torch.Tensor):
+        return checked_global_scale(given, x.device)
+    return given.detach().reshape(()) if given.ndim or given.requires_grad else given
+
+
+def quantized_output(operation: Any, r: Any, results: Results, overlaps: Callable[[Any], None]) -> dict[str, Any]:
+    """How a planned call of ``operation`` makes its output, or writes the given global scale to it: options of
+    ``Operation.planned``."""
+    options: dict[str, Any] = {"new_of": results.maker(operation.fields)}
+    if results.scale_kind == "given":
+        options["read_only"] = ("out.global_scale",)
+        if r.out is not None and r.global_scale is not r.out.global_scale:
+            options["before"] = lambda *given: _store_scale(operation.request(*given), overlaps)
+    return options
+
+
+def _store_scale(r: Any, overlaps: Callable[[Any], None]) -> None:
+    """Writes a global scale that is given to that of ``out``, which the kernel reads."""
+    own = r.out.global_scale
+    check_out_gradient(r.out)
+    overlaps(r)
+    factor = _given_scale(r.global_scale, r[0])
+    if factor.data_ptr() != own.data_ptr():
+        own.copy_(factor.reshape(own.shape))
+
+
+def quantize_arguments(
+    request: QuantizeRequest, x: torch.Tensor, name: str, out: BlockScaledTensor, kind: str, plan: Any
+) -> QuantizeArguments:
+    """The arguments that all kernels of quantization have.
+
+    x: what is read, (L, MN, K) or (MN, K) or transposed, the call's ``name``. out: a result. kind: of its global scale.
+    """
+    rows, batch = request.source.matrices.shape[1], request.source.matrices.shape[0]
+    columns = request.format.scale_columns(request.source.k)
+    scales = Strides(0, blocked_bytes(rows, columns, 1))
+    return QuantizeArguments(
+        x=name,
+        data="out.data",
+        scale="out.scale",
+        global_in="out.global_scale" if kind == "given" else 0,
+        global_out="out.global_scale" if kind == "computed" else 0,
+        rows=rows,
+        columns=columns,
+        batch=batch,
+        x_strides=byte_strides(x),
+        data_strides=byte_strides(out.data),
+        scale_strides=scales if request.scale_layout == "blocked" else Strides(columns, rows * columns),
+        seed=Seed(0, 0),
+        signs=0,
+        powers=Powers(1, 1 << 16),
+        ctas=plan.ctas,
+        walk=plan.walk,
+        chunks=None,
+    )
+
+
+class Made(NamedTuple):
+    """What a call makes before its launch: the halves of the seed, and the largest magnitude of x."""
+
+    low: int
+    high: int
+    amax: torch.Tensor
+
+
+class Maker:
+    """Makes a ``Made`` of the arguments of ``quantize``: of x and of the seed, which stand at these places."""
+
+    like = Made(0, 0, torch.empty((), device="meta"))
+
+    def __init__(self, x: int, seed: int | None, amax: Launcher | None) -> None:
+        self._x, self._seed, self._amax = x, seed, amax
+
+    def __call__(self, given: tuple, kept: bool) -> Made:
+        low = high = 0
+        if self._seed is not None:
+            low, high = int32(given[self._seed]), int32(given[self._seed] >> 32)
+        if self._amax is None:
+            return Made(low, high, self.like.amax)
+        x = given[self._x]
+        amax = torch.zeros((), dtype=torch.float32, device=x.device)
+        self._amax((x.data_ptr(), amax.data_ptr()), (x, amax))
+        return Made(low, high, amax)
+
+
+def amax_launcher(
     plan: AmaxPlan, batch: int, x_strides: Strides, signs: int, target: Target, device: torch.device
 ) -> Launcher:
     """Raises a magnitude to the largest finite one of x."""
-    arguments = AmaxArguments(
-        x=0,
-        amax=0,
-        batch=batch,
-        x_strides=x_strides,
-        chunks=plan.chunks,
-        ctas=plan.ctas,
-        signs=signs,
-    )
+    arguments = AmaxArguments(0, 0, batch, x_strides, plan.chunks, plan.ctas, signs)
     return AMAX.launcher(
         plan.config, target, device, arguments, lambda x, amax: {"x": (x, False), "amax": (amax, True)}
     )
 
 
-def _int32(bits: int) -> int:
+def int32(bits: int) -> int:
     """The low 32 bits as ctypes takes them."""
     return ctypes.c_int32(bits & 0xFFFFFFFF).value
 
 
-def _byte_strides(tensor: torch.Tensor) -> Strides:
+def byte_strides(tensor: torch.Tensor) -> Strides:
     """Strides of (L, MN, …) or (MN, …) in bytes."""
     size = tensor.element_size()
     return Strides(tensor.stride(-2) * size, tensor.stride(0) * size if tensor.ndim == 3 else 0)
@@ -292,7 +189,7 @@ def lies_transposed(x: torch.Tensor, tile: bool, choice: str) -> bool:
     return x.stride(2) > 0 and x.shape[1] * size < 2**31 and not any(place % 4 for place in places)
 
 
-def _readable(x: torch.Tensor) -> torch.Tensor:
+def readable(x: torch.Tensor) -> torch.Tensor:
     """``x`` if the kernel can read it, else a copy: K contiguous, and rows that start at multiples of four bytes."""
     if (x.stride(-1) == 1 or x.shape[-1] == 1) and row_alignment(x, 4) == 4:
         return x

@@ -18,9 +18,28 @@ from ..quantization.rules import Rule, resolve_format, resolve_rule
 from ..quantization.slabs import Source, amax
 from ..runtime.backend import BACKENDS, resolve
 from ..runtime.torch_private import is_exporting
+from .arguments import Argument
 from .checks import DTYPE_NAMES, check_overlap
 from .dispatch import is_recorded
 
+MATRIX = Argument(
+    "(type({x}), {x}.dtype, {x}.shape, {x}.stride(), {x}.device, {x}.data_ptr() & 31)",
+    "type({x}) is Tensor",
+    on_cpu="not {x}.is_cuda",
+)
+"""A tensor that is quantized, or read beside it: what plans of these kernels depend on."""
+SCALE = Argument(
+    "({x} if type({x}) is str else None if {x} is None else type({x}) if not isinstance({x}, Tensor) else"
+    " (out is not None and {x} is out.global_scale, {x}.dtype, {x}.shape, {x}.device, {x}.requires_grad))"
+)
+"""A global scale: a word, a number, or a tensor, which may be that of ``out``."""
+RESULT = Argument("(None if {x} is None else ({x}.key, getattr({x}.global_scale, 'requires_grad', False)))")
+"""A ``BlockScaledTensor`` that is written, or None."""
+COUNT_RESULT = (
+    "increment_versions((out.data, out.scale, out.global_scale)"
+    " if type(global_scale) is str and out.global_scale is not None else (out.data, out.scale))"
+)
+"""Tells autograd that ``out`` was written; a global scale that was given is only read."""
 _HINT = "backend='auto' or 'reference' does it by torch, with the bits that the kernels would give."
 
 
@@ -247,17 +266,27 @@ def _padded(k: int, format: Format, rotation: Hadamard | None, pad: bool) -> int
     return padded
 
 
-def global_scale_of(given: str | float | torch.Tensor | None, request: QuantizeRequest) -> torch.Tensor | None:
-    """The global scale as a float32 tensor of no dimensions, or None; computed by torch if it is "auto"."""
-    format, source = request.format, request.source
+def kind_of_scale(format: Format, given: Any, device: torch.device) -> str:
+    """Which global scale a result has: "none", one that is "given", or one that is "computed"."""
     automatic = isinstance(given, str) and given == "auto"
     if given is None or (automatic and not format.has_global_scale):
-        return None
+        return "none"
     if not format.has_global_scale:
-        raise OperandError.of(f"global scale of {format.name}", got="a number", expected="None or 'auto'")
+        got = type(given).__name__
+        raise OperandError.of(f"global scale of {format.name}", got=got, expected="None or 'auto'")
     if automatic:
-        return global_scale_from_amax(amax(source), request.rule)
-    return checked_global_scale(given, source.matrices.device)
+        return "computed"
+    checked_global_scale(given, device)
+    return "given"
+
+
+def global_scale_of(given: Any, request: QuantizeRequest) -> torch.Tensor | None:
+    """The global scale as a float32 tensor of no dimensions, or None; computed by torch if it is "auto"."""
+    device = request.source.matrices.device
+    kind = kind_of_scale(request.format, given, device)
+    if kind == "computed":
+        return global_scale_from_amax(amax(request.source), request.rule)
+    return None if kind == "none" else checked_global_scale(given, device)
 
 
 def checked_global_scale(given: float | torch.Tensor, device: torch.device) -> torch.Tensor:

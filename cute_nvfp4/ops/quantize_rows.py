@@ -19,15 +19,13 @@ from ..kernels.quantize.fp8_config import (
 from ..operand import address_of, is_wrapper, row_alignment
 from ..row_scaled import FP8, RowScaledTensor, by_rows
 from ..runtime.backend import Backend, resolve
-from ..runtime.bounded import Bounded
 from ..runtime.kernel import Kernel
-from ..runtime.launch import Tensors
-from ..runtime.simulating import world
 from ..target import Target
-from .arguments import TENSOR
+from .arguments import TENSOR, Argument
 from .calls import allocator
-from .checks import DTYPE_NAMES, tensors
-from .dispatch import by_operator
+from .checks import DTYPE_NAMES, check_overlap
+from .operation import Operation
+from .planned import PlannedCall
 
 MAX_K = MAX_THREADS * MAX_VECTORS * VECTOR
 
@@ -38,17 +36,12 @@ def quantize_rows(x: torch.Tensor, backend: Backend = "auto") -> RowScaledTensor
     Raises:
         OperandError, OperandTypeError: another shape or dtype; K that is no multiple of 16.
     """
-    if not isinstance(x, torch.Tensor):
-        raise OperandTypeError.of("x", got=type(x).__name__, expected="torch.Tensor")
-    if by_operator((x,), follows=False):
-        return RowScaledTensor(*torch.ops.cute_nvfp4.quantize_rows(x, backend=backend))
-    found = TENSOR(x), backend, world(not x.is_cuda)
-    call = _calls.find(found)
-    if call is None:
-        check_rows(x)
-        target = resolve(backend, x.device)
-        call = _calls[found] = by_rows if target.backend == "reference" else QuantizeRowsCall(x, target)
-    return call(x.detach())
+    return QUANTIZE_ROWS.call(x, None, backend)
+
+
+def rows_in_fp8(x: torch.Tensor, out: RowScaledTensor | None = None, backend: Backend = "auto") -> RowScaledTensor:
+    """``quantize_rows``, which may write to ``out``."""
+    return QUANTIZE_ROWS.call(x, out, backend)
 
 
 def check_no_options(given: Sequence[Any]) -> None:
@@ -83,25 +76,41 @@ def config_of(dtype: str, k: int, arch: Any) -> Fp8RowsConfig:
     return Fp8RowsConfig(dtype, min(-(-threads // 32) * 32, MAX_THREADS), each, arch)
 
 
-class QuantizeRowsCall:
-    """The kernel for tensors like x."""
-
-    def __init__(self, x: torch.Tensor, target: Target) -> None:
-        rows, k = x.shape
-        self._data = allocator(torch.empty(rows, k, dtype=torch.float8_e4m3fn, device=x.device))
-        self._scale = allocator(torch.empty(rows, dtype=torch.float32, device=x.device))
-        arguments = Fp8RowsArguments(0, 0, 0, rows, k, x.stride(0) * x.element_size())
-        config = config_of(DTYPE_NAMES[x.dtype], k, target.arch)
-        self._launch = KERNEL.launcher(config, target, x.device, arguments, _touched)
-
-    def __call__(self, x: torch.Tensor) -> RowScaledTensor:
-        out = RowScaledTensor(self._data(), self._scale())
-        self._launch((x.data_ptr(), out.data.data_ptr(), out.scale.data_ptr()), (x, out))
-        return out
+def _check(r: Any) -> RowScaledTensor | None:
+    if not isinstance(r.x, torch.Tensor):
+        raise OperandTypeError.of("x", got=type(r.x).__name__, expected="torch.Tensor")
+    check_rows(r.x)
+    return r.out
 
 
-def _touched(x: torch.Tensor, out: RowScaledTensor) -> Tensors:
-    return tensors({"x": x}, {"data": out.data, "scale": out.scale})
+def _plan(r: Any, target: Target) -> PlannedCall:
+    rows, k = r.x.shape
+    data = torch.empty(rows, k, dtype=torch.float8_e4m3fn, device=r.x.device)
+    scale = torch.empty(rows, dtype=torch.float32, device=r.x.device)
+    out = RowScaledTensor(data, scale) if r.out is None else r.out
+    arguments = Fp8RowsArguments("x", "out.data", "out.scale", rows, k, r.x.stride(0) * r.x.element_size())
+    config = config_of(DTYPE_NAMES[r.x.dtype], k, target.arch)
+    new_data, new_scale = allocator(torch.empty_like(data)), allocator(torch.empty_like(scale))
+
+    def new(*given: Any) -> RowScaledTensor:
+        return RowScaledTensor(new_data(), new_scale())
+
+    return QUANTIZE_ROWS.planned(KERNEL, config, target, arguments, r._replace(out=out), new_of=new)
+
+
+def _reference(r: Any) -> RowScaledTensor:
+    found = by_rows(r.x.detach())
+    if r.out is None:
+        return found
+    r.out.data.copy_(found.data)
+    r.out.scale.copy_(found.scale)
+    return r.out
+
+
+def _check_memory(r: Any) -> None:
+    """Raises if a part of the output overlaps x, or the other part."""
+    check_overlap({"x": r.x}, r.out.data)
+    check_overlap({"x": r.x, "out.data": r.out.data}, r.out.scale)
 
 
 def _host(config: Fp8RowsConfig) -> Callable[..., Any]:
@@ -110,5 +119,16 @@ def _host(config: Fp8RowsConfig) -> Callable[..., Any]:
     return Fp8Rows(config)
 
 
-_calls = Bounded()
 KERNEL = Kernel("quantize_fp8_rows", Fp8RowsArguments, _host, can_implement)
+QUANTIZE_ROWS = Operation(
+    rows_in_fp8,
+    {"x": TENSOR, "out": Argument("(None if {x} is None else {x}.key)")},
+    check=_check,
+    reference=_reference,
+    plan=_plan,
+    target=lambda r, out: resolve(r.backend, r.x.device),
+    store=None,
+    overlaps=_check_memory,
+    follows=False,
+    count="increment_versions((out.data, out.scale))",
+)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,29 +17,28 @@ from ..planning.fused import RmsnormProblem, choose_rmsnorm
 from ..planning.quantize import QuantizeProblem
 from ..quantization.rules import resolve_format, resolve_rule
 from ..runtime.backend import Backend, resolve, sm_count
-from ..runtime.bounded import Bounded
 from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
-from ..runtime.simulating import world
-from ..target import architecture
-from .calls import operand_key, scalar_key
+from ..target import Target, architecture
+from .arguments import TYPED, Argument
 from .checks import DTYPE_NAMES
-from .dispatch import is_recorded, written_to
+from .dispatch import is_recorded
 from .fused import (
+    ComputedScale,
     Fused,
-    FusedCall,
-    Quantization,
-    alignment,
+    ReadableFirst,
     check_memory,
     checked_matrix,
     checked_quantization,
+    fused_problem,
+    fused_results,
     matrix,
-    matrix_key,
-    quantize_arguments,
+    quantized_values,
     readable,
-    recorded,
-    same,
 )
+from .operation import Operation
+from .quantize_launch import Results, quantize_arguments, quantized_output
+from .quantize_request import COUNT_RESULT, MATRIX, RESULT, SCALE
 
 
 class RmsnormQuantized(NamedTuple):
@@ -102,18 +100,8 @@ def rmsnorm_quantize(
         OperandError, OperandTypeError: an argument that does not fit; results that overlap.
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
-    if isinstance(x, torch.Tensor) and is_recorded(x):
-        checked_inputs(x, weight, residual, eps, residual_out)
-        options = {"eps": eps, "return_values": return_normed}
-        options |= {"format": format, "rule": rule, "scale_layout": scale_layout, "backend": backend}
-        inputs = {"x": x, "weight": weight, "residual": residual}
-        found = recorded("rmsnorm_quantize", inputs, x.shape, global_scale, options, out, residual_out)
-    else:
-        options = (eps, format, rule, scale_layout, return_normed, backend)
-        call = planned(x, weight, residual, global_scale, out, residual_out, options)
-        found = call([t for t in (x, weight, residual) if t is not None], global_scale, out, residual_out)
-        if (out is not None or residual_out is not None) and torch.is_grad_enabled():
-            written_to(out, residual_out)
+    options = global_scale, eps, residual, format, rule, scale_layout, return_normed
+    found = RMSNORM.call(x, weight, *options, out, residual_out, backend)
     if residual is None and not return_normed:
         return found.quantized
     new = found.residual
@@ -122,107 +110,74 @@ def rmsnorm_quantize(
     return RmsnormQuantized(found.quantized, new, found.values if return_normed else None)
 
 
-def planned(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    global_scale: float | torch.Tensor | str | None,
-    out: BlockScaledTensor | None,
-    residual_out: torch.Tensor | None,
-    options: tuple,
-) -> Callable[..., Fused]:
-    """The call that was planned for others like these, or a new one. options: eps and those that follow it in the
-    plan."""
-    key = (
-        *(matrix_key(x), matrix_key(weight), matrix_key(residual)),
-        global_scale if type(global_scale) is str else scalar_key(global_scale),
-        *(operand_key(out), matrix_key(residual_out), same(x, residual_out), same(residual, residual_out)),
-        # True and 1 are equal keys
-        *(options, type(options[0]), world(isinstance(x, torch.Tensor) and not x.is_cuda)),
-    )
-    call = _calls.find(key)
-    if call is None:
-        call = _calls[key] = _plan(x, weight, residual, global_scale, out, residual_out, *options)
-    return call
+def _check(r: Any) -> BlockScaledTensor | None:
+    rows, _, new = checked_inputs(r.x, r.weight, r.residual, r.eps, r.residual_out)
+    recorded = is_recorded(r.x)
+    if new is not None and not recorded:
+        if readable(new) is not new:
+            got = f"address {new.data_ptr():#x}, strides {new.stride()}"
+            raise OperandError.of("residual_out", got=got, expected="contiguous rows at multiples of 16 bytes")
+        _check_memory(r._replace(out=None))
+    checked_quantization(rows, r)
+    if not recorded:
+        _check_memory(r)
+    return r.out
 
 
-_calls = Bounded()
+def _check_memory(r: Any) -> None:
+    """Raises if what is written overlaps itself or what is read."""
+    check_memory({"x": r.x, "weight": r.weight, "residual": r.residual}, r.global_scale, r.out, r.residual_out)
 
 
-def _plan(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    global_scale: float | torch.Tensor | str | None,
-    out: BlockScaledTensor | None,
-    residual_out: torch.Tensor | None,
-    eps: float,
-    format: str | Format,
-    rule: str,
-    scale_layout: str,
-    return_normed: bool,
-    backend: Backend,
-) -> Callable[..., Fused]:
-    """The call for these and all like them, which it checks."""
-    rows, old, new = checked_inputs(x, weight, residual, eps, residual_out)
-    if new is not None and readable(new) is not new:
-        got = f"address {new.data_ptr():#x}, strides {new.stride()}"
-        raise OperandError.of("residual_out", got=got, expected="contiguous rows at multiples of 16 bytes")
-    given = {"x": x, "weight": weight, "residual": residual}
-    read = {name: t for name, t in given.items() if t is not None}
-    check_memory(read, global_scale, None, residual_out)
-    quantization = checked_quantization(rows, format, rule, global_scale, scale_layout, out)
-    check_memory(read, global_scale, out, residual_out)
-    target = resolve(backend, x.device)
-    if target.backend == "reference":
-        return functools.partial(_reference_call, tuple(read), quantization=quantization, eps=eps)
-    old = None if old is None else readable(old)
-    rows, factor = readable(rows), None if weight is None else readable(weight)
-    stores = return_normed or quantization.computes_scale
+def _plan(r: Any, target: Target) -> Callable[..., Fused]:
+    rows, old, new = checked_inputs(r.x, r.weight, r.residual, r.eps, r.residual_out)
+    request, kind = checked_quantization(rows, r)
+    if kind == "computed":
+        return ComputedScale(RMSNORM, _check_memory, "return_normed")
+    if any(x is not None and readable(x) is not x for x in (rows, old, r.weight)):
+        return ReadableFirst(RMSNORM, _check_memory, _copied)
     problem = RmsnormProblem(
         # the new residual and the weight have addresses of their own
-        quantization.problem(alignment(rows, old, new, factor)),
-        values=stores,
+        fused_problem(request, kind, rows, old, new, r.weight),
+        values=r.return_normed,
         residual=old is not None,
-        weight="" if weight is None else DTYPE_NAMES[weight.dtype],
+        weight="" if r.weight is None else DTYPE_NAMES[r.weight.dtype],
     )
-    plan = choose_rmsnorm(problem, target.arch, sm_count(target, x.device))
-    like = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    plan = choose_rmsnorm(problem, target.arch, sm_count(target, r.x.device))
+    like = torch.empty(r.x.shape, dtype=r.x.dtype, device=r.x.device)
     dense = like.reshape(rows.shape)
+    results = Results(request, r.global_scale)
+    out = results.maker(RMSNORM.fields)(*r) if r.out is None else r.out
     arguments = RmsnormArguments(
-        quantize=quantize_arguments(rows, "x", quantization, out, plan),
-        weight=None if weight is None else "weight",
+        quantize=quantize_arguments(request, rows, "x", out, kind, plan),
+        weight=None if r.weight is None else "weight",
         residual=matrix(old, "residual"),
         residual_out=None if old is None else matrix(dense if new is None else new, "residual_out"),
-        values=matrix(dense, "values") if stores else None,
-        eps=eps,
+        values=matrix(dense, "values") if r.return_normed else None,
+        eps=r.eps,
         inverse_k=1.0 / rows.shape[1],
     )
-    made = (None if old is None else like, like if stores else None)
-    return FusedCall(quantization, KERNEL, plan.config, target, arguments, read, made, out, residual_out)
+    options = quantized_output(RMSNORM, r, results, _check_memory)
+    options |= fused_results(r.return_normed, like, old is not None)
+    return RMSNORM.planned(KERNEL, plan.config, target, arguments, r._replace(out=out), **options)
 
 
-def _reference_call(
-    names: Sequence[str],
-    read: Sequence[torch.Tensor],
-    given: Any,
-    out: BlockScaledTensor | None,
-    residual_out: torch.Tensor | None,
-    *,
-    quantization: Quantization,
-    eps: float,
-) -> Fused:
+def _copied(r: Any) -> Any:
+    """A request whose inputs the kernel can read."""
+    copies = {name: getattr(r, name) for name in ("x", "weight", "residual")}
+    return r._replace(**{name: None if x is None else readable(x.detach()) for name, x in copies.items()})
+
+
+def _reference(r: Any) -> Fused:
     """By exact torch."""
-    named = dict(zip(names, read))
-    check_memory(named, given, out, residual_out)
-    x, weight, residual = (None if t is None else t.detach() for t in map(named.get, ("x", "weight", "residual")))
-    rows, new = x if x.ndim == 2 else x[None], residual_out
+    x, weight, residual = (None if t is None else t.detach() for t in (r.x, r.weight, r.residual))
+    rows, new = x if x.ndim == 2 else x[None], r.residual_out
     if residual is not None:
         rows = rows + residual.reshape(rows.shape)
         new = torch.empty(x.shape, dtype=x.dtype, device=x.device) if new is None else new
         new.detach().copy_(rows.reshape(new.shape))
-    normed = rmsnorm_reference(rows, weight, eps).reshape(x.shape).contiguous()
-    return Fused(quantization.of_values(normed, given, out, "reference"), new, normed)
+    normed = rmsnorm_reference(rows, weight, r.eps).reshape(x.shape).contiguous()
+    return Fused(quantized_values(normed, r, "reference"), new, normed)
 
 
 def rmsnorm_reference(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
@@ -298,3 +253,22 @@ def _host(config: RmsnormConfig) -> Callable[..., Any]:
 
 
 KERNEL = Kernel("rmsnorm_quantize", RmsnormArguments, _host)
+_SAME = "{{x}}.data_ptr() == {0}.data_ptr() and {{x}}.stride() == {0}.stride()"
+# whether it is x, or the old residual: without one it is refused
+_RESIDUAL_OUT = f"(None if {{x}} is None else ({MATRIX.key}, {_SAME.format('x')}, {_SAME.format('residual')}))"
+RMSNORM = Operation(
+    rmsnorm_quantize,
+    {
+        **{"x": MATRIX, "weight": MATRIX.or_none(), "residual": MATRIX.or_none(), "global_scale": SCALE, "eps": TYPED},
+        **{"out": RESULT, "residual_out": Argument(_RESIDUAL_OUT)},
+    },
+    check=_check,
+    reference=_reference,
+    plan=_plan,
+    target=lambda r, out: resolve(r.backend, r.x.device),
+    store=None,
+    overlaps=_check_memory,
+    follows=False,
+    outs=("out", "residual_out"),
+    count=f"(out and {COUNT_RESULT}, None if residual_out is None else increment_versions((residual_out,)))",
+)

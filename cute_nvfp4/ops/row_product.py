@@ -78,7 +78,7 @@ def row_product(
 
 
 def _filler(made: Preparation, given: Mapping[int, int]) -> Callable[[tuple], tuple]:
-    """From what a call gives to all values of ``made``. given: from places among these to places of what is given."""
+    """What makes all values of ``made`` from what a call gives. given: from their places to those in a call."""
     values, count = made.values, len(made.values)
     take = itemgetter(*(count + given[i] if i in given else i for i in range(count)))
     return lambda addresses: take(values + addresses)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -16,28 +15,27 @@ from ..planning.fused import FusedProblem, choose_silu_mul
 from ..planning.quantize import QuantizeProblem
 from ..quantization.rules import resolve_format, resolve_rule
 from ..runtime.backend import Backend, resolve, sm_count
-from ..runtime.bounded import Bounded
 from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
-from ..runtime.simulating import world
-from ..target import architecture
-from .calls import operand_key, scalar_key
+from ..target import Target, architecture
 from .checks import DTYPE_NAMES
-from .dispatch import is_recorded, written_to
+from .dispatch import is_recorded
 from .fused import (
+    ComputedScale,
     Fused,
-    FusedCall,
-    Quantization,
-    alignment,
+    ReadableFirst,
     check_memory,
     checked_matrix,
     checked_quantization,
+    fused_problem,
+    fused_results,
     matrix,
-    matrix_key,
-    quantize_arguments,
+    quantized_values,
     readable,
-    recorded,
 )
+from .operation import Operation
+from .quantize_launch import Results, quantize_arguments, quantized_output
+from .quantize_request import COUNT_RESULT, MATRIX, RESULT, SCALE
 
 
 class SiluMulQuantized(NamedTuple):
@@ -85,104 +83,64 @@ def silu_mul_quantize(
         OperandError, OperandTypeError: an argument that does not fit; results that overlap.
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
-    if isinstance(gate, torch.Tensor) and is_recorded(gate):
-        first, _ = halves(gate, up)
-        options = {"format": format, "rule": rule, "scale_layout": scale_layout, "backend": backend}
-        options["return_values"] = return_activation
-        shape = (*gate.shape[:-1], first.shape[1])
-        found = recorded("silu_mul_quantize", {"gate": gate, "up": up}, shape, global_scale, options, out)
-    else:
-        call = planned(gate, up, global_scale, out, (format, rule, scale_layout, return_activation, backend))
-        found = call((gate,) if up is None else (gate, up), global_scale, out, None)
-        if out is not None and torch.is_grad_enabled():
-            written_to(out)
+    options = global_scale, format, rule, scale_layout, return_activation
+    found = SILU_MUL.call(gate, up, *options, out, backend)
     return SiluMulQuantized(found.quantized, found.values) if return_activation else found.quantized
 
 
-def planned(
-    gate: torch.Tensor,
-    up: torch.Tensor | None,
-    global_scale: float | torch.Tensor | str | None,
-    out: BlockScaledTensor | None,
-    options: tuple,
-) -> Callable[..., Fused]:
-    """The call that was planned for others like these, or a new one. options: format and those that follow it in the
-    plan."""
-    key = (
-        *(matrix_key(gate), matrix_key(up)),
-        global_scale if type(global_scale) is str else scalar_key(global_scale),
-        *(operand_key(out), options, world(isinstance(gate, torch.Tensor) and not gate.is_cuda)),
-    )
-    call = _calls.find(key)
-    if call is None:
-        call = _calls[key] = _plan(gate, up, global_scale, out, *options)
-    return call
+def _check(r: Any) -> BlockScaledTensor | None:
+    first, _ = halves(r.gate, r.up)
+    checked_quantization(first, r)
+    if not is_recorded(r.gate):
+        _check_memory(r)
+    return r.out
 
 
-_calls = Bounded()
+def _check_memory(r: Any) -> None:
+    """Raises if what is written overlaps itself or what is read."""
+    check_memory({"gate": r.gate, "up": r.up}, r.global_scale, r.out, None)
 
 
-def _plan(
-    gate: torch.Tensor,
-    up: torch.Tensor | None,
-    global_scale: float | torch.Tensor | str | None,
-    out: BlockScaledTensor | None,
-    format: str | Format,
-    rule: str,
-    scale_layout: str,
-    return_activation: bool,
-    backend: Backend,
-) -> Callable[..., Fused]:
-    """The call for these and all like them, which it checks."""
-    first, second = halves(gate, up)
-    quantization = checked_quantization(first, format, rule, global_scale, scale_layout, out)
-    read = {"gate": gate} if up is None else {"gate": gate, "up": up}
-    check_memory(read, global_scale, out, None)
-    target = resolve(backend, gate.device)
-    if target.backend == "reference":
-        return functools.partial(_reference_call, quantization=quantization)
-    half = 0
-    if up is None:
-        half = first.shape[1] * gate.element_size()
-        if readable(first) is not first or readable(second) is not second:
-            options = (format, rule, scale_layout, return_activation, backend)
-            return functools.partial(_of_halves, _plan(first, second, global_scale, out, *options))
-    first, second = readable(first), readable(second)
-    stores = return_activation or quantization.computes_scale
-    problem = FusedProblem(quantization.problem(alignment(first, second)), values=stores)
-    plan = choose_silu_mul(problem, target.arch, sm_count(target, gate.device))
-    shape = (*gate.shape[:-1], first.shape[1])
-    like = torch.empty(shape, dtype=gate.dtype, device=gate.device)
+def _plan(r: Any, target: Target) -> Callable[..., Fused]:
+    first, second = halves(r.gate, r.up)
+    request, kind = checked_quantization(first, r)
+    if kind == "computed":
+        return ComputedScale(SILU_MUL, _check_memory, "return_activation")
+    if readable(first) is not first or readable(second) is not second:
+        return ReadableFirst(SILU_MUL, _check_memory, _copied)
+    problem = FusedProblem(fused_problem(request, kind, first, second), values=r.return_activation)
+    plan = choose_silu_mul(problem, target.arch, sm_count(target, r.gate.device))
+    like = torch.empty(_shape(r, first), dtype=r.gate.dtype, device=r.gate.device)
+    results = Results(request, r.global_scale)
+    out = results.maker(SILU_MUL.fields)(*r) if r.out is None else r.out
+    half = first.shape[1] * r.gate.element_size()
     arguments = SiluMulArguments(
-        quantize=quantize_arguments(first, "gate", quantization, out, plan),
-        up=matrix(second, "up" if up is not None else f"gate + {half}"),
-        values=matrix(like.reshape(first.shape), "values") if stores else None,
+        quantize=quantize_arguments(request, first, "gate", out, kind, plan),
+        up=matrix(second, "up" if r.up is not None else f"gate + {half}"),
+        values=matrix(like.reshape(first.shape), "values") if r.return_activation else None,
     )
-    made = (None, like if stores else None)
-    return FusedCall(quantization, KERNEL, plan.config, target, arguments, read, made, out, None)
+    options = quantized_output(SILU_MUL, r, results, _check_memory) | fused_results(r.return_activation, like)
+    return SILU_MUL.planned(KERNEL, plan.config, target, arguments, r._replace(out=out), **options)
 
 
-def _of_halves(call: FusedCall, read: Sequence[torch.Tensor], *rest: Any) -> Fused:
-    """``call``, which takes gate and up, of one tensor: its halves cannot be read where they are."""
-    return call(halves(read[0], None), *rest)
+def _copied(r: Any) -> Any:
+    """A request whose inputs the kernel can read."""
+    first, second = halves(r.gate, r.up)
+    gate, up = (readable(x).reshape(_shape(r, x)) for x in (first, second))
+    return r._replace(gate=gate, up=up)
 
 
-def _reference_call(
-    read: Sequence[torch.Tensor],
-    given: Any,
-    out: BlockScaledTensor | None,
-    residual_out: None,
-    *,
-    quantization: Quantization,
-) -> Fused:
+def _shape(r: Any, half: torch.Tensor) -> tuple[int, ...]:
+    """The shape of the activation."""
+    return (*r.gate.shape[:-1], half.shape[1])
+
+
+def _reference(r: Any) -> Fused:
     """By exact torch."""
-    check_memory(dict(zip(("gate", "up"), read)), given, out, None)
-    gate, up = halves(*read)
+    gate, up = halves(r.gate, r.up)
     activation = silu_mul_reference(gate, up)
-    shape = (*read[0].shape[:-1], gate.shape[1])
-    return Fused(
-        quantization.of_values(activation, given, out, "reference"), None, activation.reshape(shape).contiguous()
-    )
+    values = activation.reshape(_shape(r, gate)).contiguous()
+    return Fused(quantized_values(activation, r, "reference"), None, values)
 
 
 def silu_mul_reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -232,3 +190,15 @@ def _host(config: SiluMulConfig) -> Callable[..., Any]:
 
 
 KERNEL = Kernel("silu_mul_quantize", SiluMulArguments, _host)
+SILU_MUL = Operation(
+    silu_mul_quantize,
+    {"gate": MATRIX, "up": MATRIX.or_none(), "global_scale": SCALE, "out": RESULT},
+    check=_check,
+    reference=_reference,
+    plan=_plan,
+    target=lambda r, out: resolve(r.backend, r.gate.device),
+    store=None,
+    overlaps=_check_memory,
+    follows=False,
+    count=COUNT_RESULT,
+)

@@ -20,6 +20,7 @@ import functools
 import math
 import operator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ..kernels.gemm.config import CTA_ROWS, GemmConfig
 from ..kernels.gemm.shared_plan import MIN_STAGES
@@ -166,6 +167,27 @@ def _partial_bytes(c: GemmConfig, work: int, workers: int, k_tiles: int) -> int:
     return inside * c.products * c.tile_m * c.tile_n * 4
 
 
+class Distributed(NamedTuple):
+    """How k-tiles, or work tiles, are distributed: ``work`` of them to ``workers`` clusters, of which ``ctas`` run at
+    once; the busiest CTA has ``steps`` k-tiles of ``waves`` work tiles."""
+
+    work: int
+    workers: int
+    ctas: int
+    steps: int
+    waves: float
+
+
+def distributed(c: GemmConfig, tiles: int, k_tiles: int, workers: int, fit: int) -> Distributed:
+    """``tiles`` of ``k_tiles`` each on ``workers`` clusters (0: as many as ``fit`` at once), no more than have work."""
+    stream = c.scheduler == "stream_k"
+    work = tiles * k_tiles if stream else tiles
+    workers = min(workers or fit, work)
+    share = -(-work // workers) * -(-workers // fit)
+    steps, waves = (share, share / k_tiles) if stream else (share * -(-k_tiles // c.split_k), float(share))
+    return Distributed(work, workers, min(workers, fit) * c.cluster_size, steps, waves)
+
+
 def predict(
     config: GemmConfig,
     m: int,
@@ -195,16 +217,7 @@ def predict(
         raise ValueError(f"no cluster of {c.cluster_size} CTAs fits on {sm_count} multiprocessors")
     if stage.stages < MIN_STAGES:
         raise ValueError(f"shared memory has room for {stage.stages} stages of {c}, expected at least {MIN_STAGES}")
-    # k-tiles or work tiles that are distributed to the clusters
-    work = tiles * k_tiles if c.scheduler == "stream_k" else tiles
-    workers = min(workers or fit, work)
-    rounds = -(-workers // fit)
-    share = -(-work // workers) * rounds
-    if c.scheduler == "stream_k":
-        steps, waves = share, share / k_tiles
-    else:
-        steps, waves = share * -(-k_tiles // c.split_k), float(share)
-    ctas = min(workers, fit) * c.cluster_size
+    work, workers, ctas, steps, waves = distributed(c, tiles, k_tiles, workers, fit)
 
     if dram_bytes is None:
         dram_bytes = traffic(c, m, n, k, batch, ctas) + _partial_bytes(c, work, workers, k_tiles)

@@ -18,7 +18,7 @@ from ..kernels.gemm.shared_plan import MIN_STAGES, StagePlan
 from ..kernels.gemm.sm90.config import WgmmaConfig
 from ..kernels.gemm.sm120.memory_plan import SharedPlan
 from ..weight_layout import TILE_K, TILE_ROWS
-from .gemm_model import Prediction, traffic
+from .gemm_model import Prediction, distributed, traffic
 from .sm120_rates import DRAM_SHARE, EPILOGUE_CYCLES, LATENCY_US, START_US, STEP_CYCLES, part_of
 
 
@@ -43,12 +43,7 @@ def predict(
     tiles = -(-m // CTA_ROWS) * -(-n // config.tile_n) * batch
     k_tiles = -(-k // config.tile_k)
     stream = config.scheduler == "stream_k"
-    # k-tiles or work tiles that are distributed to the CTAs
-    work = tiles * k_tiles if stream else tiles
-    workers = min(workers or sm_count, work)
-    ctas = min(workers, sm_count)
-    share = -(-work // workers) * -(-workers // sm_count)
-    steps, waves = (share, share / k_tiles) if stream else (share * k_tiles, float(share))
+    _, workers, ctas, steps, waves = distributed(config, tiles, k_tiles, workers, sm_count)
     flops = 2.0 * config.products * tiles * k_tiles * config.tile_k * CTA_ROWS * config.tile_n
     # an instruction of 8-bit operands takes the cycles of one with twice the K of 4-bit ones
     slow = 64 / config.kind.k

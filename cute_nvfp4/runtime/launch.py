@@ -40,6 +40,7 @@ class Launcher(Protocol):
 
     def fixed(self, values: tuple, owners: tuple) -> Callable[[], None]:
         """The call with these values, for a call that is made again and again."""
+        return functools.partial(self, values, owners)
 
 
 class Slot(NamedTuple):
@@ -62,7 +63,7 @@ class Slot(NamedTuple):
         self.words[self.index] = value + self.added if self.added else value
 
 
-class CudaLauncher:
+class CudaLauncher(Launcher):
     """``cuLaunchKernelEx`` on parameters that are kept: a call writes the varying values in place, and launches.
 
     On torch's current stream of ``device``, whatever device is current. Threads take turns. of_values: the call without
@@ -156,7 +157,7 @@ class CudaLauncher:
         return slots, launch_anywhere if torch.cuda.device_count() > 1 else launch_here
 
 
-class SimLauncher:
+class SimLauncher(Launcher):
     """Executes the launches from the kernel's PTX, as the ``simulating`` around the call says."""
 
     def __init__(self, kernel: CompiledKernel, template: Template, plan: Callable, touched: Touched) -> None:
@@ -186,10 +187,6 @@ class SimLauncher:
             if active:
                 active.record(SimulatedLaunch(kernel, launch, result, trace))
 
-    def fixed(self, values: tuple, owners: tuple) -> Callable[[], None]:
-        """The call with these values."""
-        return functools.partial(self, values, owners)
-
     def _what_runs(self, active: Simulation | None) -> tuple[CompiledKernel, Template]:
         """The kernel, or what ``simulating(kernel=…)`` wants instead: asked for once in its block."""
         if active is None or active.kernel is None:
@@ -203,7 +200,7 @@ class SimLauncher:
         return found[:2]
 
 
-class SessionLauncher:
+class SessionLauncher(Launcher):
     """Submits the launches to the simulated GPU of a session (``sim.session``)."""
 
     def __init__(self, kernel: CompiledKernel, template: Template, device: int, session: Any) -> None:
@@ -213,7 +210,3 @@ class SessionLauncher:
         stream = torch.cuda.current_stream(self._device).cuda_stream
         for launch in self.template.filled(values):
             self._session.submit(self.kernel.program, dataclasses.replace(launch, stream=stream))
-
-    def fixed(self, values: tuple, owners: tuple) -> Callable[[], None]:
-        """The call with these values."""
-        return functools.partial(self, values, owners)

@@ -11,8 +11,8 @@ import torch
 import cute_nvfp4 as nv
 from cute_nvfp4 import BlockScaledTensor
 from cute_nvfp4.errors import CompileError
-from cute_nvfp4.ops import quantize
 from cute_nvfp4.ops.gemv import GEMV
+from cute_nvfp4.ops.quantize import QUANTIZE
 
 pytestmark = pytest.mark.gpu
 
@@ -163,14 +163,14 @@ def test_a_first_call_within_a_capture_is_refused(given: Tensors, operation: str
         "gemv": lambda: nv.gemv(t.weight, t.vector, out=t.y),
         "quantize": lambda: nv.quantize(t.x, global_scale=t.out.global_scale, out=t.out),
     }[operation]
-    plans = {"gemv": GEMV.calls, "quantize": quantize._calls}[operation]
+    plans = {"gemv": GEMV.calls, "quantize": QUANTIZE.calls}[operation]
     plans.clear()
     run()
     (call,) = plans.values()
     torch.cuda.synchronize()
     # as in a process that has not called it yet
     plans.clear()
-    call.launch.kernel.loaded.clear()
+    call.owner.launch.kernel.loaded.clear()
     mark, graph = torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph()
     with pytest.raises(CompileError, match=rf"kernel {operation} is not loaded on cuda:\d+ yet.*\(warm up\)"):
         with torch.cuda.graph(graph):

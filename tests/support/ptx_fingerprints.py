@@ -220,6 +220,9 @@ def _quantizations() -> Iterator[tuple[str, Callable]]:
         ("sm_100a", "nvfp4", "four_six_mse", {"rotation": 16}),
         ("sm_90a", "nvfp4", "max", {"tile": True, "transposed": True}),
         ("sm_90a", "nvfp4", "four_six_mse", {"transposed": True}),
+        # large enough for one CTA a multiprocessor, and for the table of errors
+        ("sm_90a", "nvfp4", "four_six_mse", {"rows": 8190, "k": 8192}),
+        ("sm_90a", "nvfp4", "optimal", {"rows": 8192, "k": 8192}),
     ):
         words = " ".join(f"{k} {v}" for k, v in more.items())
         yield f"quantize {arch} {format} {rule} {words.replace('torch.', '')}", compiled(arch, format, rule, **more)

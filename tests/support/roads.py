@@ -44,5 +44,5 @@ class Roads:
                 bad()
             message = str(error.value)
             said.append((type(error.value), re.sub("0x[0-9a-f]+", "0x…", message)))
-        assert said[0] == said[1], "planned calls refuse it in other words"
+        assert said[0] == said[1], f"planned calls refuse it in other words: {said}"
         return message

@@ -12,8 +12,8 @@ from support.roads import Roads
 
 from cute_nvfp4 import quantize, rmsnorm_quantize, silu_mul_quantize, simulating
 from cute_nvfp4.errors import OperandError, OperandTypeError, TargetError
-from cute_nvfp4.ops import rmsnorm_quantize as rmsnorm_module
-from cute_nvfp4.ops import silu_mul_quantize as silu_module
+from cute_nvfp4.ops.rmsnorm_quantize import RMSNORM
+from cute_nvfp4.ops.silu_mul_quantize import SILU_MUL
 
 X = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
 W = torch.ones(64, dtype=torch.bfloat16)
@@ -132,12 +132,12 @@ def test_tables_over_planned_calls() -> None:
     bad = [(message, call(f)) for f in (norm, gated) for call, _, message in BOTH.values()]
     bad += [(message, call) for call, _, message in OTHERS.values()]
     with simulating("sm_90a"):
-        roads = [Roads(module._calls, good) for module in (rmsnorm_module, silu_module)]
+        roads = [Roads(x.calls, good) for x in (RMSNORM, SILU_MUL)]
         for message, call in bad:
             for road in roads:
                 assert re.search(message, road.refused(call))
-    for module in (rmsnorm_module, silu_module):
-        module._calls.clear()
+    for operation in (RMSNORM, SILU_MUL):
+        operation.calls.clear()
 
 
 def test_codes_onto_what_is_read() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ from torch.autograd.profiler import profile
 
 import cute_nvfp4 as nv
 from cute_nvfp4 import BlockScaledTensor
-from cute_nvfp4.ops import quantize, rmsnorm_quantize, silu_mul_quantize
 from cute_nvfp4.ops.operation import OPERATIONS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -30,7 +30,6 @@ NEW, EMPTY = "aten::empty_like", "aten::empty"
 def no_driver() -> Iterator[None]:
     """Plans of calls that launch nothing are forgotten."""
     plans = [x.calls for x in OPERATIONS.values()]
-    plans += [x._calls for x in (quantize, rmsnorm_quantize, silu_mul_quantize)]
     kept = [dict(x) for x in plans]
     for calls in plans:
         calls.clear()
@@ -144,6 +143,40 @@ def _with(run: Callable[..., object], *given: object) -> Callable[[], object]:
 @pytest.mark.parametrize("name", PREPARED)
 def test_a_prepared_call_is_nothing_but_a_launch(name: str) -> None:
     assert operations(PREPARED[name]()) == []
+
+
+ROOT = str(Path(nv.__file__).parent)
+ROAD = {"gemv": 6, "gemm": 6, "gated_gemm": 6, "quantize, scale given": 6, "silu_mul_quantize": 7}
+"""Functions of a warm call: the public one, those compiled for the operation and the plan, overlap, the launch."""
+
+
+def functions(call: Callable[[], object]) -> list[str]:
+    """The functions of the package that a warm call runs, and those it compiled, but for where CPU tensors are run."""
+    call(), call()
+    found: list[str] = []
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        path = frame.f_code.co_filename
+        if event == "call" and (path == "<string>" or path.startswith(ROOT)) and "simulating" not in path:
+            found.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+@pytest.mark.parametrize("name", ROAD)
+def test_a_warm_call_is_a_straight_road(name: str) -> None:
+    found = functions(WITH_OUT[name])
+    assert len(found) <= ROAD[name], found
+
+
+def test_a_detour_is_counted() -> None:
+    assert len(functions(lambda: (nv.gemv(A, B), nv.gemm(A, B)))) > max(ROAD.values())
 
 
 def test_what_is_counted() -> None:

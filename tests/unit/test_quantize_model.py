@@ -9,7 +9,7 @@ import torch
 
 from cute_nvfp4 import NVFP4Linear, quantize, quantize_model, simulating
 from cute_nvfp4.errors import OperandError
-from cute_nvfp4.nn.gptq import gptq, output_error, target
+from cute_nvfp4.nn.gptq import gptq, output_error
 from cute_nvfp4.nn.selection import select_linears
 
 WIDTH, BLOCKS = 64, 3
@@ -83,7 +83,8 @@ def test_gptq_is_closer(input_rule: str | None) -> None:
             distances[method] = float((made(held_out) - want).norm() / want.norm())
             assert all(0 < layer.output_error < 0.3 for layer in report.layers)
             assert len(report.layers) == len(NAMES)
-    assert distances["gptq"] < 0.8 * distances["nearest"]
+    # of activations GPTQ makes up nothing
+    assert distances["gptq"] < (0.8 if input_rule is None else 0.9) * distances["nearest"]
     first = made.layers[0].gate
     if input_rule is not None:
         amax = (exact.embed(torch.cat(calibration)) + 0.1).abs().max()
@@ -137,15 +138,6 @@ def test_gptq_of_independent_columns_rounds_to_nearest() -> None:
     assert found.dequantize().equal(quantize(w, rule="four_six_mse").dequantize())
 
 
-def test_the_target_makes_up_for_activations() -> None:
-    generator = torch.Generator().manual_seed(0)
-    w, x = torch.randn(8, 32, generator=generator), torch.randn(400, 32, generator=generator)
-    assert torch.allclose(target(w, x.T @ x, x.T @ x), w, atol=1e-4)
-    now = x * 0.9 + 0.1 * x.roll(1, dims=1)
-    wanted = target(w, now.T @ now, now.T @ x, damping=1e-6)
-    assert (now @ wanted.T - x @ w.T).norm() < 1e-3 * (now @ w.T - x @ w.T).norm()
-
-
 def test_patterns() -> None:
     assert list(select_linears(model(), ["re:.*gate$", "layers.2", "*.1.*"])) == ["layers.0.up", "layers.0.down"]
     with pytest.raises(OperandError, match=r"ignore: got \['lm_head'\]"):
@@ -186,6 +178,7 @@ KERNELS = {"packed streaming gemm": "stream", "packed WGMMA gemm": "wgmma", "gem
 
 
 @pytest.mark.kernels("sm_90a", "sm_100a")
+@pytest.mark.sim_only("looks at the simulator's launches")
 @pytest.mark.parametrize("rows", [1, 4, 20])
 @pytest.mark.parametrize("arch, rule, released", [("sm_90a", None, 1), ("sm_90a", "max", 0), ("sm_100a", "max", 0)])
 def test_what_is_explained_is_what_runs(arch: str, rule: str | None, released: bool, rows: int) -> None:

@@ -20,6 +20,7 @@ ROOMS = (
     "kernels",
     "integrations",
     "nn",
+    "ops",
     "planning",
     "ptx",
     "quantization",

@@ -123,7 +123,10 @@ class Amax:
         return max_lanes(largest)
 
     def load(self, start: Int64, stride: Int64, row: Int32, chunk: Int32, lane: Int32, chunks: Chunks) -> list[Uint32]:
-        """A lane's words of a chunk of a row; zeros beyond the row's end."""
+        """A lane's words of a chunk of a row; zeros beyond the row's end.
+
+        The address is a sum: as a coordinate of a layout (ROW, BYTE) it takes the same instructions in another order.
+        """
         cfg = self.config
         width, count = cfg.vector_bytes, cfg.amax_loads
         mine, step = (AMAX_RUN, width) if cfg.hadamard else (width, width * WARP)

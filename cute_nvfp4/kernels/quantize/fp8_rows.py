@@ -18,7 +18,7 @@ from ...ptx.warp import max_lanes
 from ...row_scaled import LARGEST, LEAST
 from ..arith import div, mod
 from .config import WARP
-from .fp8_config import KINDS, VECTOR, Fp8RowsArguments, Fp8RowsConfig
+from .fp8_config import VECTOR, Fp8RowsArguments, Fp8RowsConfig
 
 
 class Fp8Rows:
@@ -46,7 +46,7 @@ class Fp8Rows:
             exists = cutlass.select_(at < vectors, Int32(1), Int32(0))
             address = first + Int64(at) * size
             words += load_global_if(exists, address, 16) + load_global_if(exists, address + 16, 16)
-        largest = self.of_row(max_abs_halves(words, KINDS[cfg.dtype]), thread)
+        largest = self.of_row(max_abs_halves(words, cfg.dtype), thread)
         inverse = div_rn(Float32(LARGEST), largest)
         if thread == 0:
             store_global(arguments.scale.toint() + Int64(row) * 4, [f32_bits(div_rn(largest, Float32(LARGEST)))])

@@ -30,7 +30,7 @@ from ...target import Target
 from ...weight_layout import DTYPES
 from ..arguments import ACTIVATIONS, TENSOR, WEIGHT
 from ..checks import DTYPE_NAMES, check_gate, check_overlap, checked_output, factor, reads, split_alpha
-from ..dequantize import DecodedFirst, DequantizeCall
+from ..dequantize import DecodedFirst
 from ..operation import Operation
 from ..planned import PlannedCall
 from ..quantize import quantize
@@ -99,8 +99,8 @@ def _plan(r: Any, target: Target) -> PlannedCall:
     size, options = plan.scratch(weight.rows), {}
     floats = "decoded" if decodes else "a.data" if row_scaled else "a"
     if decodes:
-        first = DequantizeCall(x.key, weight.dtype, target, scaled=False)
-        options["decoded"] = ("a.data", "a.scale"), lambda launch, place: DecodedFirst(first, launch, place)
+        decode = functools.partial(DecodedFirst, x, weight.dtype, target)
+        options["decoded"] = ("a.data", "a.scale"), decode
     if size.flags:
         options["extra"] = "scratch", functools.partial(_scratch, size, target, weight.device), LikeScratch()
     sums = PartialSums("scratch.sums", "scratch.flags") if size.flags else PartialSums(0, 0)

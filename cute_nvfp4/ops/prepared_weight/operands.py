@@ -140,11 +140,6 @@ def row_stride(stride: int, rows: int, k: int) -> int:
     return stride if rows > 1 else -(-k // 32) * 32
 
 
-def x_parts(x: X) -> tuple[torch.Tensor, ...]:
-    """What x is in memory: numbers, or data and scales."""
-    return (x,) if isinstance(x, torch.Tensor) else (x.data, x.scale)
-
-
 def factors_of_products(request: Any, products: int) -> tuple[float | str, tuple[tuple[str, ...], ...]]:
     """What a kernel's record has as alpha, and for each product the device scalars that multiply it."""
     scalar, shared = factors_of(request, "a")

@@ -11,6 +11,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any
 
 from cute_nvfp4.errors import TargetError
@@ -88,6 +89,17 @@ class DslHooks:
         self._ffi_always = False
 
     def install(self, patches: Patches) -> None:
+        """Raises ``TargetError`` for a DSL that has not what is hooked."""
+        try:
+            self._install(patches)
+        except (ImportError, AttributeError) as error:
+            found = metadata.version("nvidia-cutlass-dsl")
+            raise TargetError(
+                f"a simulated session needs nvidia-cutlass-dsl 4.8, this is {found}, which lacks something ({error}): "
+                "pip install 'nvidia-cutlass-dsl>=4.8,<4.9'"
+            ) from error
+
+    def _install(self, patches: Patches) -> None:
         import cutlass  # noqa: F401  (makes the DSL's singletons)
         from cutlass.base_dsl.compiler import CompileOptions
         from cutlass.cute.runtime import _Tensor
@@ -178,14 +190,15 @@ class DslHooks:
         if (kernel_arguments is None) == (workspace_generator is None):
             raise ValueError("give kernel_arguments or workspace_generator")
         work = kernel_arguments if workspace_generator is None else workspace_generator()
-        return self._work(callable, *work.args, **work.kwargs)
+        return self.work(callable, *work.args, **work.kwargs)
 
     def _rank(self, callable: Any, *args: Any, **kwargs: Any) -> float:
         for name in ("warmup_iterations", "iterations", "use_cold_l2", "print_verbose", "current_stream"):
             kwargs.pop(name, None)
-        return self._work(callable, *args, **kwargs)
+        return self.work(callable, *args, **kwargs)
 
-    def _work(self, callable: Any, *args: Any, **kwargs: Any) -> float:
+    def work(self, callable: Any, *args: Any, **kwargs: Any) -> float:
+        """Calls what is to be measured once; the work that this was, which is no time."""
         runtime = self.session.runtime
         before = runtime.counted
         callable(*args, **kwargs)

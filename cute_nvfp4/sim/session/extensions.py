@@ -1,4 +1,5 @@
-"""``torch.utils.cpp_extension`` of a session: CUDA sources are refused with the reason, before nvcc is looked for."""
+"""Libraries that a session changes when they are loaded: ``torch.utils.cpp_extension`` refuses CUDA sources with the
+reason, before nvcc is looked for, and Triton's benchmarks count work."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
@@ -14,38 +16,49 @@ from cute_nvfp4.errors import TargetError
 from cute_nvfp4.sim.session.patches import Patches
 
 _MODULE = "torch.utils.cpp_extension"
+_TRITON = "triton.testing"
 _LOADERS = ("load", "load_inline")
 
 
-def install(patches: Patches) -> None:
-    """Replaces the functions that compile extensions, now or when their module is loaded: that takes 0.15 s, and few
-    programs ask for it."""
-    if _MODULE in sys.modules:
-        _refuse_cuda(patches, sys.modules[_MODULE])
-        return
-    finder = _Finder(patches)
+def install(patches: Patches, work: Callable[[Callable[[], Any]], float]) -> None:
+    """Replaces the functions that compile extensions, and Triton's benchmarks, now or when their modules are loaded:
+    that takes a while, and few programs ask for them. ``work`` calls a function and gives the work it was."""
+    changes = {_MODULE: partial(_refuse_cuda, patches), _TRITON: partial(_count, patches, work)}
+    for name, change in changes.items():
+        if name in sys.modules:
+            change(sys.modules[name])
+    finder = _Finder({name: change for name, change in changes.items() if name not in sys.modules})
     sys.meta_path.insert(0, finder)
     patches.at_end(lambda: sys.meta_path.remove(finder))
 
 
 class _Finder:
-    """Finds the module as Python does, and replaces its functions when it has been loaded."""
+    """Finds modules as Python does, and changes each when it has been loaded."""
 
-    def __init__(self, patches: Patches) -> None:
-        self._patches = patches
+    def __init__(self, changes: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._changes = changes
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != _MODULE:
+        if name not in self._changes:
             return None
         spec = PathFinder.find_spec(name, path, target)
+        if spec is None:
+            return None
         load = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             load(module)
-            _refuse_cuda(self._patches, module)
+            self._changes[name](module)
 
         spec.loader.exec_module = exec_module
         return spec
+
+
+def _count(patches: Patches, work: Callable[[Callable[[], Any]], float], module: ModuleType) -> None:
+    """Triton's benchmarks call their function once, and give counted work."""
+    for name in ("do_bench", "do_bench_cudagraph"):
+        if hasattr(module, name):
+            patches.set(module, name, lambda fn, *_, **__: work(fn))
 
 
 def _refuse_cuda(patches: Patches, module: ModuleType) -> None:

@@ -225,7 +225,7 @@ def simulated_gpu(
         session.cuda.install(patches)
         install_python(patches, session)
         install_children(patches, opener, arch, options)
-        extensions.install(patches)
+        extensions.install(patches, hooks.work)
         session.active, _current = True, session
         with session.modes():
             yield session

@@ -11,8 +11,7 @@ from support.mutants import LAST, Ptx, at, constant, instead, outcome
 from cute_nvfp4 import BlockScaledTensor, gemm, prepare, prepare_weight, quantize, simulating, to_blocked
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import MXFP4, MXFP8, MXFP8_E5M2, NVFP4, Format
-from cute_nvfp4.ops.prepare_weight import PackCall, packed_by_torch
-from cute_nvfp4.runtime.backend import resolve
+from cute_nvfp4.ops.prepare_weight import packed_by_torch, packed_tiles
 from cute_nvfp4.weight_layout import PACKINGS, unpack
 
 pytestmark = [pytest.mark.kernels("sm_90a"), pytest.mark.usefixtures("hopper")]
@@ -58,7 +57,7 @@ def operand(rows: int, k: int, batch: int, layout: str, format: Format = NVFP4) 
 
 def packs(weight: BlockScaledTensor, dtype: torch.dtype) -> bool:
     """Whether the kernel has the bits of torch."""
-    packed = PackCall(weight.key, dtype, resolve(backends.backend(), weight.device))(weight)
+    packed = packed_tiles(weight, dtype, backend=backends.backend())
     return torch.equal(packed, packed_by_torch(weight, dtype))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import struct
 import sys
@@ -23,13 +24,15 @@ from support.grouped_problems import Grouped
 
 import cute_nvfp4 as nv
 from cute_nvfp4 import simulating
-from cute_nvfp4.ops import quantize, rmsnorm_quantize, silu_mul_quantize
 from cute_nvfp4.ops.gated_gemm import GATED as GATED_GEMM
 from cute_nvfp4.ops.gemm import GEMM as PLAIN_GEMM
 from cute_nvfp4.ops.gemv import GEMV as PLAIN_GEMV
 from cute_nvfp4.ops.grouped_gemm import GROUPED as GROUPED_GEMM
 from cute_nvfp4.ops.grouped_gemm_contiguous import CONTIGUOUS
 from cute_nvfp4.ops.prepared_weight.gemm import PREPARED_GEMM
+from cute_nvfp4.ops.quantize import QUANTIZE
+from cute_nvfp4.ops.rmsnorm_quantize import RMSNORM
+from cute_nvfp4.ops.silu_mul_quantize import SILU_MUL
 from cute_nvfp4.runtime import launch
 from cute_nvfp4.runtime.kernel import Kernel
 
@@ -43,9 +46,9 @@ PLANS = {
     "gated_gemm": GATED_GEMM.calls,
     "grouped_gemm": GROUPED_GEMM.calls,
     "grouped_gemm_contiguous": CONTIGUOUS.calls,
-    "quantize": quantize._calls,
-    "rmsnorm_quantize": rmsnorm_quantize._calls,
-    "silu_mul_quantize": silu_mul_quantize._calls,
+    "quantize": QUANTIZE.calls,
+    "rmsnorm_quantize": RMSNORM.calls,
+    "silu_mul_quantize": SILU_MUL.calls,
 }
 GEMV = gemv_problems.Case(20, 64)
 GEMM = gemm_problems.Case(20, 24, 64, batch=0, alpha=1.0)
@@ -236,7 +239,8 @@ def planned() -> Iterator[list[str]]:
 def test_the_same_kind_is_planned_once(name: str, planned: list[str]) -> None:
     run(name)
     first, calls = list(planned), dict(PLANS[name])
-    assert first and len(calls) == 1
+    # exact torch, which some numbers are compared with, is kept, too
+    assert first and sum(not isinstance(call, functools.partial) for call in calls.values()) == 1
     run(name, seed=1)
     for changes in NUMBERS[name]:
         run(name, seed=2, **changes)

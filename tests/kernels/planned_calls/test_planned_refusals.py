@@ -71,9 +71,7 @@ def test_gated_over_an_operand(gated_roads: Roads, which: str) -> None:
     if which == "b2":
         out = out[:1].expand(1, 32)
         a = BlockScaledTensor(A.data[:1], A.scale)
-        roads = Roads(
-            GATED.calls, [lambda: gated_gemm(a, *weights, out=torch.empty(1, 32, dtype=torch.float16))]
-        )
+        roads = Roads(GATED.calls, [lambda: gated_gemm(a, *weights, out=torch.empty(1, 32, dtype=torch.float16))])
     assert f"overlap {which}.data" in roads.refused(lambda: gated_gemm(a, *weights, out=out))
 
 

@@ -162,8 +162,8 @@ _WGMMA_BETWEEN = (
 )
 
 _NOT_WRITTEN = (
-    "It loads a tensor of the caller (scales, sizes, offsets, pointers), which no instruction of the launch writes; those "
-    "that load what the launch has written are noticed."
+    "It loads a tensor of the caller (scales, sizes, offsets, pointers), which no instruction of the launch writes; "
+    "mutants that load what the launch has written are noticed."
 )
 _OWN_MAP = (
     "Each CTA changes maps of its own, by the warp that uses them: every thread that the fences are for is in the CTA."

@@ -11,8 +11,7 @@ import torch
 from support.roads import Roads, table
 
 from cute_nvfp4 import simulating
-from cute_nvfp4.ops import quantize as module
-from cute_nvfp4.ops.quantize import quantize
+from cute_nvfp4.ops.quantize import QUANTIZE, quantize
 
 X = given.X[0]
 
@@ -22,7 +21,7 @@ def roads() -> Iterator[Roads]:
     memory = torch.randn(40 * 64)
     with simulating():
         yield Roads(
-            module._calls,
+            QUANTIZE.calls,
             [
                 lambda: quantize(X),
                 lambda: quantize(X, hadamard=1),
@@ -35,7 +34,7 @@ def roads() -> Iterator[Roads]:
                 lambda: quantize(memory.view(40, 64), out=given.operand()),
             ],
         )
-    module._calls.clear()
+    QUANTIZE.calls.clear()
 
 
 def test_outputs(roads: Roads) -> None:

@@ -12,13 +12,12 @@ from ...planning.packed import PackedPlan, check_plan
 from ...prepared_weight import PreparedWeight
 from ...runtime.backend import Backend
 from ...scale_layout import to_blocked
-from ...target import Target
 from ..checks import check_overlap, inputs
-from ..prepare_weight import PackCall
+from ..prepare_weight import packed_tiles
 from .gemm import PREPARED_GEMM
 
 
-class PackedEachCall:
+class PackThenMultiply:
     """A planned call: a launch packs all matrices of b, and each is multiplied by one launch, or by two where a has
     more rows than the streaming kernel takes, or is MX. An output contiguous along M is a copy of the product's.
 
@@ -30,13 +29,11 @@ class PackedEachCall:
         a: BlockScaledTensor,
         b: BlockScaledTensor,
         out: torch.Tensor,
-        target: Target,
         config: PackedPlan | None,
         backend: Backend,
     ) -> None:
         check_plan(config)
         self._dtype = torch.float16 if b.format is NVFP4 else torch.bfloat16
-        self._pack = PackCall(b.key, self._dtype, target)
         self._shape, self._options = out.shape, {"dtype": out.dtype, "device": out.device}
         self._config, self._backend = config, backend
 
@@ -47,7 +44,8 @@ class PackedEachCall:
             check_overlap(inputs(a=a, b=b, alpha=alpha, bias=bias), out)
         along_n = out is not None and (b.rows == 1 or out.stride(-1) == 1)
         product = out if along_n else torch.empty(self._shape, **self._options)
-        packed, products = self._pack(b), product if a.is_batched else product.unsqueeze(0)
+        packed = packed_tiles(b, self._dtype, backend=self._backend)
+        products = product if a.is_batched else product.unsqueeze(0)
         for i in range(a.batch):
             weight = PreparedWeight(packed[i], b.rows, b.k, self._dtype, b.global_scale, packing=b.format.name)
             own = bias[i] if bias is not None and bias.ndim == 2 else bias

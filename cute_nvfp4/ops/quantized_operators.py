@@ -1,0 +1,199 @@
+"""Operators of torch for operations whose result is block-scaled, and for that which reads one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..operand import BlockScaledTensor
+from ..quantization.hadamard import Hadamard
+from ..quantization.rules import resolve_format
+from ..row_scaled import RowScaledTensor
+from ..runtime.torch_private import is_exporting
+from ..scale_layout import blocked_bytes, blocked_flat, blocked_view
+from .fused import Fused
+from .operator import Operator, operand
+from .quantize import request_of
+from .quantize_request import checked_global_scale, kind_of_scale
+from .silu_mul_quantize import halves
+
+
+class QuantizedParts(Operator):
+    """An operator whose results are data, scales (blocked ones in one dimension), the global scale, the new residual
+    and what was quantized. Results that are not asked for are empty tensors.
+
+    results: their names. wanted: the argument of the function that asks for what was quantized.
+    """
+
+    results: tuple[str, ...] = ("out", "out_scale", "out_global_scale", "residual_out", "values_out")
+    wanted = "return_normed"
+
+    def call(self, request: Any) -> Any:
+        """The result of a request, of which torch records that it was computed."""
+        out, residual, residual_out = (getattr(request, x, None) for x in ("out", "residual", "residual_out"))
+        self._operation.checked(request)
+        values = self.described(request)
+        tensors = [None if (x := values[name]) is None else x.detach() for name in self.tensors]
+        options = {name: values[name] for name in self._options if values[name] is not None}
+        if out is None and residual_out is None:
+            parts = dict(zip(self.results, self._packet.default(*tensors, **options)))
+        else:
+            parts = self.new(values)
+            if out is not None:
+                data, scale = (x[None] if x.ndim == 2 < values["ndim"] else x for x in (out.data, _flat(out.scale)))
+                parts |= {"out": data, "out_scale": scale, "out_global_scale": out.global_scale}
+            if residual_out is not None:
+                parts["residual_out"] = residual_out
+            # the given one may be that of out, which is read then
+            stored = values["compute_global_scale"] or (out and out.global_scale is not request.global_scale)
+            written = parts | ({} if stored else {"out_global_scale": None})
+            unwanted = {"residual_out": residual, "values_out": values["return_values"] or None}
+            written = {name: None if unwanted.get(name, True) is None else x for name, x in written.items()}
+            self._packet.out(*tensors, **options, **written)
+        return self.found(request, values, parts)
+
+    def described(self, request: Any) -> dict[str, Any]:
+        """The operator's arguments, and what else is known of a request."""
+        values, x = request._asdict(), request[0]
+        format = resolve_format(request.format)
+        kind = kind_of_scale(format, request.global_scale, x.device)
+        values["global_scale"] = checked_global_scale(request.global_scale, x.device) if kind == "given" else None
+        values["return_values"] = getattr(request, self.wanted, False)
+        return values | {"format": format.name, "compute_global_scale": kind == "computed", "ndim": 2}
+
+    def found(self, request: Any, values: dict[str, Any], parts: dict[str, torch.Tensor]) -> Any:
+        """What the function returns."""
+        quantized = request.out
+        if quantized is None:
+            factor = parts["out_global_scale"] if values["compute_global_scale"] else values["global_scale"]
+            data, scale, format = parts["out"], parts["out_scale"], resolve_format(values["format"])
+            # a view in six dimensions would make a program of its own for up to 128 rows
+            if request.scale_layout == "blocked" and not is_exporting():
+                batch = data.shape[0] if data.ndim == 3 else 1
+                columns = data.shape[-1] // format.block_bytes
+                scale = blocked_view(scale, data.shape[-2], columns, batch)
+            if data.ndim == 3 and request[0].ndim < 3:
+                data, scale = data[0], scale if request.scale_layout == "blocked" else scale[0]
+            quantized = BlockScaledTensor(data, scale, factor, format)
+        if "values_out" not in self.results:
+            return quantized
+        residual = parts.get("residual_out") if getattr(request, "residual", None) is not None else None
+        return Fused(quantized, residual, parts["values_out"] if values["return_values"] else None)
+
+    def shape(self, values: dict[str, Any]) -> tuple[int, ...]:
+        """The shape of what is quantized."""
+        return values["x"].shape
+
+    def new(self, values: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """New results, by name."""
+        x, shape, format = values[self.tensors[0]], self.shape(values), resolve_format(values["format"])
+        *batch, rows, k = shape if len(shape) > 1 else (1, *shape)
+        columns = format.scale_columns(k)
+        blocked = values["scale_layout"] == "blocked"
+        scales = blocked_bytes(rows, columns, *batch) if blocked else (*batch, rows, columns)
+        return {
+            "out": x.new_empty((*batch, rows, format.data_columns(k)), dtype=torch.uint8),
+            "out_scale": x.new_empty(scales, dtype=torch.uint8),
+            "out_global_scale": x.new_empty(() if values["compute_global_scale"] else 0, dtype=torch.float32),
+            "residual_out": x.new_empty(0 if values.get("residual") is None else x.shape),
+            "values_out": x.new_empty(shape if values.get("return_values") else 0),
+        }
+
+    def given(self, values: dict[str, Any]) -> None:
+        if values["out"] is not None:
+            own = values.get("out_global_scale")
+            own = values["global_scale"] if own is None else own
+            values["out"] = operand(values["out"], values["out_scale"], own, values["format"])
+        values["global_scale"] = "auto" if values["compute_global_scale"] else values["global_scale"]
+        values[self.wanted] = values.get("return_values", False) or values.get("values_out") is not None
+
+    def _run(self, *args: Any, **options: Any) -> Any:
+        request = self._request(args, options)
+        found = self._operation.run(*request)
+        quantized, residual, values = found if isinstance(found, Fused) else (found, None, None)
+        if request.out is not None:
+            if options.get("values_out") is not None:
+                options["values_out"].copy_(values)
+            return None
+        x = request[0]
+        computed = quantized.global_scale if options.get("compute_global_scale") else None
+        computed = x.new_empty(0, dtype=torch.float32) if computed is None else computed
+        values = values if getattr(request, self.wanted, False) else None
+        rest = (x.new_empty(0) if part is None else part for part in (residual, values))
+        parts = zip(QuantizedParts.results, (quantized.data, _flat(quantized.scale), computed, *rest))
+        return tuple(part for name, part in parts if name in self.results)
+
+    def _fake(self, *args: Any, **options: Any) -> Any:
+        values = self._defaults | dict(zip(self.tensors, args)) | options
+        self._operation.checked(self._request(args, options))
+        made = self.new(values)
+        return tuple(made[name] for name in self.results)
+
+
+class SiluMulParts(QuantizedParts):
+    """The operator of ``silu_mul_quantize``, which has no residual."""
+
+    results = ("out", "out_scale", "out_global_scale", "values_out")
+    wanted = "return_activation"
+
+    def shape(self, values: dict[str, Any]) -> tuple[int, ...]:
+        first, _ = halves(values["gate"], values["up"])
+        return (*values["gate"].shape[:-1], first.shape[1])
+
+
+class Quantizer(QuantizedParts):
+    """The operator of ``quantize``: x has three dimensions, rotations are lists of signs."""
+
+    results = ("out", "out_scale", "out_global_scale")
+
+    def described(self, request: Any) -> dict[str, Any]:
+        described = request_of(request)
+        rotation, source = described.source.rotation, described.source
+        values = super().described(request) | {"x": source.matrices, "rule": described.rule.name, "ndim": 3}
+        values["seed"] = request.generator if described.rounding == "stochastic" else None
+        return values | {"block_2d": described.tile, "signs": None if rotation is None else list(rotation.signs)}
+
+    def given(self, values: dict[str, Any]) -> None:
+        super().given(values)
+        # "auto" on a GPU that has no kernels shows only here: then torch gives the same bits
+        seed, signs = values["seed"], values["signs"]
+        values |= {"rounding": "nearest" if seed is None else "stochastic", "generator": seed}
+        values["hadamard"] = None if signs is None else Hadamard(tuple(signs))
+
+
+class RowsInFp8(Operator):
+    """The operator of ``quantize_rows``, whose results are data and scales."""
+
+    def written(self, request: Any) -> dict[str, Any] | None:
+        return None if request.out is None else {"out": request.out.data, "out_scale": request.out.scale}
+
+    def result(self, request: Any, found: Any) -> RowScaledTensor:
+        return RowScaledTensor(*found)
+
+    def returned(self, request: Any, made: RowScaledTensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return None if request.out is not None else (made.data, made.scale)
+
+    def given(self, values: dict[str, Any]) -> None:
+        if values["out"] is not None:
+            values["out"] = RowScaledTensor(values["out"], values["out_scale"])
+
+    def _fake(self, *args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+        request = self._request(args, options)
+        self._operation.checked(request)
+        x = request.x
+        data, scale = x.new_empty(x.shape, dtype=torch.float8_e4m3fn), x.new_empty(x.shape[0], dtype=torch.float32)
+        return self.returned(request, RowScaledTensor(data, scale))
+
+
+class DequantizedValues(Operator):
+    """The operator of ``dequantize``."""
+
+    def given(self, values: dict[str, Any]) -> None:
+        values["x"] = operand(values["data"], values["scale"], values["global_scale"], values["format"])
+        out, dtype = values["out"], values["out_dtype"]
+        values["dtype"] = out.dtype if out is not None else torch.float32 if dtype is None else dtype
+
+
+def _flat(scale: torch.Tensor) -> torch.Tensor:
+    return blocked_flat(scale) if scale.ndim == 6 else scale

@@ -1,0 +1,159 @@
+"""The plug-in of vLLM, against stand-ins of the classes that it is called by: vLLM itself is not installed here."""
+
+from __future__ import annotations
+
+import enum
+import sys
+import types
+from abc import ABC, abstractmethod
+from importlib import metadata
+from typing import Any
+
+import pytest
+import torch
+from support.checkpoints import pack, values
+
+from cute_nvfp4 import simulating
+from cute_nvfp4.errors import CuteNvfp4Error, OperandError
+from cute_nvfp4.integrations import vllm as module
+
+N, K = 48, 128
+
+
+class NvFp4LinearKernel(ABC):
+    """What ``NvFp4LinearKernel`` of vLLM 0.30 asks of its subclasses."""
+
+    def __init__(self, config: Any) -> None:
+        assert self.can_implement(config)[0]
+        assert self.is_supported(90)[0]
+        self.config = config
+
+    def input_quant_key(self) -> None:
+        return None
+
+    @classmethod
+    @abstractmethod
+    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]: ...
+
+    @classmethod
+    @abstractmethod
+    def can_implement(cls, config: Any) -> tuple[bool, str | None]: ...
+
+    @abstractmethod
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None: ...
+
+    @abstractmethod
+    def apply_weights(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None): ...
+
+
+class PlatformEnum(enum.Enum):
+    CUDA = enum.auto()
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[type]]:
+    """Its kernels: Marlin is the first that works on Hopper."""
+    marlin = type("MarlinNvFp4LinearKernel", (), {})
+    kernels = {PlatformEnum.CUDA: [marlin]}
+    linear = types.ModuleType("vllm.model_executor.kernels.linear")
+    linear._POSSIBLE_NVFP4_KERNELS = kernels
+    linear.register_linear_kernel = lambda made, platform, kind="mp": kind == "nvfp4" and kernels[platform].append(made)
+    nvfp4 = types.ModuleType("vllm.model_executor.kernels.linear.nvfp4")
+    nvfp4.NvFp4LinearKernel = NvFp4LinearKernel
+    platforms = types.ModuleType("vllm.platforms")
+    platforms.PlatformEnum = PlatformEnum
+    parents = {name: types.ModuleType(name) for name in ("vllm", "vllm.model_executor", "vllm.model_executor.kernels")}
+    parents["vllm.model_executor.kernels"].linear = linear
+    for made in (*parents.values(), linear, nvfp4, platforms):
+        monkeypatch.setitem(sys.modules, made.__name__, made)
+    monkeypatch.setenv(module.SWITCH, "1")
+    return kernels
+
+
+def layer(dtype: torch.dtype = torch.bfloat16) -> tuple[torch.nn.Module, torch.Tensor]:
+    """A layer as vLLM has it after loading, and its values."""
+    weight = torch.randn(N, K, generator=torch.Generator().manual_seed(0))
+    data, scale, amax = pack(weight)
+    made = torch.nn.Module()
+    made.output_size_per_partition, made.input_size_per_partition, made.params_dtype = N, K, dtype
+    tensors = {"weight": data, "weight_scale": scale, "weight_global_scale": torch.tensor([amax / 2688])}
+    for name, tensor in tensors.items():
+        made.register_parameter(name, torch.nn.Parameter(tensor, requires_grad=False))
+    return made, values(data, scale, amax)
+
+
+def test_registered_before_the_others(registry: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    module.register()
+    module.register()
+    names = [kernel.__name__ for kernel in registry[PlatformEnum.CUDA]]
+    assert names == ["CuteNvfp4LinearKernel", "MarlinNvFp4LinearKernel"]
+    kernel = registry[PlatformEnum.CUDA][0]
+    assert kernel.is_supported(90) == (True, None) and kernel.is_supported(100) == (False, "sm_100 is not Hopper")
+    assert kernel(None).input_quant_key() is None
+
+
+def test_off_unless_asked_for(registry: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("0", ""):
+        monkeypatch.setenv(module.SWITCH, value)
+        module.register()
+    monkeypatch.delenv(module.SWITCH)
+    module.register()
+    assert len(registry[PlatformEnum.CUDA]) == 1
+
+
+def test_another_vllm_is_an_error(registry: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = sys.modules["vllm.model_executor.kernels.linear"]
+    monkeypatch.setattr(linear, "register_linear_kernel", lambda *_: None)
+    with pytest.raises(CuteNvfp4Error, match="registry of vLLM: got another"):
+        module.register()
+    monkeypatch.setitem(sys.modules, "vllm.model_executor.kernels", None)
+    with pytest.raises(CuteNvfp4Error, match="CUTE_NVFP4_VLLM=0 turns this plug-in off"):
+        module.register()
+
+
+@pytest.mark.kernels("sm_90a")
+@pytest.mark.sim_only("counts the simulator's launches")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(1, K), (2, 3, K), (20, K)], ids=str)
+def test_products(registry: dict, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """By the kernels; a weight that is packed, and nothing beside it."""
+    made, weight = layer(dtype)
+    x, bias = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype), torch.randn(N).to(dtype)
+    with simulating("sm_90a") as runs:
+        kernel = module.kernel_class()(None)
+        kernel.process_weights_after_loading(made)
+        y, biased = kernel.apply_weights(made, x), kernel.apply_weights(made, x, bias)
+    assert len(runs) >= 4 and made.weight.dtype is torch.uint8 and made.weight_scale.numel() == 0
+    exact = x.double() @ weight.double().T
+    torch.testing.assert_close(y.double(), exact, rtol=2**-7, atol=2**-6)
+    assert y.dtype is dtype and biased.equal(y + bias)
+
+
+def test_what_does_not_fit() -> None:
+    made, _ = layer()
+    made.input_size_per_partition = 2 * K
+    with pytest.raises(OperandError, match=r"layer of vLLM: got weight \(48, 64\), scales \(48, 8\)"):
+        module.prepare_layer(made)
+
+
+def test_the_self_check_fails_for_another_weight(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = module.prepare_weight
+
+    def wrong(weight: Any, **options: Any) -> Any:
+        made = prepare(weight, **options)
+        made.packed[0, 0, 5] ^= 0x11
+        made.packed[0, 0, 6] ^= 0xFF
+        return made
+
+    made, _ = layer()
+    module.prepare_layer(made)
+    monkeypatch.setattr(module, "prepare_weight", wrong)
+    with pytest.raises(OperandError, match="self-check of a layer of vLLM: got distance"):
+        module.prepare_layer(layer()[0])
+
+
+def test_the_entry_point() -> None:
+    found = [point for point in metadata.entry_points(group="vllm.general_plugins") if point.name == "cute_nvfp4"]
+    if not found:
+        pytest.skip("the package was not installed since it has entry points")
+    assert found[0].load() is module.register
