@@ -22,7 +22,7 @@ from ...factors import Factor, apply_shift
 from ..arguments import OUT_DTYPES
 from ..epilogue import device_scalar
 from ..gates import GATES
-from ..reduction import FLOATS, quad
+from ..reduction import FLOATS, store_quad
 from ..tile_scheduler import StaticScheduler, WorkTile
 from .arguments import WgmmaArguments
 from .config import MMA_ROWS, WARPGROUP, WgmmaConfig
@@ -275,9 +275,7 @@ class WarpgroupEpilogue:
 
     def write_slot(self, acc: cute.Tensor, slot: Int64) -> None:
         for i in range(cute.size(acc) // FLOATS):
-            target = quad(slot + i * (4 * FLOATS * WARPGROUP))
-            for j in range(FLOATS):
-                target[j] = acc[FLOATS * i + j]
+            store_quad(slot + i * (4 * FLOATS * WARPGROUP), [acc[FLOATS * i + j] for j in range(FLOATS)])
 
     @cute.jit
     def contributors(self, missing: Int32) -> Int32:
