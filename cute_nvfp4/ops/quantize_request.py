@@ -31,7 +31,8 @@ MATRIX = Argument(
 """A tensor that is quantized, or read beside it: what plans of these kernels depend on."""
 SCALE = Argument(
     "({x} if type({x}) is str else None if {x} is None else type({x}) if not isinstance({x}, Tensor) else"
-    " (out is not None and {x} is out.global_scale, {x}.dtype, {x}.shape, {x}.device, {x}.requires_grad, {x}.is_neg(), {x}.data_ptr() != 0))"
+    " (out is not None and {x} is out.global_scale, {x}.dtype, {x}.shape, {x}.device, {x}.requires_grad,"
+    " {x}.is_neg(), {x}.data_ptr() != 0))"
 )
 """A global scale: a word, a number, or a tensor, which may be that of ``out``."""
 RESULT = Argument("(None if {x} is None else ({x}.key, getattr({x}.global_scale, 'requires_grad', False)))")
