@@ -12,6 +12,7 @@ from ...operand import BlockScaledTensor, is_wrapper, row_alignment
 from ...prepared_weight import PreparedWeight
 from ...row_scaled import RowScaledTensor
 from ...runtime.backend import Backend
+from ...tensors import check_dense
 from ..checks import check_dtype, check_format, check_gate, factors_of
 from ..dequantize import dequantize
 from ..grouped_rows import GroupedRows
@@ -119,8 +120,7 @@ def check_x(x: X, weight: PreparedWeight, stack: bool = False) -> int:
 def check_bias(bias: torch.Tensor | None, weight: PreparedWeight) -> None:
     if bias is None:
         return
-    if not isinstance(bias, torch.Tensor):
-        raise OperandTypeError.of("bias", got=type(bias).__name__, expected="torch.Tensor")
+    check_dense("bias", bias)
     check_dtype("dtype of bias", bias.dtype)
     if tuple(bias.shape) != (weight.rows,) or (weight.rows > 1 and bias.stride(0) != 1):
         got = f"shape {tuple(bias.shape)}, strides {bias.stride()}"
