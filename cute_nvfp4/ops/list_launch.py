@@ -156,6 +156,9 @@ class ListLaunch:
             # calls on other streams find the table there
             torch.cuda.current_stream(self._device).synchronize()
 
+        if not (self.gathers or decode):
+            return lambda kept=kept: launch()
+
         def call(kept: tuple = kept) -> None:
             self._gather(owners, room)
             for one in decode:
@@ -177,7 +180,7 @@ class ListLaunch:
         return Room(decoded, maps, tuple(scales))
 
     def _gather(self, owners: Owners, room: Room) -> None:
-        for part, memory in zip(self.scale_parts, room.scales):
+        for part, memory in zip(self.scale_parts, room.scales if self.gathers else ()):
             if memory is not None:
                 gathered([part.of(pair) for pair in owners[0]], memory)
 
