@@ -123,6 +123,8 @@ class AsynchronousAccesses(Listener):
         self.start.needed(pending.instruction, pending.warps[issuer], done.cta)
         generic = pending.instruction.base in _SYNCHRONOUS
         self.barriers.ready(pending.instruction, pending.warps[issuer], done.cta, slot, proxy=not generic)
+        if generic:
+            self.clocks.visit(pending.warps[issuer], done.cta, slot)
         b = self.clocks.first_barrier + self.clocks.barrier(done.cta, slot)
         label = self.labels.label(pending.instruction)
         self.clocks.signal(done.cta, slot, b, self.wave.mbarriers.phase[done.cta, slot] + 1, label)
