@@ -15,6 +15,7 @@ many plans depend on it, and its basis:
     undetermined  too few plans depend on it, or its standard error is more than a quarter
 
     --take        makes the fit the value of every constant that it determines
+    --fp8         does all of this for x in FP8
     --add FILE …  first adds records that gemm_choice.py wrote to the CSV file
     --check       writes nothing; exit code 1 where a fit that begins at the file's figures ends elsewhere
 """
@@ -36,10 +37,11 @@ import numpy as np
 
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
-from cute_nvfp4.planning.packed_model import RECORD, Constants, predict, recorded
+from cute_nvfp4.planning.packed_model import RECORD, RECORD_FP8, Constants, predict, recorded
 from cute_nvfp4.planning.packed_problem import TILING, PackedPlan, PackedProblem, decided
 
 PLANS = Path(__file__).resolve().parent / "records" / "packed_plans_nvidia_h200.csv"
+PLANS_FP8 = PLANS.with_name("packed_plans_fp8_nvidia_h200.csv")
 SM_COUNT = 132
 FEWEST, LARGEST_ERROR = 15, 0.25
 """Plans that must depend on a constant, and the largest relative standard error, for a fit to determine it."""
@@ -72,7 +74,8 @@ class Fit(NamedTuple):
 
 
 def table(path: Path = PLANS) -> list[Row]:
-    """The measured plans."""
+    """The measured plans; those of x in FP8 have a file of their own."""
+    fields = {"dtype": "float8_e4m3fn"} if path == PLANS_FP8 else {}
     with path.open(newline="") as file:
         lines = list(csv.DictReader(file))
     best: dict[tuple[str, ...], float] = {}
@@ -81,7 +84,7 @@ def table(path: Path = PLANS) -> list[Row]:
         best[product] = min(best.get(product, math.inf), float(line["us"]))
     rows = []
     for line in lines:
-        problem = PackedProblem(m=int(line["m"]), n=int(line["n"]), k=int(line["k"]))
+        problem = PackedProblem(m=int(line["m"]), n=int(line["n"]), k=int(line["k"]), **fields)
         kind = StreamConfig if line["slabs"] else WgmmaConfig
         tiling = {name: int(x) if (x := line[name]).isdecimal() else x for name in TILING[kind] if line[name]}
         plan = PackedPlan(kind(**tiling, **decided(problem, kind is StreamConfig)), int(line["workers"]))
@@ -103,8 +106,9 @@ def add(files: Sequence[Path], path: Path = PLANS) -> None:
             writer.writeheader()
         for source in files:
             record = json.loads(source.read_text())
-            if (record["activations"], record.get("weights", "nvfp4")) != ("bfloat16", "nvfp4"):
-                raise SystemExit(f"{source}: got a record of {record['activations']} x, expected bfloat16 and NVFP4")
+            expected = "fp8_e4m3" if path == PLANS_FP8 else "bfloat16"
+            if (record["activations"], record.get("weights", "nvfp4")) != (expected, "nvfp4"):
+                raise SystemExit(f"{source}: got a record of {record['activations']} x, expected {expected} and NVFP4")
             shared = {"seed": record["seed"], "date": record["date"]}
             for row in record["rows"]:
                 sizes = {name: row[name] for name in "mnk"}
@@ -222,16 +226,30 @@ def entry(value: float, fitted: float | None, error: float, plans: int) -> dict[
     return about if fitted is None else about | {"fit": float(f"{fitted:.5g}"), "error": round(error, 4)}
 
 
-def result(problem: Problem, take: bool) -> dict[str, object]:
+def between_widths(values: Mapping[str, float], fitted: Mapping[str, float]) -> dict[str, float]:
+    """Times in FP8 of a stage and of a tile, for widths of tiles that the fit leaves out: between those of their
+    neighbours, relative to 16-bit x."""
+    wide, found = recorded(), {}
+    for table in ("stage_us", "tile_us"):
+        names = {int(name.split()[1]): name for name in values if name.startswith(table + " ")}
+        known = sorted(width for width, name in names.items() if name in fitted)
+        ratios = [values[names[width]] / wide[names[width]] for width in known]
+        for width in names.keys() - known:
+            found[names[width]] = float(f"{wide[names[width]] * np.interp(width, known, ratios):.4g}")
+    return found
+
+
+def result(problem: Problem, take: bool, source: Path = RECORD, plans: Path = PLANS) -> dict[str, object]:
     """What the file says; ``take`` makes the fit the values."""
-    values = recorded()
+    values = recorded(source)
     counts, found = dependents(problem, values), fit(problem, values)
     if take:
         values |= {name: float(f"{found.values[name]:.4g}") for name in found.errors}
+        values |= between_widths(values, found.errors) if source == RECORD_FP8 else {}
     fitted = {name: found.values[name] if name in found.errors else None for name in values}
     own = problem.descend(values, dict.fromkeys(problem.members, 0.0), [])
     return {
-        "record": f"{PLANS.parent.name}/{PLANS.name}",
+        "record": f"{plans.parent.name}/{plans.name}",
         "plans": len(problem.rows),
         "by_the_values": judged(problem, values, own.offsets),
         "by_the_fit": judged(problem, found.values, found.offsets),
@@ -264,15 +282,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--take", action="store_true", help="make the fit the values")
     parser.add_argument("--add", type=Path, nargs="+", default=[], metavar="FILE", help="records of gemm_choice.py")
     parser.add_argument("--check", action="store_true", help="only say whether the file is what the record gives")
+    parser.add_argument("--fp8", action="store_true", help="the plans of x in FP8, and their constants")
     options = parser.parse_args(arguments)
-    add(options.add)
-    problem = Problem(table())
+    plans, record = (PLANS_FP8, RECORD_FP8) if options.fp8 else (PLANS, RECORD)
+    add(options.add, plans)
+    problem = Problem(table(plans))
     if options.check:
-        found = disagreements(problem, json.loads(RECORD.read_text()))
-        print("\n".join(found) or f"{RECORD.name} is what {len(problem.rows)} plans give")
+        found = disagreements(problem, json.loads(record.read_text()))
+        print("\n".join(found) or f"{record.name} is what {len(problem.rows)} plans give")
         return int(bool(found))
-    found = result(problem, options.take)
-    RECORD.write_text(json.dumps(found, indent=1) + "\n")
+    found = result(problem, options.take, record, plans)
+    record.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps({name: found[name] for name in ("plans", "by_the_values", "by_the_fit", "offsets_us")}, indent=1))
     return 0
 

@@ -48,14 +48,28 @@ class Problem(NamedTuple):
         return cls(shape, x, a, weights, torch.stack([weight.dequantize(torch.bfloat16) for weight in weights]))
 
     def reference(self, activations: str) -> Iterator[torch.Tensor]:
-        """Each group's result in float64; activations: "bf16" or "nvfp4"."""
-        rows = self.x if activations == "bf16" else (a.dequantize(torch.float64) for a in self.a)
-        for x, weight in zip(rows, self.dense):
+        """Each group's result in float64; activations: "bf16" or "nvfp4"; "fp8", whose weights are four bits rounded to
+        E4M3, or "fp8 weights", whose weights are E4M3 in memory."""
+        rows = {
+            "bf16": lambda: self.x,
+            "nvfp4": lambda: [a.dequantize(torch.float64) for a in self.a],
+        }.get(activations, lambda: [nv.quantize(x, "fp8_e4m3").dequantize(torch.float64) for x in self.x])()
+        for i, x in enumerate(rows):
+            weight = self.dense[i]
+            if activations == "fp8":
+                weight = nv.prepare_weight(self.weights[i], dtype=torch.float8_e4m3fn).dequantize(torch.float64)
+            elif activations == "fp8 weights":
+                weight = in_e4m3(weight).dequantize(torch.float64)
             product = x.double() @ weight.double().t()
             if self.shape.problem == "gated":
                 gate, up = product.chunk(2, -1)
                 product = silu(gate) * up
             yield product
+
+
+def in_e4m3(weight: torch.Tensor) -> nv.RowScaledTensor:
+    """A weight in E4M3, each row with a scale."""
+    return nv.quantize(weight, "fp8_e4m3")
 
 
 class Contestant(NamedTuple):
@@ -176,12 +190,40 @@ def triton(problem: Problem) -> list[Call]:
     return [finished(problem, lambda config=config: products(config)) for config in listed]
 
 
+def w4a8(problem: Problem, quantizes: bool) -> list[Call]:
+    """This package's product of weights in E4M3, four bits in memory; quantizes: rows of x in the call."""
+    shape, options = problem.shape, {"out_dtype": torch.bfloat16}
+    with refusals():
+        parts = [halves(w) if shape.problem == "gated" else (w,) for w in problem.weights]
+        weights = [nv.prepare_weight(*p, dtype=torch.float8_e4m3fn) for p in parts]
+        x = problem.x[0] if quantizes else nv.quantize(problem.x[0], "fp8_e4m3")
+        product = nv.gated_gemm if shape.problem == "gated" else nv.gemm
+        return checked(lambda: [product(x, weights[0], **options)])
+
+
+def scaled_mm(problem: Problem) -> list[Call]:
+    """torch's FP8 product of operands that are E4M3 in memory, a scale a row, fast sums: twice the bytes, a ceiling."""
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
+        raise NotAvailableError("FP8 products need a GPU of compute capability 8.9")
+    x, weight = nv.quantize(problem.x[0], "fp8_e4m3"), in_e4m3(problem.dense[0])
+    scales, options = (x.scale[:, None], weight.scale[None]), {"out_dtype": torch.bfloat16, "use_fast_accum": True}
+    return [finished(problem, lambda: [torch._scaled_mm(x.data, weight.data.t(), *scales, **options)])]
+
+
+def of_one(shape: Shape) -> bool:
+    """Whether it is one product, or two with a gate."""
+    return shape.problem != "grouped"
+
+
 OURS = (
     Contestant("w4a16", "W4A16, repacked", "bf16", lambda p: ours(p, "bf16", True)),
     Contestant("w4a4", "W4A4, repacked", "nvfp4", lambda p: ours(p, "nvfp4", True)),
+    Contestant("w4a8", "W4A8, x quantized in the call", "fp8", lambda p: w4a8(p, True), of_one),
+    Contestant("w4a8-rows", "W4A8, x quantized before", "fp8", lambda p: w4a8(p, False), of_one),
     Contestant("w4a16-plain", "W4A16", "bf16", lambda p: ours(p, "bf16", False)),
     Contestant("w4a4-plain", "W4A4", "nvfp4", lambda p: ours(p, "nvfp4", False)),
     Contestant("gemv", "GEMV (W4A4)", "nvfp4", gemv, lambda shape: shape.problem == "dense" and shape.m == (1,)),
+    Contestant("scaled_mm", "torch FP8 x FP8", "fp8 weights", scaled_mm, of_one),
 )
 PEERS = (
     Contestant("cublas", "cuBLAS bf16", "bf16", cublas),

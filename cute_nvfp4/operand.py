@@ -16,6 +16,7 @@ from cute_nvfp4.errors import OperandError, OperandTypeError, explain
 from cute_nvfp4.formats import NVFP4, Format
 from cute_nvfp4.pytree import register
 from cute_nvfp4.scale_layout import blocked_bytes, blocked_shape, blocked_stride, blocked_view, from_blocked, is_blocked
+from cute_nvfp4.tensors import check_dense
 
 # Kernels read four scales of a row at once, and sixteen bytes of an atom through TMA.
 _BLOCKED_ALIGNMENT = 16
@@ -110,8 +111,7 @@ class BlockScaledTensor:
         data: (MN, K/2, L); scale: row-major (MN, K/block, L), or blocked as in the constructor.
         """
         for name, tensor, ndims in (("data", data, (3,)), ("scale", scale, (3, 6, 1))):
-            if not isinstance(tensor, torch.Tensor):
-                raise OperandTypeError.of(name, got=type(tensor).__name__, expected="torch.Tensor")
+            check_dense(name, tensor)
             if tensor.ndim not in ndims:
                 expected = "(MN, K, L)" if ndims == (3,) else "(MN, K/block, L), or blocked (six dimensions or one)"
                 raise OperandError.of(f"{name} with the batch last", got=_shape(tensor), expected=expected)
@@ -249,8 +249,7 @@ def _check_data(data: torch.Tensor, fmt: Format) -> tuple[int, int, int]:
     """Rows, K and batch of valid data."""
     if not isinstance(fmt, Format):
         raise OperandTypeError.of("format", got=type(fmt).__name__, expected="cute_nvfp4.formats.Format")
-    if not isinstance(data, torch.Tensor):
-        raise OperandTypeError.of("data", got=type(data).__name__, expected="torch.Tensor")
+    check_dense("data", data)
     if data.dtype is not torch.uint8 and data.dtype is not fmt.data_dtype:
         raise OperandTypeError.of(
             f"data of {fmt.name}", got=data.dtype, expected=f"{fmt.data_dtype} or torch.uint8 of the same bits"
@@ -296,8 +295,7 @@ def _check_data(data: torch.Tensor, fmt: Format) -> tuple[int, int, int]:
 
 def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, rows: int, k: int, batch: int) -> str:
     """The layout of valid scales: "blocked" or "rowmajor"."""
-    if not isinstance(scale, torch.Tensor):
-        raise OperandTypeError.of("scale", got=type(scale).__name__, expected="torch.Tensor")
+    check_dense("scale", scale)
     if scale.dtype is not torch.uint8 and scale.dtype is not fmt.scale_dtype:
         raise OperandTypeError.of(
             f"scale of {fmt.name}", got=scale.dtype, expected=f"{fmt.scale_dtype} or torch.uint8 of the same bits"
@@ -374,6 +372,7 @@ def _check_global_scale(value: torch.Tensor, data: torch.Tensor, fmt: Format) ->
         raise OperandTypeError.of(
             "global scale", got=type(value).__name__, expected="None or a float32 tensor of one element"
         )
+    check_dense("global scale", value)
     if not fmt.has_global_scale:
         raise OperandError.of(f"global scale of {fmt.name}", got="a tensor", expected="None")
     if value.dtype is not torch.float32:

@@ -10,6 +10,7 @@ import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.operand import address_of, row_alignment
+from cute_nvfp4.tensors import check_dense
 
 FP8 = "fp8_e4m3"
 """The name of the format where ``quantize`` and an operator take one."""
@@ -50,8 +51,7 @@ class RowScaledTensor:
     def __post_init__(self) -> None:
         data, scale = self.data, self.scale
         for name, x, dtype in (("data", data, torch.float8_e4m3fn), ("scale", scale, torch.float32)):
-            if not isinstance(x, torch.Tensor):
-                raise OperandTypeError.of(name, got=type(x).__name__, expected="torch.Tensor")
+            check_dense(name, x)
             if x.dtype is not dtype:
                 raise OperandTypeError.of(f"{name} of rows in FP8", got=x.dtype, expected=dtype)
         if data.ndim != 2 or not data.numel():

@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 
-from cute_nvfp4.errors import OperandError
+from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import as_bytes
+from cute_nvfp4.tensors import check_dense
 
 ATOM_SHAPE = ((32, 4), 4)
 ATOM_STRIDE = ((16, 4), 1)
@@ -157,12 +158,19 @@ def blocked_flat(blocked: torch.Tensor) -> torch.Tensor:
     return blocked.permute(5, 2, 4, 0, 1, 3).reshape(-1)
 
 
+def _check_bytes(what: str, scale: torch.Tensor) -> None:
+    check_dense(what, scale)
+    if scale.dtype.itemsize != 1 or scale.dtype is torch.bool:
+        raise OperandTypeError.of(what, got=scale.dtype, expected="a dtype of one byte, torch.uint8 for instance")
+
+
 def to_blocked(scale: torch.Tensor) -> torch.Tensor:
     """Row-major (MN, KS) or (L, MN, KS) scales to the blocked layout, padded with zeros: a copy.
 
     Any one-byte dtype, kept; any strides. Returns the (32, 4, rest_m, 4, rest_k, L) view of memory ordered
     (L, rest_m, rest_k, 32, 4, 4); L is 1 for a matrix.
     """
+    _check_bytes("row-major scales", scale)
     if scale.ndim not in (2, 3):
         raise OperandError.of("row-major scales", got=f"shape {tuple(scale.shape)}", expected="(MN, KS) or (L, MN, KS)")
     matrices = as_bytes(scale if scale.ndim == 3 else scale.unsqueeze(0))
@@ -182,6 +190,7 @@ def from_blocked(blocked: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
     ``blocked`` is the six-dimensional view (any strides: the indices alone say where a scale is), or the bytes in
     one dimension, whose length then tells L.
     """
+    _check_bytes("blocked scales", blocked)
     if blocked.ndim == 1:
         matrix_bytes = blocked_bytes(rows, cols)
         blocked = blocked_view(blocked, rows, cols, max(1, blocked.shape[0] // matrix_bytes))

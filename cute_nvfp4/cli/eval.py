@@ -180,6 +180,9 @@ def _run(evaluation: Evaluation) -> RunResult:
                 about = duration(result.expected_s) if result.expected_s is not None else ""
                 progress.update(line, description=f"case {result.index}: {spec(result.case)}{about}")
                 return
+            if state != "done":  # how far a long launch has come
+                progress.update(line, description=f"case {result.index}: {state}")
+                return
             progress.advance(line)
             if not result.passed:
                 progress.console.print(Text(f"case {result.index} failed: ", "red") + Text(result.error))

@@ -161,6 +161,7 @@ def _run(options: Options) -> int:
     try:
         from ..runtime.session import simulated_gpu
         from ..sim.machine.schedule import Schedule
+        from ..sim.observe.heartbeat import Heartbeat
         from ..sim.observe.trace import Trace
         from ..sim.session.script import run_script
     except ImportError as error:
@@ -178,6 +179,7 @@ def _run(options: Options) -> int:
     more |= {"trace": trace} if trace is not None else {}
     begin, error, status = time.perf_counter(), None, 1
     progress = _Progress(options.quiet)
+    more |= {"others": (Heartbeat(progress.beat, progress.every),)}
     with shown_errors():
         with simulated_gpu(
             options.arch,
@@ -259,6 +261,14 @@ class _Progress:
     def __init__(self, quiet: bool) -> None:
         self._console, self._quiet = stderr(), quiet
         self._status: Any = None
+        self.every = 5.0 if self._console.is_terminal else 60.0  # seconds between two lines of a long launch
+
+    def beat(self, line: str) -> None:
+        """How far a long launch has come."""
+        if self._status is not None:
+            self._status.update(line)
+        elif not self._quiet:
+            say(line, "dim")
 
     def observe(self, record: LaunchRecord) -> None:
         if self._quiet:

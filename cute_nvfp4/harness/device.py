@@ -11,7 +11,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -25,6 +25,7 @@ from ..sim import Launch as Captured
 from ..sim.checks.findings import Finding, grouped
 from ..sim.execution import Here, Issued
 from ..sim.host.device import Device as Model
+from ..sim.observe.heartbeat import Heartbeat
 from ..sim.observe.touched import Runs, Touched
 from ..sim.outcome import outcome_of
 from . import sandbox
@@ -115,7 +116,8 @@ class Call:
 class Device:
     """Serves the judge and one submission's process."""
 
-    def __init__(self, memory: Mapped, calls: int) -> None:
+    def __init__(self, memory: Mapped, calls: int, tell: Callable[[str], None]) -> None:
+        self._heartbeat = Heartbeat(tell)
         self._memory, self._calls = memory, calls
         self._programs: dict[str, tuple[Program, bytes]] = {}
         self._here, self._call, self._late = Here(), None, 0
@@ -134,6 +136,7 @@ class Device:
         """Launches from here on belong to one call."""
         self._schedule, self._trace, self._traced = schedule, trace, Trace() if trace else None
         options = self._options | {"schedule": Schedule.parse(schedule), "trace": self._traced}
+        options |= {"others": (self._heartbeat,)}
         options |= {"clock": self._clock} if self._clock and clocked else {}
         self._call = Call(options, parts, work=Work(self._memory if clocked else None))
         late, self._late = self._late, 0
@@ -224,7 +227,9 @@ def main() -> None:
     control, launches, arena, nbytes, calls = (int(argument) for argument in sys.argv[1:6])
     sandbox.shield()
     judge, worker = Connection(control), Connection(launches)
-    device = Device(Mapped(arena, nbytes), calls)
+    device = Device(
+        Mapped(arena, nbytes), calls, lambda line: judge.send_bytes(json.dumps({"progress": line}).encode())
+    )
     served = {judge: _OF_JUDGE, worker: _OF_WORKER}
     while judge in served:
         for connection in wait(list(served)):

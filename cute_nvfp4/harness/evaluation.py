@@ -238,6 +238,7 @@ class Evaluation:
         ) as runner:
             run.isolation = runner.layers
             for result in todo:  # a list's iterator gives each to one thread
+                runner.hear(lambda line, result=result: progress(result, line))
                 result.expected_s = modes.expected(result)
                 progress(result, "start")
                 modes.run(runner, result)

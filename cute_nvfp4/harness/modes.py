@@ -137,7 +137,7 @@ class Modes:
     def _benchmark(self, runner: Runner, result: CaseResult) -> None:
         self._checked(runner, result, result.seed)
         if self.gpu:
-            self._repeat(runner, result, StopRule(self.limits.repeats, self.limits.relative_error, self.limits.seconds))
+            self._leaderboard(runner, result)
         elif self.batch > 1:
             self._checked(runner, result, mix_seed(result.seed, 1), calls=self.batch)
         # the first call may have compiled, and allocated what the next ones use again

@@ -14,7 +14,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from multiprocessing import Pipe
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +91,7 @@ class Processes:
         self._worker: subprocess.Popen | None = None
         self._device: subprocess.Popen | None = None
         self.layers: list[str] = []
+        self.heard: Callable[[str], None] = lambda line: None
 
     # their life
 
@@ -196,7 +200,10 @@ class Processes:
         """The device's answer, which waits for nothing but a launch. Raises ``CallFailed``."""
         try:
             self._gpu.send_bytes(json.dumps({"op": operation} | arguments).encode())
-            told = json.loads(self._gpu.recv_bytes()) if self._gpu.poll(_START_TIMEOUT_S) else {"error": "no answer"}
+            told = {"progress": ""}
+            while "progress" in told:
+                ready = self._gpu.poll(_START_TIMEOUT_S)
+                told = json.loads(self._gpu.recv_bytes()) if ready else {"error": "no answer"}
         except (EOFError, OSError) as error:
             told = {"error": type(error).__name__, "text": "it has ended"}
         if "error" in told:
@@ -221,10 +228,22 @@ class Processes:
         files = (path for path in folder.rglob("*") if path.is_file() and caches not in path.parents)
         return {str(path.relative_to(folder)) for path in files}
 
+    def _waited(self, timeout: float) -> bool:
+        """Whether the worker answers in time; what the device tells of its progress meanwhile is passed on."""
+        sources, until = [self._control, *([self._gpu] if self._simulate else [])], time.monotonic() + timeout
+        while self._control not in (ready := wait(sources, max(0.0, until - time.monotonic()))):
+            if not ready:
+                return False
+            try:
+                self.heard(json.loads(self._gpu.recv_bytes()).get("progress", ""))
+            except (EOFError, OSError):  # it has ended, which the next request of it says
+                sources.remove(self._gpu)
+        return True
+
     def _receive(self, timeout: float, doing: str) -> Answer:
         worker = self._worker
         try:
-            ready = self._control.poll(timeout)
+            ready = self._waited(timeout)
             answer = json.loads(self._control.recv_bytes(_MOST_BYTES)) if ready else None
         except (EOFError, ConnectionResetError):
             code = worker.wait()

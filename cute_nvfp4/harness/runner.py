@@ -7,7 +7,7 @@ arena (``process``). A crash, a hang or an exception costs one case: the next on
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -94,6 +94,10 @@ class Runner:
     def __exit__(self, *_: object) -> None:
         self._processes.close()
         self._arena.close()
+
+    def hear(self, tell: Callable[[str], None]) -> None:
+        """``tell`` gets lines that say how far a long launch has come."""
+        self._processes.heard = tell
 
     @property
     def layers(self) -> list[str]:

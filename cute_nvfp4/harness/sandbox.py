@@ -26,6 +26,8 @@ _SCOPES = 0b11  # of abstract sockets and of signals, from version 6 on
 _OTHER_USER = 65_000
 """Who the worker is where the judge is root and the kernel has no Landlock."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/dri")
+_OWN = "/proc/self"
+"""CUDA does not start (error 304) in a process that may not write there: it names its threads."""
 MARK = "CUTE_NVFP4_RUN"
 """Variable of the environment that names the run which a process belongs to."""
 
@@ -97,10 +99,11 @@ def _landlock(folder: Path, version: int) -> None:
         raise SandboxError(ctypes.get_errno(), "landlock_create_ruleset")
     try:
         devices = [*map(Path, _DEVICES), *Path("/dev").glob("nvidia*")]
-        for path in (folder, *(device for device in devices if device.exists())):
+        for path in (folder, Path(_OWN), *(device for device in devices if device.exists())):
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            # of a file only what files have: opening it to write, and truncating
-            allowed = writes if path.is_dir() else writes & (1 << 1 | 1 << 14)
+            # of a file, and below the process's own entry, only what files have: opening them to write, and truncating
+            whole = path.is_dir() and path != Path(_OWN)
+            allowed = writes if whole else writes & (1 << 1 | 1 << 14)
             if _libc.syscall(_ADD_RULE, rules, 1, struct.pack("=Qi", allowed, place), 0):
                 raise SandboxError(ctypes.get_errno(), f"landlock_add_rule for {path}")
             os.close(place)

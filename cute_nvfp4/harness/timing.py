@@ -143,29 +143,11 @@ def time_cuda(
     for _ in range(warm_up):
         call()
     _synchronize()
-    return _repeated(lambda: time_once(call, clear), rule)
-
-
-def _repeated(measure: Callable[[], float], rule: StopRule) -> list[float]:
     samples: list[float] = []
     begin = _perf_counter()
     while not rule.done(samples, _perf_counter() - begin):
-        samples.append(measure())
+        samples.append(time_once(call, clear))
     return samples
-
-
-def time_wall(
-    call: Callable[[], object], *, rule: StopRule | None = None, clear: Callable[[], None] = lambda: None
-) -> list[float]:
-    """Wall times of ``call`` on the CPU until ``rule`` is met, in nanoseconds; never to be shown as GPU times."""
-
-    def measure() -> float:
-        clear()
-        start = _perf_counter()
-        call()
-        return (_perf_counter() - start) * 1e9
-
-    return _repeated(measure, rule or StopRule())
 
 
 def copy_bandwidth(device: torch.device | str = "cuda") -> float:

@@ -5,6 +5,8 @@ Frantar, Ashkboos, Hoefler and Alistarh, "GPTQ" (2022).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from cute_nvfp4.formats import NVFP4, decode_e2m1, decode_e4m3, pack_e2m1
@@ -15,8 +17,13 @@ from cute_nvfp4.quantization.rounding import encode, reciprocal
 from cute_nvfp4.quantization.rules import resolve_rule
 
 _BLOCK = NVFP4.block
+_LARGEST = 0x7E
+"""The code of the largest E4M3 number."""
 _LAZY = 128
 """Columns that are updated one by one; those after them once for all of these."""
+NEIGHBOURS = (0, -3, -2, -1, 1, 2, 3, 4, 5)
+"""E4M3 codes, counted from the rule's, that a block's scale is chosen from: about three quarters to one and a half of
+it."""
 
 
 def gptq(
@@ -26,12 +33,14 @@ def gptq(
     *,
     global_scale: torch.Tensor | None = None,
     damping: float = 0.01,
+    neighbours: Sequence[int] = NEIGHBOURS,
 ) -> BlockScaledTensor:
     """``weight`` (N, K) in NVFP4 with the least error of its products with activations, as GPTQ finds it.
 
     hessian: XᵀX (K, K) of the activations, in float32 or float64. rule: how a block's scale follows from what its 16
-    columns are when their turn comes. global_scale: that of ``rule`` for the weight by default. damping: added to the
-    Hessian's diagonal, a share of its mean. K is a multiple of 16. Scales are row-major.
+    columns are when their turn comes; of it and its ``neighbours`` the one is taken with the least error, each
+    column's squared and weighed as GPTQ weighs it. global_scale: that of ``rule`` for the weight by default. damping:
+    added to the Hessian's diagonal, a share of its mean. K is a multiple of 16. Scales are row-major.
     """
     w, (rows, k) = weight.to(torch.float32).clone(), weight.shape
     if global_scale is None:
@@ -46,7 +55,9 @@ def gptq(
             if column % _BLOCK == 0:
                 block = w[:, column : column + _BLOCK].contiguous()
                 options = {"global_scale": global_scale, "scale_layout": "rowmajor", "backend": "reference"}
-                scales[:, column // _BLOCK] = quantize(block, rule=rule, **options).scale[:, 0]
+                start = quantize(block, rule=rule, **options).scale[:, 0]
+                weights = upper.diagonal()[column : column + _BLOCK].square().reciprocal()
+                scales[:, column // _BLOCK] = _best(block, start, neighbours, global_scale, weights)
                 scale = decode_e4m3(scales[:, column // _BLOCK]) * global_scale
                 inverse = torch.where(scale == 0, 0.0, reciprocal(scale))
             codes[:, column] = encode(w[:, column] * inverse, "e2m1")
@@ -55,6 +66,22 @@ def gptq(
             errors[:, column - first] = error
         w[:, last:] -= errors @ upper[first:last, last:]
     return BlockScaledTensor(pack_e2m1(codes), scales, global_scale)
+
+
+def _best(
+    block: torch.Tensor,
+    start: torch.Tensor,
+    neighbours: Sequence[int],
+    global_scale: torch.Tensor,
+    weights: torch.Tensor,
+) -> torch.Tensor:
+    """Codes of scales (N,) of blocks (N, 16): of ``start`` and its neighbours those with the least weighed error."""
+    steps = torch.tensor(neighbours, dtype=torch.int16, device=block.device)
+    found = (start.to(torch.int16)[:, None] + steps).clamp(0, _LARGEST).to(torch.uint8)
+    scale = (decode_e4m3(found) * global_scale).unsqueeze(-1)
+    y = block[:, None] * torch.where(scale == 0, 0.0, reciprocal(scale))
+    errors = ((decode_e2m1(encode(y, "e2m1")) * scale - block[:, None]).square() * weights).sum(-1)
+    return found.gather(1, errors.argmin(1, keepdim=True))[:, 0]
 
 
 def output_error(weight: torch.Tensor, quantized: torch.Tensor, hessian: torch.Tensor) -> float:

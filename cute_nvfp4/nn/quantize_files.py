@@ -187,9 +187,7 @@ class _Run:
         error = float((linear.weight.dequantize() - exact).norm()) / norm if norm else 0.0
         parts = {f"{name}.{part}": x.cpu() for part, x in tensors_of(linear, self.layout).items()}
         size = sum(x.nbytes for x in parts.values())
-        choice = explain_product(
-            1, *weight.shape, torch.bfloat16, input_rule=None, backend="auto", device=self.device
-        )
+        choice = explain_product(1, *weight.shape, torch.bfloat16, input_rule=None, backend="auto", device=self.device)
         sizes = size, weight.nbytes
         return LayerReport(name, *weight.shape, "nearest", error, None, *sizes, *choice), parts
 

@@ -45,7 +45,7 @@ def _function(key: str) -> Callable[[Any], Any]:
     return eval(f"lambda x: {key.format(x='x')}", {"Tensor": Tensor})
 
 
-_TENSOR = "({x}.dtype, {x}.shape, {x}.stride(), {x}.device, {x}.data_ptr() & 15)"
+_TENSOR = "({x}.dtype, {x}.shape, {x}.stride(), {x}.device, ({x}.data_ptr() or 1) & 15, {x}.is_neg())"
 _SCALE = "({x}.%s is not None and {x}.%s.requires_grad)"
 _SCALES = _SCALE.replace("%s", "global_scale")
 

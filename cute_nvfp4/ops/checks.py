@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from ctypes import c_float
 from typing import Any
 
 import torch
 
 from ..errors import OperandError, OperandTypeError
-from ..formats import FORMATS, Format
+from ..formats import FORMATS, MXFP8, MXFP8_E5M2, Format
 from ..kernels.gemm.config import GATE_NAMES
 from ..operand import BlockScaledTensor, check_pair, span_bytes
+from ..tensors import check_dense
 
 DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 """dtypes of an output, and what configurations call them."""
@@ -34,6 +36,17 @@ def check_format(name: str, operand: BlockScaledTensor, formats: Sequence[Format
     if operand.format not in formats:
         expected = " or ".join(fmt.name for fmt in formats)
         raise OperandError.of(f"format of {name}", got=operand.format.name, expected=expected)
+
+
+def check_formats(a_name: str, a: Any, b_name: str, b: Any) -> None:
+    """Raises unless one kind of MMA multiplies the formats of both: the same, or the two of MXFP8."""
+    if a.format != b.format and not {a.format, b.format} <= {MXFP8, MXFP8_E5M2}:
+        raise OperandError.of(
+            f"formats of {a_name} and {b_name}",
+            got=f"{a.format.name} and {b.format.name}",
+            expected="the same, or mxfp8 and mxfp8_e5m2",
+            hint="prepare_weight(b) makes a weight for an a of any format.",
+        )
 
 
 def check_types(a: BlockScaledTensor, b: BlockScaledTensor) -> None:
@@ -66,13 +79,17 @@ def number(name: str, value: float | None) -> float:
             expected="a Python number",
             hint="A scale that lives on the device belongs in global_scale of an operand.",
         )
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise OperandError.of(name, got="an int beyond float64", expected="a float32 number") from None
 
 
 def split_alpha(alpha: Any, device: torch.device, groups: int = 1) -> tuple[float, torch.Tensor | None]:
     """alpha as a number and, if it is a tensor of one element or of one for each group, that tensor (n,)."""
     if not isinstance(alpha, torch.Tensor):
         return number("alpha", alpha), None
+    check_dense("alpha", alpha)
     if alpha.dtype is not torch.float32:
         raise OperandTypeError.of("alpha", got=alpha.dtype, expected="torch.float32, or a Python number")
     if alpha.numel() not in (1, groups) or not alpha.is_contiguous():
@@ -86,7 +103,8 @@ def split_alpha(alpha: Any, device: torch.device, groups: int = 1) -> tuple[floa
 def factor(alpha: Any, groups: int = 1) -> Any:
     """A checked alpha as exact torch takes it: a number, or float64 of one element, or of one for each group."""
     if not isinstance(alpha, torch.Tensor):
-        return number("alpha", alpha)
+        # as a kernel has it
+        return c_float(number("alpha", alpha)).value
     return alpha.reshape(()).double() if alpha.numel() == 1 else alpha.reshape(-1).double()
 
 
@@ -154,8 +172,7 @@ def checked_output(
         dtype = torch.float16 if dtype is None else dtype
         check_dtype("out_dtype", dtype)
         return torch.empty(shape, dtype=dtype, device=device)
-    if not isinstance(out, torch.Tensor):
-        raise OperandTypeError.of("out", got=type(out).__name__, expected="torch.Tensor")
+    check_dense("out", out)
     check_dtype("dtype of out", out.dtype)
     if dtype is not None and dtype is not out.dtype:
         raise OperandTypeError.of("out_dtype", got=dtype, expected=f"None or {out.dtype}, the dtype of out")

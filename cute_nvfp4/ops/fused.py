@@ -12,6 +12,7 @@ from ..kernels.quantize.arguments import Strides
 from ..kernels.quantize.fused import Matrix
 from ..operand import BlockScaledTensor, row_alignment
 from ..planning.quantize import QuantizeProblem
+from ..tensors import check_dense
 from .calls import allocator
 from .checks import DTYPE_NAMES, check_overlap
 from .quantize import QUANTIZE
@@ -130,8 +131,7 @@ def fused_results(stored: bool, like: torch.Tensor, residual: bool = False) -> d
 
 def checked_matrix(name: str, x: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
     """A view of ``x`` as (M, K), without a gradient; ``like``: what it must match in shape, dtype and device."""
-    if not isinstance(x, torch.Tensor):
-        raise OperandTypeError.of(name, got=type(x).__name__, expected="torch.Tensor")
+    check_dense(name, x)
     if x.dtype not in DTYPE_NAMES:
         raise OperandTypeError.of(f"dtype of {name}", got=x.dtype, expected=" or ".join(map(str, DTYPE_NAMES)))
     if x.ndim not in (1, 2) or x.numel() == 0:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..errors import OperandError, OperandTypeError
+from ..errors import OperandError
 from ..kernels.gemm.arguments import Bias, GemmArguments
 from ..kernels.gemm.limits import can_implement
 from ..operand import BlockScaledTensor
@@ -18,10 +18,12 @@ from ..row_scaled import RowScaledTensor
 from ..runtime.backend import Backend
 from ..runtime.kernel import Kernel
 from ..target import Target
+from ..tensors import check_dense
 from .arguments import OPERAND, TENSOR
 from .checks import (
     DTYPE_NAMES,
     check_dtype,
+    check_formats,
     check_product,
     check_types,
     checked_output,
@@ -35,7 +37,7 @@ from .operands import check_operands, operand_record
 from .operation import Operation
 from .planned import Preparation
 from .prepared_weight.gemm import PREPARED_GEMM
-from .prepared_weight.operands import in_fp8
+from .prepared_weight.operands import check_no_gradient
 from .prepared_weight.pack_then_multiply import PackThenMultiply
 
 
@@ -60,7 +62,7 @@ def gemm(
             ``PreparedWeight`` (N, K) on sm_90a, and a (M, K) is numbers of its dtype, or block-scaled; or for a weight
             in float8_e4m3fn a ``RowScaledTensor``, or bfloat16 or float16, of which a launch before makes one. Where b
             is none, each call packs b there.
-        alpha: a number, or a float32 tensor of one element on the operands' device; None is 1.
+        alpha: a number, any float32 one, or a float32 tensor of one element on the operands' device; None is 1.
         bias: (N,), or (L, N) for a batch: float16, bfloat16 or float32, contiguous along N; added in float32.
         out: where to put the result: of that shape, float16, bfloat16 or float32, contiguous along N or along M, rows
             and batches anywhere. Nothing may overlap the operands. Every element is written.
@@ -80,7 +82,7 @@ def gemm(
     """
     if isinstance(b, PreparedWeight):
         if b.row_factor is not None:
-            a = in_fp8(a, backend)
+            check_no_gradient(a)
         return PREPARED_GEMM.call(a, b, alpha, bias, out, out_dtype, config, backend, "")
     return GEMM.call(a, b, alpha, bias, out, out_dtype, config, backend)
 
@@ -88,6 +90,7 @@ def gemm(
 def _check(r: Any) -> torch.Tensor:
     check_types(r.a, r.b)
     check_product(r.a, {"b": r.b})
+    check_formats("a", r.a, "b", r.b)
     split_alpha(r.alpha, r.a.device)
     _check_bias(r.bias, r.a, r.b)
     shape = (r.a.batch, r.a.rows, r.b.rows) if r.a.is_batched else (r.a.rows, r.b.rows)
@@ -129,8 +132,7 @@ def _plan(r: Any, target: Target) -> Callable[..., torch.Tensor]:
 def _check_bias(bias: torch.Tensor | None, a: BlockScaledTensor, b: BlockScaledTensor) -> None:
     if bias is None:
         return
-    if not isinstance(bias, torch.Tensor):
-        raise OperandTypeError.of("bias", got=type(bias).__name__, expected="torch.Tensor")
+    check_dense("bias", bias)
     check_dtype("dtype of bias", bias.dtype)
     shapes = [(b.rows,)] + ([(a.batch, b.rows)] if a.is_batched else [])
     if bias.shape not in shapes:

@@ -19,7 +19,7 @@ from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
 from ..target import Target, architecture
 from .arguments import NUMBER, OPERAND
-from .checks import DTYPE_NAMES, check_dtype, check_product, check_types, checked_output, number, reads
+from .checks import DTYPE_NAMES, check_dtype, check_product, check_types, checked_output, factor, number, reads
 from .operation import Operation
 from .planned import PlannedCall
 
@@ -39,7 +39,7 @@ def gemv(
     Args:
         a: (L, M, K) or (M, K), scales blocked or row-major, with or without a global scale.
         b: (L, N, K) or (N, K) with N ≥ 1, of which row 0 is the vector (the padding of a 128-row b is not read).
-        alpha: a number that multiplies the result; None is 1.
+        alpha: a number that multiplies the result, any float32 one; None is 1.
         out: where to put the result, of that shape and of dtype float16, bfloat16 or float32; any strides, but no
             element may be written twice and nothing may overlap the operands. Every element is written.
         out_dtype: dtype of a new result (float16 by default); with ``out`` it must be None or that of ``out``.
@@ -154,7 +154,7 @@ GEMV = Operation(
     gemv,
     {"a": OPERAND, "b": OPERAND, "alpha": NUMBER},
     check=_check,
-    reference=lambda r: gemv_reference(r.a, r.b, alpha=r.alpha, out_dtype=r.out.dtype),
+    reference=lambda r: gemv_reference(r.a, r.b, alpha=factor(r.alpha), out_dtype=r.out.dtype),
     plan=_plan,
     preparable=True,
 )

@@ -16,7 +16,7 @@ from ..runtime.backend import Backend
 from ..runtime.simulating import world
 from ..target import Target
 from .arguments import ACTIVATIONS, LIST, OUTPUT, TENSOR
-from .checks import ALL_FORMATS, check_format, inputs, refuse_gate, span, split_alpha
+from .checks import ALL_FORMATS, check_format, check_formats, inputs, refuse_gate, span, split_alpha
 from .grouped_launch import BlockScaledList
 from .groups import GroupsCall, alpha_of_group, check_spans, checked_outputs, each_group, rows_of, store_each
 from .list_fast_path import remember, repeated
@@ -129,6 +129,7 @@ def _check_block_scaled(problems: Sequence[Problem]) -> None:
         a, b = _pair(problem)
         if a is not None and b is not None:
             check_pair(a, b)
+            check_formats("a", a, "b", b)
         elif a is b:
             raise OperandError.of("operands", got="None and None", expected="at least one with rows")
         for side, x in enumerate(problem):

@@ -19,7 +19,16 @@ from ..runtime.backend import Backend
 from ..scale_layout import ATOM_ROWS
 from ..target import Target
 from .arguments import ACTIVATIONS, ANY_WEIGHT, STATUS, TENSOR
-from .checks import DTYPE_NAMES, check_format, checked_output, factors_of, reads, refuse_gate, split_alpha
+from .checks import (
+    DTYPE_NAMES,
+    check_format,
+    check_formats,
+    checked_output,
+    factors_of,
+    reads,
+    refuse_gate,
+    split_alpha,
+)
 from .grouped_launch import KERNEL, aligned, group_record, planned_groups
 from .grouped_rows import GroupedRows, checked_status, clamped, status_of, wrong_offset
 from .groups import alpha_of_group, check_rows, store_rows
@@ -100,6 +109,7 @@ def _check_block_scaled(r: Any) -> int:
             raise OperandError.of(what, got=f"{left} and {right}", expected="the same")
     for name, operand in (("a", a), ("b", b)):
         check_format(name, operand)
+    check_formats("a", a, "b", b)
     return a.rows
 
 

@@ -13,6 +13,7 @@ from ..formats import NVFP4, Format, as_bytes
 from ..operand import BlockScaledTensor, _check_data, _check_global_scale, address_of, row_alignment
 from ..pytree import register
 from ..scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, blocked_flat, blocked_view, from_blocked, to_blocked
+from ..tensors import check_dense
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -170,6 +171,7 @@ def clamped(offsets: torch.Tensor, rows: int) -> torch.Tensor:
 def checked_offsets(offsets: Sequence[int] | torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     """Offsets of groups of the rows of ``data``, on its device; those of a tensor are not read."""
     if isinstance(offsets, torch.Tensor):
+        check_dense("offsets", offsets)
         if offsets.dtype is not torch.int32:
             raise OperandTypeError.of("offsets", got=offsets.dtype, expected="torch.int32, or a sequence of ints")
         if offsets.ndim != 1 or offsets.shape[0] < 2 or offsets.stride(0) != 1:
@@ -177,7 +179,7 @@ def checked_offsets(offsets: Sequence[int] | torch.Tensor, data: torch.Tensor) -
         if offsets.device != data.device:
             raise OperandError.of("device of offsets", got=offsets.device, expected=data.device)
         return offsets
-    values = list(offsets)
+    values = list(offsets) if isinstance(offsets, Sequence) and not isinstance(offsets, str) else []
     if len(values) < 2 or not all(isinstance(x, int) and not isinstance(x, bool) for x in values):
         raise OperandTypeError.of("offsets", got=repr(values)[:80], expected="one int more than there are groups")
     for i, (before, value) in enumerate(zip([0, *values], values)):
@@ -196,6 +198,7 @@ def checked_status(status: torch.Tensor | None, device: torch.device) -> torch.T
     if not isinstance(status, torch.Tensor) or status.dtype is not torch.int32:
         got = status.dtype if isinstance(status, torch.Tensor) else type(status).__name__
         raise OperandTypeError.of("status", got=got, expected="a torch.int32 tensor")
+    check_dense("status", status)
     if status.numel() != 1 or status.device != device:
         got = f"shape {tuple(status.shape)} on {status.device}"
         raise OperandError.of("status", got=got, expected=f"one element on {device}")
@@ -211,6 +214,7 @@ def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, k: int) -
     if not isinstance(scale, torch.Tensor) or scale.dtype not in (torch.uint8, fmt.scale_dtype):
         got = scale.dtype if isinstance(scale, torch.Tensor) else type(scale).__name__
         raise OperandTypeError.of("scale of GroupedRows", got=got, expected=f"{fmt.scale_dtype} or torch.uint8")
+    check_dense("scale of GroupedRows", scale)
     atom_bytes = -(-k // (fmt.block * ATOM_COLS)) * ATOM_BYTES
     size = scale.numel()
     if scale.ndim != 1 or size == 0 or size % atom_bytes or scale.stride(0) != 1:

@@ -9,8 +9,9 @@ import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..runtime.bounded import Bounded
+from ..tensors import check_dense
 from .calls import addresses, allocator, as_alpha
-from .checks import check_dtype, checked_output, inputs, number
+from .checks import check_dtype, checked_output, factor, inputs
 
 
 def each_group(function: Callable[..., Any], *columns: Iterable[Any]) -> list:
@@ -54,7 +55,8 @@ def checked_outputs(
         raise OperandError.of("out", got=got, expected=f"a list of {len(shapes)} tensors")
 
     def check(given: Any, shape: tuple[int, int]) -> None:
-        checked_output({}, device, shape, given, dtype or out[0].dtype)
+        check_dense("out", given)
+        checked_output({}, device, shape, given, dtype or getattr(out[0], "dtype", None))
         check_rows("out", given)
 
     each_group(check, out, shapes)
@@ -102,7 +104,7 @@ def check_rows(name: str, out: torch.Tensor) -> None:
 def alpha_of_group(alpha: Any, group: int) -> Any:
     """What exact torch multiplies the product of a group by. alpha: as the caller gave it."""
     if not isinstance(alpha, torch.Tensor):
-        return number("alpha", alpha)
+        return factor(alpha)
     return alpha.reshape(-1)[group if alpha.numel() > 1 else 0].double()
 
 

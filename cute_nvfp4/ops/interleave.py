@@ -9,7 +9,7 @@ from ..formats import as_bytes
 from ..kernels.gemm.config import INTERLEAVED_ROWS
 from ..operand import BlockScaledTensor
 from ..scale_layout import blocked_flat, blocked_view
-from .checks import check_product
+from .checks import check_formats, check_product
 
 
 def interleave(b1: BlockScaledTensor, b2: BlockScaledTensor) -> BlockScaledTensor:
@@ -69,3 +69,4 @@ def check_weights(a: BlockScaledTensor, weights: dict[str, BlockScaledTensor]) -
     for what, (one, two) in both.items():
         if one != two:
             raise OperandError.of(f"{what} of b1 and b2", got=f"{one} and {two}", expected="the same")
+    check_formats("a", a, "b1" if len(weights) == 2 else "b", first)

@@ -25,6 +25,7 @@ from ..runtime.kernel import Kernel
 from ..runtime.simulating import SESSIONS, session_number, world
 from ..runtime.torch_private import increment_versions
 from ..target import Target
+from ..tensors import check_all_dense
 from .arguments import OUTPUT, PLAIN_TYPES, VALUE, Argument
 from .calls import allocator
 from .checks import check_overlap, reads, refuse_config
@@ -168,6 +169,7 @@ class Operation:
 
     def unplanned(self, *given: Any) -> Any:
         """The result where torch records the call, or where no call was planned for the like."""
+        check_all_dense(zip(self.fields, given))
         if not by_operator([given[i] for i in self._followed], self._follows):
             return self.run(*given)
         request = self.request(*given)

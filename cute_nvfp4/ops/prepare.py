@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
@@ -10,10 +11,11 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
 from ..errors import OperandError
-from ..operand import BlockScaledTensor
+from ..operand import BlockScaledTensor, OperandKey
 from ..prepared_weight import PreparedWeight
 from ..row_scaled import RowScaledTensor
 from ..runtime.bounded import Bounded
+from ..tensors import check_dense
 from .list_launch import arranged
 from .operation import PREPARED
 from .planned import Preparation
@@ -33,8 +35,9 @@ def prepare(operation: Callable[..., Any], *operands: Any, vary: Sequence[str] =
         operation: ``gemv``, ``gemm``, ``quantize``, or ``gated_gemm`` or ``grouped_gemm`` of prepared weights.
         operands, options: its arguments. They are kept; without ``out`` one is made, which every call writes to.
         vary: names of operands that each call gives, in this order: of products "a", "b" and "out"; of quantize
-            "x" and "out". They are like those given here in all but addresses and values. The others stay where they
-            are. Those of ``grouped_gemm`` are lists: of all x, all weights, all results.
+            "x" and "out". They are like those given here in all but values and where they lie: their addresses are
+            multiples of the same powers of two, up to 32 bytes. The others stay where they are. Those of
+            ``grouped_gemm`` are lists: of all x, all weights, all results.
 
     A call returns what the operation returns, of the same bits. Preparing compiles and loads the kernel, and runs
     nothing. Threads may share the result.
@@ -99,18 +102,37 @@ class Prepared:
         """What the launch varies, with operands that are checked."""
         values = list(self._values)
         for (name, key, slots), x in zip(self._vary, given):
-            if _key(x) != key:
-                raise OperandError.of(
-                    name,
-                    got="another kind",
-                    expected="an operand like the one that was prepared",
-                    hint=f"That was {key}.",
-                )
+            if (found := _key(x)) != key:
+                raise _unlike(name, found, key)
             for element, places in zip(x, slots) if isinstance(key, _ListKey) else ((x, slots),):
                 for part, place in places:
                     values[place] = (element if part is None else getattr(element, part)).data_ptr()
         self._made.apart.check(values)
         return tuple(values)
+
+
+_PARTS = ("class", "dtype", "shape", "strides", "device", "address modulo {}", "negation")
+"""What the key of a tensor has."""
+_HINT = "Prepare another call for such operands; .clone() has the alignment of new tensors."
+
+
+def _unlike(name: str, found: Any, key: Any, alignment: int = 32) -> OperandError:
+    """The error about an operand that is not like the prepared one: what differs."""
+    if isinstance(key, _ListKey) and isinstance(found, _ListKey) and len(key.elements) == len(found.elements):
+        for i, (x, y) in enumerate(zip(found.elements, key.elements)):
+            if x != y:
+                return _unlike(f"{name}[{i}]", x, y, 16)
+        return OperandError.of(f"global scales of {name}", got="other places", expected="as in the prepared call")
+    if isinstance(key, OperandKey) and isinstance(found, OperandKey):
+        pairs = [(x.name.replace("_", " "), getattr(found, x.name), getattr(key, x.name)) for x in fields(OperandKey)]
+    elif isinstance(key, tuple) and isinstance(found, tuple) and len(key) == len(found) == len(_PARTS):
+        pairs = list(zip((x.format(alignment) for x in _PARTS), found, key))
+    else:
+        got, expected = (f"a {x.__name__}" if isinstance(x, type) else "another one" for x in (found, key))
+        return OperandError.of(name, got=got, expected=expected if expected != got else "the kind that was prepared")
+    unlike = [x for x in pairs if x[1] != x[2]]
+    got, expected = (", ".join(f"{x[0]} {x[i]}" for x in unlike) for i in (1, 2))
+    return OperandError.of(f"{name} of a prepared call", got=got, expected=f"{expected}, as prepared", hint=_HINT)
 
 
 class _Known:
@@ -159,4 +181,5 @@ def _key(x: Any, alignment: int = 32) -> Any:
     if not isinstance(x, torch.Tensor):
         return type(x)
     # of quantize's x, 32 bytes are read at once
-    return type(x), x.dtype, x.shape, x.stride(), x.device, x.data_ptr() % alignment
+    check_dense("an operand of a prepared call", x)
+    return type(x), x.dtype, x.shape, x.stride(), x.device, x.data_ptr() % alignment, x.is_neg()

@@ -18,19 +18,21 @@ from ..quantization.rules import Rule, resolve_format, resolve_rule
 from ..quantization.slabs import Source, amax
 from ..runtime.backend import BACKENDS, resolve
 from ..runtime.torch_private import is_exporting
+from ..tensors import check_dense
 from .arguments import Argument
 from .checks import DTYPE_NAMES, check_overlap
 from .dispatch import is_recorded
 
 MATRIX = Argument(
-    "(type({x}), {x}.dtype, {x}.shape, {x}.stride(), {x}.device, {x}.data_ptr() & 31)",
+    "(type({x}), {x}.dtype, {x}.shape, {x}.stride(), {x}.device, ({x}.data_ptr() or 1) & 31, {x}.is_neg())",
     "type({x}) is Tensor",
     on_cpu="not {x}.is_cuda",
 )
 """A tensor that is quantized, or read beside it: what plans of these kernels depend on."""
 SCALE = Argument(
     "({x} if type({x}) is str else None if {x} is None else type({x}) if not isinstance({x}, Tensor) else"
-    " (out is not None and {x} is out.global_scale, {x}.dtype, {x}.shape, {x}.device, {x}.requires_grad))"
+    " (out is not None and {x} is out.global_scale, {x}.dtype, {x}.shape, {x}.device, {x}.requires_grad,"
+    " {x}.is_neg(), {x}.data_ptr() != 0))"
 )
 """A global scale: a word, a number, or a tensor, which may be that of ``out``."""
 RESULT = Argument("(None if {x} is None else ({x}.key, getattr({x}.global_scale, 'requires_grad', False)))")
@@ -231,8 +233,7 @@ def _beyond_kernels(backend: str, request: QuantizeRequest) -> str:
 
 def matrices(x: torch.Tensor, transpose: bool = False, axis: int | None = None) -> torch.Tensor:
     """A view of ``x`` as (L, MN, K), blocks along the last dimension."""
-    if not isinstance(x, torch.Tensor):
-        raise OperandTypeError.of("x to quantize", got=type(x).__name__, expected="torch.Tensor")
+    check_dense("x to quantize", x)
     if x.dtype not in DTYPE_NAMES:
         raise OperandTypeError.of("x to quantize", got=x.dtype, expected=" or ".join(map(str, DTYPE_NAMES)))
     shape = f"shape {tuple(x.shape)}"
@@ -292,6 +293,7 @@ def global_scale_of(given: Any, request: QuantizeRequest) -> torch.Tensor | None
 def checked_global_scale(given: float | torch.Tensor, device: torch.device) -> torch.Tensor:
     """A given global scale as a float32 tensor of no dimensions on ``device``."""
     if isinstance(given, torch.Tensor):
+        check_dense("global scale", given)
         if given.dtype is not torch.float32 or given.numel() != 1 or given.device != device:
             raise OperandTypeError.of(
                 "global scale",
@@ -314,6 +316,7 @@ def hessian_blocks(hessian: torch.Tensor, k: int, format: Format, device: torch.
     groups, block = k // format.block, format.block
     if not isinstance(hessian, torch.Tensor) or not hessian.is_floating_point():
         raise OperandTypeError.of("hessian", got=type(hessian).__name__, expected="a floating-point tensor")
+    check_dense("hessian", hessian)
     hessian = hessian.detach().to(torch.float32)
     shape = f"shape {tuple(hessian.shape)}"
     if hessian.device != device:

@@ -9,12 +9,12 @@ import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..kernels.quantize.fp8_config import (
-    MAX_THREADS,
-    MAX_VECTORS,
+    MAX_K,
     VECTOR,
     Fp8RowsArguments,
     Fp8RowsConfig,
     can_implement,
+    rows_config,
 )
 from ..operand import address_of, is_wrapper, row_alignment
 from ..row_scaled import FP8, RowScaledTensor, by_rows
@@ -26,8 +26,6 @@ from .calls import allocator
 from .checks import DTYPE_NAMES, check_overlap
 from .operation import Operation
 from .planned import PlannedCall
-
-MAX_K = MAX_THREADS * MAX_VECTORS * VECTOR
 
 
 def quantize_rows(x: torch.Tensor, backend: Backend = "auto") -> RowScaledTensor:
@@ -68,14 +66,6 @@ def check_rows(x: torch.Tensor) -> None:
         )
 
 
-def config_of(dtype: str, k: int, arch: Any) -> Fp8RowsConfig:
-    """The variant for rows of K: few vectors a thread, so that all loads are under way at once."""
-    vectors = -(-k // VECTOR)
-    each = max(-(-vectors // MAX_THREADS), 2 if vectors > 32 else 1)
-    threads = -(-vectors // each)
-    return Fp8RowsConfig(dtype, min(-(-threads // 32) * 32, MAX_THREADS), each, arch)
-
-
 def _check(r: Any) -> RowScaledTensor | None:
     if not isinstance(r.x, torch.Tensor):
         raise OperandTypeError.of("x", got=type(r.x).__name__, expected="torch.Tensor")
@@ -89,7 +79,7 @@ def _plan(r: Any, target: Target) -> PlannedCall:
     scale = torch.empty(rows, dtype=torch.float32, device=r.x.device)
     out = RowScaledTensor(data, scale) if r.out is None else r.out
     arguments = Fp8RowsArguments("x", "out.data", "out.scale", rows, k, r.x.stride(0) * r.x.element_size())
-    config = config_of(DTYPE_NAMES[r.x.dtype], k, target.arch)
+    config = rows_config(DTYPE_NAMES[r.x.dtype], k, target.arch)
     new_data, new_scale = allocator(torch.empty_like(data)), allocator(torch.empty_like(scale))
 
     def new(*given: Any) -> RowScaledTensor:

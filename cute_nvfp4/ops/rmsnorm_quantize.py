@@ -20,6 +20,7 @@ from ..runtime.backend import Backend, resolve, sm_count
 from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
 from ..target import Target, architecture
+from ..tensors import check_dense
 from .arguments import TYPED, Argument
 from .checks import DTYPE_NAMES
 from .dispatch import is_recorded
@@ -212,6 +213,7 @@ def _check_weight(weight: torch.Tensor | None, x: torch.Tensor) -> None:
         return
     if not isinstance(weight, torch.Tensor):
         raise OperandTypeError.of("weight", got=type(weight).__name__, expected="torch.Tensor or None")
+    check_dense("weight", weight)
     if weight.dtype not in (x.dtype, torch.float32):
         raise OperandTypeError.of("dtype of weight", got=weight.dtype, expected=f"{x.dtype} or torch.float32")
     if tuple(weight.shape) != (x.shape[1],):

@@ -8,7 +8,16 @@ from dataclasses import replace
 
 from ..errors import OperandError, explain
 from ..formats import FORMATS
-from ..kernels.gemm.config import CTA_ROWS, MAX_CLUSTER, MIN_EPI_TILE_N, SM120_TILE_N, SPLITS, TILE_BYTES, TILE_N
+from ..kernels.gemm.config import (
+    CTA_ROWS,
+    MAX_CLUSTER,
+    MIN_EPI_TILE_N,
+    QUANTIZED,
+    SM120_TILE_N,
+    SPLITS,
+    TILE_BYTES,
+    TILE_N,
+)
 from ..kernels.gemm.limits import can_implement
 from ..runtime.bounded import remembered
 from ..target import Architecture
@@ -118,12 +127,18 @@ def _ranked(problem: GemmProblem, arch: Architecture, sm_count: int, every: bool
     for swap in (False, True):
         m, n = problem.kernel_mn(swap)
         for pair in (False, True) if m > CTA_ROWS and arch.generation == "sm100" else (False,):
-            widths = _TILE_N[arch.generation]
+            widths = _widths(problem, arch)
             for tile_n, narrower in zip(widths, (0, *widths)):
                 # a tile wider than need be: the next narrower covers all columns; one below 64 covers them alone
                 if narrower < n and (tile_n >= TILE_N[0] or n <= tile_n):
                     timed += _Tile(problem, arch, sm_count, swap, pair, tile_n).plans(every)
     return sorted(timed, key=_order)
+
+
+def _widths(problem: GemmProblem, arch: Architecture) -> tuple[int, ...]:
+    """Widths of tiles. A thread of sm_120a has a quarter of one below 64, and quantizes whole blocks."""
+    widths = _TILE_N[arch.generation]
+    return tuple(x for x in widths if x >= TILE_N[0]) if problem.out == QUANTIZED else widths
 
 
 def _order(timed: tuple[Prediction, Plan]) -> tuple:

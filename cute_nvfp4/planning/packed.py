@@ -147,14 +147,13 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
                 # x from L2 once for two CTAs
                 yield PackedPlan(replace(config, cluster_rows=2), min(slots, count) // 2)
         if tile_n == WIDE:
-            config = WgmmaConfig(
-                arch=arch, warpgroups=3, stage_tiles=1, scheduler="static", **decided(p, streams=False)
-            )
+            tiling = staged(p, {"warpgroups": 3, "stage_tiles": 1})
+            config = WgmmaConfig(arch=arch, scheduler="static", **tiling, **decided(p, streams=False))
             yield PackedPlan(config, min(sm_count, tile_count(p, config)))
         if WIDE // 2 < tile_n <= WIDE:
             # 64 rows of the weight a CTA, whose warpgroups take turns: no sums go to another one
-            tiling = {"tile_n": tile_n, "k_groups": 2, "stage_tiles": 1, "scheduler": "static"}
-            config = WgmmaConfig(arch=arch, **tiling, **decided(p, streams=False))
+            tiling = staged(p, {"tile_n": tile_n, "k_groups": 2, "stage_tiles": 1})
+            config = WgmmaConfig(arch=arch, scheduler="static", **tiling, **decided(p, streams=False))
             if tile_count(p, config) <= sm_count:
                 yield PackedPlan(config, tile_count(p, config))
         for tiling in SHARED:
@@ -167,6 +166,17 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
     plan = _shared(p, arch, {"tile_n": WIDE, "stage_tiles": 1})
     if p.m > WIDE // 2 and plan.workers < sm_count // SPLIT_K:
         yield PackedPlan(replace(plan.config, scheduler="helped"), sm_count // SPLIT_K)
+    # the same without clusters: a tile of 256 rows of x takes as long as to decode its weights
+    config = WgmmaConfig(arch=arch, tile_n=2 * WIDE, scheduler="helped", **decided(p, streams=False))
+    if config.fp8 and p.m > WIDE and tile_count(p, config) < sm_count:
+        yield PackedPlan(config, sm_count)
+
+
+def staged(p: PackedProblem, tiling: dict[str, int]) -> dict[str, int]:
+    """``tiling``, but with stages of two packed tiles where x is in FP8, of which twice as many fit: only sums that
+    travel, and the widest tiles beside sums of another CTA, need short ones."""
+    short = "overlap" in tiling or tiling.get("tile_n") == 2 * WIDE or p.dtype != "float8_e4m3fn"
+    return {name: value for name, value in tiling.items() if short or name != "stage_tiles"}
 
 
 def deep(config: Config) -> Config:
@@ -186,5 +196,7 @@ def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
 
 def _shared(p: PackedProblem, arch: Architecture, tiling: dict[str, int]) -> PackedPlan:
     """The plan whose clusters share tiles along K."""
-    config = WgmmaConfig(arch=arch, split_k=SPLIT_K, scheduler="static", **tiling, **decided(p, streams=False))
+    config = WgmmaConfig(
+        arch=arch, split_k=SPLIT_K, scheduler="static", **staged(p, tiling), **decided(p, streams=False)
+    )
     return PackedPlan(config, tile_count(p, config))

@@ -1,8 +1,9 @@
 """Modelled times of the GEMMs of packed weights: on an H200 from what was measured there, on sm_120a from published
 figures (the streaming kernel as on an H200).
 
-The constants are in ``packed_model.json``, which ``benchmarks/fit_packed_model.py`` writes: of each its value, what a
-fit to the measured plans that are on record gives, and whether the value comes from that record.
+The constants are in ``packed_model.json`` and, for x in FP8, ``packed_model_fp8.json``, which
+``benchmarks/fit_packed_model.py`` writes: of each its value, what a fit to the measured plans that are on record gives,
+and whether the value comes from that record.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from . import sm120_model
 from .packed_problem import PackedPlan, PackedProblem, helped_steps, tile_count
 
 RECORD = Path(__file__).with_name("packed_model.json")
+RECORD_FP8 = Path(__file__).with_name("packed_model_fp8.json")
 TILE_CODES = TILE_ROWS * TILE_K
 
 
@@ -80,19 +82,20 @@ class Constants:
         return cls(**fields)
 
 
-def recorded() -> dict[str, float]:
-    """The values in ``packed_model.json`` by name."""
-    return {name: entry["value"] for name, entry in json.loads(RECORD.read_text())["constants"].items()}
+def recorded(path: Path = RECORD) -> dict[str, float]:
+    """The values in ``packed_model.json``, or in that for x in FP8, by name."""
+    return {name: entry["value"] for name, entry in json.loads(path.read_text())["constants"].items()}
 
 
-CONSTANTS = Constants.of(recorded())
+CONSTANTS, CONSTANTS_FP8 = Constants.of(recorded()), Constants.of(recorded(RECORD_FP8))
 START_US = CONSTANTS.start_us
 """Launch, first bytes and last store of the WGMMA kernel."""
 
 
-def predict(plan: PackedPlan, p: PackedProblem, sm_count: int, by: Constants = CONSTANTS) -> float:
-    """Modelled µs of a plan, launch included."""
+def predict(plan: PackedPlan, p: PackedProblem, sm_count: int, by: Constants | None = None) -> float:
+    """Modelled µs of a plan, launch included, but not the launch that quantizes x. by: None for those of its kind."""
     c = plan.config
+    by = by or (CONSTANTS_FP8 if p.dtype == "float8_e4m3fn" else CONSTANTS)
     if isinstance(c, StreamConfig):
         return by.stream_start_us + _streaming(c, plan.workers, p, by)
     if c.arch.generation == "sm120":

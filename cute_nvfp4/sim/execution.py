@@ -59,7 +59,8 @@ class Here:
         if not compare:
             return run(program, launch, memory, **options), None
         earlier, touched = self._overlap(issued).begin(launch, issued.what, memory)
-        return run(program, launch, memory, others=[touched], earlier=earlier, **options), touched
+        others = [touched, *options.get("others", ())]
+        return run(program, launch, memory, **{**options, "others": others, "earlier": earlier}), touched
 
     def _overlap(self, issued: Issued) -> Overlap:
         """The launches on the timeline before this one; other work between keeps them from overlapping it."""

@@ -41,7 +41,6 @@ def test_honest_submissions_pass(name, mode):
         ("late_stream", "benchmark", "elements are wrong"),
         ("cache_by_pointer", "leaderboard", "call 2, fresh data"),
         ("cache_by_pointer", "benchmark", "call 2, fresh data"),
-        ("idle_when_timed", "benchmark", "may never have been written"),
         ("stale_output", "leaderboard", "elements are wrong"),
         ("input_mutation", "test", "changed its inputs: sfa"),
         ("partial_output", "test", "may never have been written"),

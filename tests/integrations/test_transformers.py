@@ -16,10 +16,11 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 from transformers.quantizers import auto  # noqa: E402
 
-from cute_nvfp4 import NVFP4Linear  # noqa: E402
+from cute_nvfp4 import NVFP4Linear, simulating  # noqa: E402
 from cute_nvfp4.errors import OperandError  # noqa: E402
 from cute_nvfp4.integrations import transformers as module  # noqa: E402
 from cute_nvfp4.nn.layout_configs import compressed_tensors_config, modelopt_config  # noqa: E402
+from cute_nvfp4.nn.stored import linears  # noqa: E402
 
 LAYOUTS = ["modelopt", "compressed-tensors"]
 IGNORED, FP8 = "model.layers.1.self_attn.o_proj", "model.layers.0.self_attn.q_proj"
@@ -319,3 +320,22 @@ def test_experts_quantized_while_loading(tmp_path: Path) -> None:
     quantize_files(tmp_path / "given", tmp_path / "files", FileRecipe("four_six_mse"))
     layers = [load(tmp_path / folder).get_submodule(EXPERT.format(1, 2, "up_proj")) for folder in ("saved", "files")]
     assert all(layers[0].state_dict()[name].equal(x) for name, x in layers[1].state_dict().items())
+
+
+@torch.inference_mode()
+def test_on_hopper_a_model_holds_one_copy(tmp_path: Path) -> None:
+    """Its kernels run, the checkpoint's bytes are given up, and saving gives them back."""
+    exact, written = published(tmp_path / "given", "modelopt", mixed=False)
+    with simulating("sm_90a") as runs:
+        model = load(tmp_path / "given", dtype=torch.bfloat16)
+        layers = linears(model)
+        assert all(layer.weight_data is None for layer in layers.values())
+        packed = len(runs)
+        logits = model(IDS[:1, :4]).logits
+        assert len(runs) == packed + len(layers)
+        model.save_pretrained(tmp_path / "saved")
+    distance = (logits.float() - exact(IDS[:1, :4]).logits).norm() / exact(IDS[:1, :4]).logits.norm()
+    assert 0 < distance < 0.05
+    quantized = {name: x for name, x in written.items() if name.rpartition(".")[0] in layers and "bias" not in name}
+    saved = {name: x for name, x in tensors(tmp_path / "saved").items() if name in quantized}
+    assert same_bits(saved, quantized)

@@ -122,6 +122,19 @@ def test_scopes_that_are_not_written_are_warnings_when_strict() -> None:
     assert rules(".release.cluster", wide.replace("cluster", "cta"), False) == []
 
 
+def test_waits_for_stores_of_another_cta() -> None:
+    """st.async of CTA 0 signals CTA 1, whose wait must have the cluster's scope."""
+    body = REMOTE.replace("[bar], 32", "[bar], 1").replace("st.shared::cluster.b32 [%r15], %r1; GIVE", "STORE")
+    store = "@%q1 st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r15], %r1, [%r14];"
+    body = body.replace("STORE", store).replace("ld.shared.b32 %r12, [%r7];", "@%q1 ld.shared.b32 %r12, [cell];")
+    body = body.replace("TAKE", "@%q1 mbarrier.arrive.expect_tx.shared.b64 _, [bar], 4; TAKE")
+    for wide in (True, False):
+        take = TAKE.replace("parity", f"parity.acquire.{'cluster' if wide else 'cta'}")
+        found = [f.rule for f in result(body.replace("TAKE", take), strict=True, **CLUSTER).findings]
+        assert found == ([] if wide else ["mbarrier-scope"])
+        assert result(body.replace("TAKE", take), **CLUSTER).findings == ()
+
+
 def test_a_fence_before_a_relaxed_arrival_at_the_cluster() -> None:
     """As in the ISA's example of barrier.cluster."""
     body = f"mapa.shared::cluster.u32 %r14, %r7, 1; {MEET} setp.eq.u32 %q4, %r19, 0;"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import numpy as np
 import pytest
 
 from cute_nvfp4.sim.observe import banks
+from cute_nvfp4.sim.observe.heartbeat import Heartbeat
 from tests.simulator import test_tcgen05_kernels as tensor
 from tests.simulator.ptx_lab import launch_kernel, module
 from tests.simulator.test_mbarrier import BARRIER, RING, wait
@@ -234,3 +237,15 @@ def test_without_counters_there_are_instructions_only() -> None:
     assert result.instructions and result.opcodes
     assert (result.memory, result.distinct_bytes, result.engines, result.waits, result.mma) == ([], {}, [], [], [])
     assert result.l2 is None
+
+
+def test_a_long_launch_says_how_far_it_has_come() -> None:
+    """Sixteen CTAs in waves of four, on a clock that goes a second at each look."""
+    loop = "mov.u32 %r1, 0; L: add.u32 %r1, %r1, 1; setp.lt.u32 %q1, %r1, 700; @%q1 bra L; st.global.u32 [%p0], %r1;"
+    lines, clock = [], count()
+    heartbeat = Heartbeat(lines.append, every=1.0, now=lambda: float(next(clock)))
+    launch_kernel(module(loop, 1), [np.zeros(1, "u4")], grid=(16, 1, 1), warps_per_wave=4, others=[heartbeat])
+    assert lines == [
+        "kernel: 4 of 16 CTAs done in 3 s, about 9 s more",
+        "kernel: 8 of 16 CTAs done in 6 s, about 6 s more",
+    ]

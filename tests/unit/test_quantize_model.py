@@ -120,7 +120,7 @@ def test_gptq_by_its_definition() -> None:
     w = torch.randn(24, 160, generator=generator)
     x = torch.randn(500, 160, generator=generator) @ torch.randn(160, 160, generator=generator)
     hessian = x.T @ x
-    found = gptq(w, hessian, damping=0.01)
+    found = gptq(w, hessian, damping=0.01, neighbours=(0,))
     want = one_by_one(w, hessian, found.global_scale, 0.01)
     # a rounding that goes the other way changes what follows in its row
     rows = (found.dequantize(torch.float64) - want).abs().amax(1) < 1e-6
@@ -133,9 +133,17 @@ def test_gptq_by_its_definition() -> None:
 
 def test_gptq_of_independent_columns_rounds_to_nearest() -> None:
     w = torch.randn(24, 64, generator=torch.Generator().manual_seed(0))
-    assert gptq(w, torch.eye(64)).dequantize().equal(quantize(w).dequantize())
-    found = gptq(w, torch.zeros(64, 64), "four_six_mse")
+    assert gptq(w, torch.eye(64), neighbours=(0,)).dequantize().equal(quantize(w).dequantize())
+    found = gptq(w, torch.zeros(64, 64), "four_six_mse", neighbours=(0,))
     assert found.dequantize().equal(quantize(w, rule="four_six_mse").dequantize())
+
+
+def test_a_searched_scale_is_closer() -> None:
+    """With columns that matter alike the error is between that of the rule and that of the best of all scales."""
+    w = torch.randn(24, 64, generator=torch.Generator().manual_seed(0))
+    found = gptq(w, torch.eye(64), "four_six_mse").dequantize()
+    best, rule = (quantize(w, rule=name).dequantize() for name in ("optimal", "four_six_mse"))
+    assert (best - w).norm() <= (found - w).norm() < 0.98 * (rule - w).norm()
 
 
 def test_patterns() -> None:
@@ -178,6 +186,7 @@ KERNELS = {"packed streaming gemm": "stream", "packed WGMMA gemm": "wgmma", "gem
 
 
 @pytest.mark.kernels("sm_90a", "sm_100a")
+@pytest.mark.sim_only("looks at the simulator's launches")
 @pytest.mark.parametrize("rows", [1, 4, 20])
 @pytest.mark.parametrize("arch, rule, released", [("sm_90a", None, 1), ("sm_90a", "max", 0), ("sm_100a", "max", 0)])
 def test_what_is_explained_is_what_runs(arch: str, rule: str | None, released: bool, rows: int) -> None:

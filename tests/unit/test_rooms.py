@@ -17,6 +17,7 @@ ROOT = Path(cute_nvfp4.__file__).parent
 NAME = ROOT.name
 NOUNS = (
     "formats",
+    "tensors",
     "scale_layout",
     "weight_layout",
     "weight_layout_fp8",

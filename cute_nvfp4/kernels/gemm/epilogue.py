@@ -60,9 +60,7 @@ def device_scalar(pointer: cute.Pointer) -> Any:
     return cute.make_tensor(pointer, cute.make_layout(1))[0]
 
 
-def product_factors(
-    alpha: Float32, factors: tuple[tuple[cute.Pointer, ...], ...], power: float = 1.0
-) -> list[Factor]:
+def product_factors(alpha: Float32, factors: tuple[tuple[cute.Pointer, ...], ...], power: float = 1.0) -> list[Factor]:
     """alpha times ``power`` and the device scalars of each product."""
     return [factor_of(alpha, [device_scalar(x) for x in pointers], power) for pointers in factors]
 

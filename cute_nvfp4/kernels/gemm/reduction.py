@@ -118,9 +118,7 @@ class WorkspaceExchange(Exchange):
         """Writes an epilogue tile of this CTA's sums to its slot."""
         slot = self.slot(self.scheduler.place.worker)
         for p, j, offset in self.quads(column):
-            target = quad(slot + offset)
-            for i in range(FLOATS):
-                target[i] = values[p][j + i]
+            store_quad(slot + offset, [values[p][j + i] for i in range(FLOATS)])
 
     @cute.jit
     def add(self, column: cutlass.Constexpr[int], others: Int32, values: list):
@@ -159,6 +157,13 @@ class WorkspaceExchange(Exchange):
             source = quad(slot + offset)
             for i in range(FLOATS):
                 values[p][j + i] = values[p][j + i] + source[i]
+
+
+def store_quad(address: Int64, values: list[Float32]) -> None:
+    """Stores four neighbours of a slot."""
+    target = quad(address)
+    for i, value in enumerate(values):
+        target[i] = value
 
 
 def quad(address: Int64) -> cute.Tensor:

@@ -11,8 +11,10 @@ from ...target import Architecture
 
 VECTOR = 16
 """Elements that a thread takes at a time: sixteen bytes of the result."""
-MAX_THREADS, MAX_VECTORS = 1024, 8
-KINDS = {"bfloat16": "bf16", "float16": "f16"}
+MAX_THREADS, VECTORS = 1024, (1, 2, 4, 8)
+MAX_K = MAX_THREADS * VECTORS[-1] * VECTOR
+"""Elements of a row that a CTA has registers for."""
+DTYPES = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,20 @@ class Fp8RowsConfig:
 
 def can_implement(c: Fp8RowsConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
-    if c.dtype not in KINDS:
-        return explain("dtype of x", got=c.dtype, expected=" or ".join(KINDS))
-    if c.threads % 32 or not 32 <= c.threads <= MAX_THREADS or not 1 <= c.vectors <= MAX_VECTORS:
-        expected = f"a multiple of 32 up to {MAX_THREADS}, and 1 to {MAX_VECTORS}"
+    if c.dtype not in DTYPES:
+        return explain("dtype of x", got=c.dtype, expected=" or ".join(DTYPES))
+    if c.threads % 32 or not 32 <= c.threads <= MAX_THREADS or c.vectors not in VECTORS:
+        expected = f"a multiple of 32 up to {MAX_THREADS}, and one of {VECTORS}"
         return explain("threads and vectors", got=f"{c.threads} and {c.vectors}", expected=expected)
     return ""
+
+
+def rows_config(dtype: str, k: int, arch: Architecture) -> Fp8RowsConfig:
+    """The variant for rows of K: few vectors a thread, so that all loads are under way at once."""
+    vectors = -(-k // VECTOR)
+    each = next(x for x in VECTORS if x * MAX_THREADS >= vectors and (x > 1 or vectors <= 32))
+    threads = -(-vectors // each)
+    return Fp8RowsConfig(dtype, min(-(-threads // 32) * 32, MAX_THREADS), each, arch)
 
 
 class Fp8RowsArguments(NamedTuple):

@@ -36,6 +36,8 @@ class Fp8Rows:
     @cute.kernel
     def kernel(self, arguments: Fp8RowsArguments):
         cfg, size = self.config, 2 * VECTOR
+        # a product may start, and load its weights, while rows are quantized: for x it waits
+        cute.arch.griddepcontrol_launch_dependents()
         thread, _, _ = cute.arch.thread_idx()
         row, _, _ = cute.arch.block_idx()
         first = arguments.x.toint() + Int64(row) * arguments.stride

@@ -25,6 +25,7 @@ from .block.optimal import optimal_scales
 from .block.records import BlockContext, GlobalFactor
 from .block.scale_table import fill_table
 from .config import WARP, QuantizeConfig
+from .fused import RmsnormArguments, SiluMulArguments
 
 
 def address_of(tensor: cute.Tensor, coordinate: Any) -> Any:
@@ -182,3 +183,14 @@ class QuantizeKernel:
         """Stores the codes of a block."""
         for start in range(0, len(words), 4):
             store_global(address + 4 * start, words[start : start + 4])
+
+
+class FusedLaunch:
+    """The launch of a kernel that computes what it quantizes: its arguments have those of the quantization in them."""
+
+    @cute.jit
+    def __call__(self, arguments: RmsnormArguments | SiluMulArguments, stream: CUstream):
+        """Launches ``arguments.quantize.ctas`` CTAs."""
+        sizes = arguments.quantize
+        # what only the host uses does not become a parameter of the kernel
+        self.launch(arguments._replace(quantize=sizes._replace(batch=None, ctas=None)), sizes, stream)

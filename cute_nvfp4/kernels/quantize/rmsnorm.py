@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
@@ -32,7 +31,7 @@ from .block.definition import from_f32, to_f32
 from .block.quantize_block import quantize_block
 from .config import ITEM_BYTES, WARP
 from .fused import RmsnormArguments, RmsnormConfig
-from .kernel import Matrices, QuantizeKernel, address_of, atom_row
+from .kernel import FusedLaunch, Matrices, QuantizeKernel, address_of, atom_row
 
 # sums of a thread: chains of FMAs that do not wait for one another
 _SUMS = 4
@@ -46,17 +45,10 @@ class RowWords(NamedTuple):
     weight: tuple[Uint32, ...] | None
 
 
-class RmsnormQuantize(QuantizeKernel):
+class RmsnormQuantize(FusedLaunch, QuantizeKernel):
     """The kernel of one :class:`RmsnormConfig`."""
 
     config: RmsnormConfig
-
-    @cute.jit
-    def __call__(self, arguments: RmsnormArguments, stream: CUstream):
-        """Launches ``arguments.quantize.ctas`` CTAs."""
-        sizes = arguments.quantize
-        # what only the host uses does not become a parameter of the kernel
-        self.launch(arguments._replace(quantize=sizes._replace(batch=None, ctas=None)), sizes, stream)
 
     @cute.kernel
     def kernel(self, arguments: RmsnormArguments):

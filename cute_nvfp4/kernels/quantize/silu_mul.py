@@ -8,30 +8,22 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cuda.bindings.driver import CUstream
 from cutlass import Boolean, Int32, Int64, Uint32
 
 from ...ptx.arithmetic import mul_rn
 from ..gemm.gates import silu
 from .block.definition import from_f32, to_f32
 from .fused import SiluMulArguments, SiluMulConfig
-from .kernel import Matrices, address_of
+from .kernel import FusedLaunch, Matrices, address_of
 from .row import QuantizeRow
 
 
-class SiluMulQuantize(QuantizeRow):
+class SiluMulQuantize(FusedLaunch, QuantizeRow):
     """The kernel of one :class:`SiluMulConfig`."""
 
     input_count = 2
 
     config: SiluMulConfig
-
-    @cute.jit
-    def __call__(self, arguments: SiluMulArguments, stream: CUstream):
-        """Launches ``arguments.quantize.ctas`` CTAs."""
-        sizes = arguments.quantize
-        # what only the host uses does not become a parameter of the kernel
-        self.launch(arguments._replace(quantize=sizes._replace(batch=None, ctas=None)), sizes, stream)
 
     @cute.kernel
     def kernel(self, arguments: SiluMulArguments):

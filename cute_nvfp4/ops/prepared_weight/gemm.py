@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,12 +19,13 @@ from ...kernels.gemm.packed.stream_config import can_implement as can_stream
 from ...kernels.gemm.sm90.arguments import Activations, Bias, PackedWeight, Result, RowScales, WgmmaArguments
 from ...kernels.gemm.sm90.config import WgmmaConfig
 from ...kernels.gemm.sm90.config import can_implement as can_wgmma
+from ...kernels.quantize.fp8_config import Fp8RowsArguments, rows_config
 from ...operand import BlockScaledTensor, row_alignment
 from ...planning.packed import PackedPlan, PackedProblem, choose
 from ...planning.packed_problem import helped_steps
 from ...prepared_weight import PreparedWeight
 from ...reference import GATES
-from ...row_scaled import RowScaledTensor
+from ...row_scaled import by_rows
 from ...runtime.backend import Backend, sm_count
 from ...runtime.kernel import Kernel
 from ...target import Target
@@ -35,7 +37,7 @@ from ..operation import Operation
 from ..planned import PlannedCall
 from ..quantize import quantize
 from ..scratch import LikeScratch, Scratch, new_scratch, scratch_of
-from .operands import X, check_bias, check_products, check_x, factors_of_products, in_fp8, row_stride
+from .operands import X, check_bias, check_no_gradient, check_products, check_x, factors_of_products, row_stride
 
 MMA_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -62,8 +64,10 @@ def _check(r: Any) -> Tensor:
     m = check_x(r.a, weight)
     split_alpha(r.alpha, weight.device)
     check_bias(r.bias, weight)
-    fp8 = weight.dtype is torch.float8_e4m3fn
-    dtype = (torch.bfloat16 if fp8 else weight.dtype) if r.out is None and r.out_dtype is None else r.out_dtype
+    natural = weight.dtype
+    if natural is torch.float8_e4m3fn:
+        natural = r.a.dtype if isinstance(r.a, Tensor) else torch.bfloat16
+    dtype = natural if r.out is None and r.out_dtype is None else r.out_dtype
     out = checked_output(reads(r), weight.device, (m, weight.rows), r.out, dtype)
     if weight.rows > 1 and out.stride(1) != 1:
         raise OperandError.of("strides of out", got=out.stride(), expected="1 along N, the rows of a prepared weight")
@@ -94,15 +98,24 @@ def _plan(r: Any, target: Target) -> PlannedCall:
     config, m, k_tiles = plan.config, out.shape[0], weight.packed.shape[1]
     # all else is decoded first, exactly; its global scale is a factor
     decodes = block_scaled and not (quantized and plan.streams)
-    row_scaled = isinstance(x, RowScaledTensor)
     stride = weight.k if decodes else row_stride((x if isinstance(x, Tensor) else x.data).stride(0), m, weight.k)
     size, options = plan.scratch(weight.rows), {}
-    floats = "decoded" if decodes else "a.data" if row_scaled else "a"
+    floats = "decoded" if decodes else "a"
     if decodes:
         decode = functools.partial(DecodedFirst, x, weight.dtype, target)
         options["decoded"] = ("a.data", "a.scale"), decode
-    if size.flags:
-        options["extra"] = "scratch", functools.partial(_scratch, size, target, weight.device), LikeScratch()
+    fp8 = quantized_first = None
+    if weight.dtype is torch.float8_e4m3fn:
+        floats, fp8 = "a.data", RowScales("b.row_factor", "a.scale")
+        if isinstance(x, Tensor):
+            floats, fp8 = "scratch.data", RowScales("b.row_factor", "scratch.scale")
+            config = replace(config, first=rows_config(DTYPE_NAMES[x.dtype], weight.k, target.arch))
+            quantized_first = Fp8RowsArguments("a", floats, fp8.x, m, weight.k, stride * x.element_size())
+            stride = weight.k
+    if size.flags or quantized_first:
+        rows = (m, weight.k) if quantized_first else None
+        make = functools.partial(_scratch, size, rows, target, weight.device)
+        options["extra"] = "scratch", make, LikeScratch() if rows is None else LikeRows.of(rows)
     sums = PartialSums("scratch.sums", "scratch.flags") if size.flags else PartialSums(0, 0)
     if plan.streams:
         arguments = StreamArguments(
@@ -123,7 +136,8 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         out=Result("out", out.stride(0), 0),
         bias=None if bias is None else Bias("bias"),
         alpha=scalar,
-        row_scales=RowScales("b.row_factor", "a.scale") if row_scaled else None,
+        floats=quantized_first,
+        row_scales=fp8,
         factors=factors,
         partials=None if config.scheduler == "static" else sums,
         helped=helped_steps(problem, plan) if config.scheduler == "helped" else None,
@@ -134,13 +148,36 @@ def _plan(r: Any, target: Target) -> PlannedCall:
     return PREPARED_GEMM.planned(WGMMA, config, target, arguments, r, **options)
 
 
-def _scratch(size: Any, target: Target, device: torch.device, given: tuple, kept: bool) -> Scratch:
-    """Partial sums and flags. kept: those of the stream, or of the graph that records it; else of the call's own."""
-    return scratch_of(*size, target, device) if kept else new_scratch(*size, device)
+class LikeRows(NamedTuple):
+    """Scratch memory with places for x (M, K) in FP8 and its scales."""
+
+    sums: Tensor
+    flags: Tensor
+    data: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, rows: tuple[int, int], device: torch.device | str = "meta", scratch: Any = None) -> LikeRows:
+        """New places for so many rows, beside ``scratch``."""
+        scratch = scratch or LikeScratch()
+        data = torch.empty(rows, dtype=torch.float8_e4m3fn, device=device)
+        return cls(scratch.sums, scratch.flags, data, torch.empty(rows[0], dtype=torch.float32, device=device))
+
+
+def _scratch(
+    size: Any, rows: tuple[int, int] | None, target: Target, device: torch.device, given: tuple, kept: bool
+) -> Scratch | LikeRows:
+    """Partial sums and flags, and rows in FP8. kept: those of the stream, or of the graph that records it; else of the
+    call's own."""
+    found = None
+    if size.flags:
+        found = scratch_of(*size, target, device) if kept else new_scratch(*size, device)
+    return found if rows is None else LikeRows.of(rows, device, found)
 
 
 def _reference(r: Any) -> Tensor:
-    wide = r.a.to(torch.float64) if isinstance(r.a, Tensor) else r.a.dequantize(torch.float64)
+    x = by_rows(r.a) if r.b.row_factor is not None and isinstance(r.a, Tensor) else r.a
+    wide = x.to(torch.float64) if isinstance(x, Tensor) else x.dequantize(torch.float64)
     exact = wide @ r.b.dequantize(torch.float64).mT * factor(r.alpha)
     if r.gate:
         exact = GATES[r.gate](exact[0]) * exact[1]
@@ -194,7 +231,7 @@ def gated_prepared_gemm(
     kernel that did both would write."""
     check_gate(gate)
     if b1.row_factor is not None:
-        a = in_fp8(a, backend)
+        check_no_gradient(a)
     if b2 is not None or interleaved:
         got = "b2" if b2 is not None else "interleaved=True"
         expected = "a prepared weight alone, which has both"

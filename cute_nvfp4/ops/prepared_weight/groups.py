@@ -36,7 +36,7 @@ def check_group(pair: Pair, first: PreparedWeight, gate: str) -> None:
     if (b.packing, b.dtype, b.device) != (first.packing, first.dtype, first.device):
         got, expected = (f"{w.packing} for {w.dtype} on {w.device}" for w in (b, first))
         raise OperandError.of("prepared weight", got=got, expected=f"{expected}, as in the first group")
-    check_products(b, gate)
+    check_products(b, gate, groups=True)
     if x is not None and not (isinstance(x, Tensor) and tuple(x.shape) == (0, b.k)):
         check_x(x, b)
 

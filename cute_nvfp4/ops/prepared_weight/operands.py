@@ -12,31 +12,33 @@ from ...operand import BlockScaledTensor, is_wrapper, row_alignment
 from ...prepared_weight import PreparedWeight
 from ...row_scaled import RowScaledTensor
 from ...runtime.backend import Backend
+from ...tensors import check_dense
 from ..checks import check_dtype, check_format, check_gate, factors_of
 from ..dequantize import dequantize
 from ..grouped_rows import GroupedRows
 from ..operator import refuse_gradients
-from ..quantize_rows import quantize_rows
+from ..quantize_rows import check_rows
 
 X = torch.Tensor | BlockScaledTensor | RowScaledTensor
 """Numbers of the weight's dtype, block-scaled, or rows in FP8."""
 
 
-def in_fp8(x: X, backend: Backend) -> X:
-    """x of a product with a weight for E4M3: rows in 16 bits are quantized, by a launch of their own.
-
-    Raises:
-        OperandError: a gradient of x is asked for, which rounding has none of.
-    """
-    if not isinstance(x, torch.Tensor):
-        return x
+def check_no_gradient(x: X) -> None:
+    """Raises if a gradient is asked for of x, whose rows are rounded to FP8."""
     if torch.is_grad_enabled():
         refuse_gradients({"a": x})
-    return quantize_rows(x, backend)
 
 
-def check_products(weight: PreparedWeight, gate: str) -> None:
-    """Raises unless a gated weight comes to a gated product, another to one without a gate."""
+def check_products(weight: PreparedWeight, gate: str, groups: bool = False) -> None:
+    """Raises unless a gated weight comes to a gated product, another to one without a gate. groups: of a grouped
+    product, which takes no weights in E4M3."""
+    if groups and weight.row_factor is not None:
+        raise OperandTypeError.of(
+            "dtype of a weight of a grouped product",
+            got=weight.dtype,
+            expected="torch.bfloat16 or torch.float16",
+            hint="gemm and gated_gemm take weights for FP8.",
+        )
     if gate:
         check_gate(gate)
     if weight.gated != bool(gate):
@@ -91,7 +93,9 @@ def check_x(x: X, weight: PreparedWeight, stack: bool = False) -> int:
             )
     elif isinstance(x, torch.Tensor):
         shape, device = tuple(x.shape), x.device
-        if x.dtype is not weight.dtype:
+        if weight.dtype is torch.float8_e4m3fn:
+            check_rows(x)
+        elif x.dtype is not weight.dtype:
             raise OperandTypeError.of(
                 "dtype of a", got=x.dtype, expected=f"{weight.dtype}, which the weight was prepared for"
             )
@@ -116,8 +120,7 @@ def check_x(x: X, weight: PreparedWeight, stack: bool = False) -> int:
 def check_bias(bias: torch.Tensor | None, weight: PreparedWeight) -> None:
     if bias is None:
         return
-    if not isinstance(bias, torch.Tensor):
-        raise OperandTypeError.of("bias", got=type(bias).__name__, expected="torch.Tensor")
+    check_dense("bias", bias)
     check_dtype("dtype of bias", bias.dtype)
     if tuple(bias.shape) != (weight.rows,) or (weight.rows > 1 and bias.stride(0) != 1):
         got = f"shape {tuple(bias.shape)}, strides {bias.stride()}"

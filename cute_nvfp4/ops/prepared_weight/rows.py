@@ -40,7 +40,7 @@ def offsets_of(a: Rows, offsets: Sequence[int] | torch.Tensor | None) -> torch.T
 def check_prepared_rows(r: Any) -> int:
     """Raises unless the rows of a request can be multiplied with its stack of weights; their number."""
     a, b = r.a, r.b
-    check_products(b, r.gate)
+    check_products(b, r.gate, groups=True)
     floats = a
     if isinstance(a, GroupedRows):
         check_decodable(a, b)

@@ -7,6 +7,7 @@ component that nobody knows until its end has been observed.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -122,6 +123,8 @@ class AsynchronousAccesses(Listener):
         self.start.needed(pending.instruction, pending.warps[issuer], done.cta)
         generic = pending.instruction.base in _SYNCHRONOUS
         self.barriers.ready(pending.instruction, pending.warps[issuer], done.cta, slot, proxy=not generic)
+        if generic:
+            self.clocks.visit(pending.warps[issuer], done.cta, slot)
         b = self.clocks.first_barrier + self.clocks.barrier(done.cta, slot)
         label = self.labels.label(pending.instruction)
         self.clocks.signal(done.cta, slot, b, self.wave.mbarriers.phase[done.cta, slot] + 1, label)
@@ -161,8 +164,8 @@ class AsynchronousAccesses(Listener):
         if pending.completion.kind == "cp_async":
             self._lanes(pending, one, agents)
             return
-        for rows in _rounds(one.cta):
-            self._touch(pending, one, agents, rows, reads)
+        for rows, distinct in _batches(one):
+            self._touch(pending, one, agents, rows, reads, distinct)
 
     def _lanes(self, pending: Pending, one: Footprint, agents: _Agents) -> None:
         """cp.async: each lane copies a few bytes of its own."""
@@ -177,9 +180,10 @@ class AsynchronousAccesses(Listener):
         self.shadows.barrier_words.touched(byte, pending.size, who, one.write)
         self.shadows.touch_shared(byte, pending.size, who, one.write)
 
-    def _touch(self, pending: Pending, one: Footprint, agents: _Agents, rows, reads: bool) -> None:
+    def _touch(self, pending: Pending, one: Footprint, agents: _Agents, rows, reads: bool, distinct: bool) -> None:
         cta = one.cta[rows]
         who = self._who(pending, agents, rows, one.space == "global")
+        who = who if distinct else replace(who, distinct=False)
         if one.space != "global":
             self.start.needed(pending.instruction, who.warps[:, 0], cta)
         if one.space == "tensor":
@@ -276,6 +280,21 @@ def _completion_rows(pending: Pending, one: Footprint, issuer: np.ndarray) -> np
     cta = targets.cta if hasattr(targets, "cta") else pending.completion.cta
     size = int(max(cta.max(), one.cta.max())) + 1
     return np.searchsorted(by * size + cta, issuer * size + one.cta)
+
+
+def _batches(one: Footprint) -> list[tuple[Any, bool]]:
+    """Rows that are checked together, and whether no byte is named twice among them.
+
+    Reads do not disturb each other, nor do writes of different bytes; other rows of a CTA must see those before them.
+    """
+    rounds = _rounds(one.cta)
+    if len(rounds) > 1 and one.space != "tensor" and not one.write:
+        return [(slice(None), False)]
+    if len(rounds) > 1 and one.space == "shared" and len(one.place) > 1:
+        places = (one.cta[:, None].astype(np.int64) << 32 | one.place).ravel()
+        if len(np.unique(places)) == len(places):
+            return [(slice(None), True)]
+    return [(rows, True) for rows in rounds]
 
 
 def _rounds(cta: np.ndarray) -> list:

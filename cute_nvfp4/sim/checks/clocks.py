@@ -96,7 +96,7 @@ class Clocks:
         self.signals = np.zeros((self.clusters, self.barriers, self.room), np.int32)
         self.sender = np.zeros((self.clusters, self.barriers, self.room), np.uint16)
         self.initialised = np.zeros((self.clusters, self.barriers), np.uint64)
-        # whether a thread of another CTA has arrived in the phase under way, and in the last one
+        # whether a thread of another CTA has signalled in the phase under way, and in the last one
         self.visited = np.zeros((self.clusters, self.barriers), bool)
         self.visited_before = np.zeros_like(self.visited)
         self.last_use = np.zeros((self.clusters, self.barriers), np.uint16)
@@ -245,6 +245,12 @@ class Clocks:
         """Adds (k, layers, room) to what the ends of the phases under way will say."""
         at = cta // self.cluster_size * self.barriers + self.barrier(cta, slot)
         join(self.gathering.reshape(self.clusters * self.barriers, -1), at, rows.reshape(len(at), -1))
+
+    def visit(self, warps: np.ndarray, cta: np.ndarray, slot: np.ndarray) -> None:
+        """Threads signal mbarriers (k,): those of other CTAs than theirs are visited."""
+        far = warps // self.warps_per_cta != cta
+        if far.any():
+            self.visited[cta[far] // self.cluster_size, self.barrier(cta[far], slot[far])] = True
 
     def signal(self, cta: np.ndarray, slot: np.ndarray, component: np.ndarray, clock: np.ndarray, label: int) -> None:
         """Something of ``component`` will arrive at the barriers: their CTAs must not exit before. ``label`` is the

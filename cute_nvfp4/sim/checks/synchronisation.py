@@ -141,7 +141,7 @@ class Synchronisation(Listener):
         those out. That of most is not written: then it is the CTA (PTX ISA, "mbarrier.arrive"), but NVIDIA's kernels
         rely on that they tell."""
         c, scope = self.clocks, written_scope(i)
-        c.visited[cta[far] // c.cluster_size, c.barrier(cta[far], slot[far])] = True
+        c.visit(warps, cta, slot)
         if scope == CTA:
             rows[far] = 0
         elif not release:

@@ -11,6 +11,7 @@ import numpy as np
 from cute_nvfp4.sim.machine.bulk_groups import groups
 from cute_nvfp4.sim.machine.engine import Footprint, Spans
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
+from cute_nvfp4.sim.numerics.lanes import rounds
 from cute_nvfp4.sim.tma import memory
 from cute_nvfp4.sim.tma.operations import Copy, NarrowFootprint, Targets, span_chunks
 from cute_nvfp4.sim.tma.reduce import Update
@@ -151,7 +152,14 @@ class ValueStore(BulkCopy):
         ]
 
     def run(self, wave) -> None:
-        t = self.targets
-        for k, (cta, offset) in enumerate(zip(t.cta.tolist(), t.offset.tolist())):
-            self.put(self.bytes_of(cta, offset, self.values.shape[1]), self.values[k])
+        t, width = self.targets, self.values.shape[1]
+        shared = self.wave.shared2d.reshape(-1)
+        first = t.cta * self.wave.shared_stride + (t.offset - SHARED_BASE)
+        for rows in rounds(first):  # those of one place, one after the other
+            at = first[rows][:, None] + np.arange(width)
+            data = np.ascontiguousarray(self.values[rows])
+            if self.reduction is not None:
+                raw, fn = self.reduction
+                data = np.ascontiguousarray(fn(shared[at].view(raw), data.view(raw))).view(np.uint8)
+            shared[at] = data
         self.count_bytes(self.size)

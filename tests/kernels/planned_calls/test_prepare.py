@@ -123,7 +123,7 @@ def test_a_result_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_kind_of_operand(name: str, bad: Any) -> None:
     given = gemv_given()
     run = prepare(nv.gemv, given["a"], given["b"], out=given["out"], vary=(name,))
-    with pytest.raises(OperandError, match=rf"{name}: got another kind, expected an operand like the one"):
+    with pytest.raises(OperandError, match=rf"{name}( of a prepared call)?: got .+, expected .+"):
         run(bad(given))
 
 
@@ -132,7 +132,7 @@ def test_what_is_aligned_less() -> None:
     at = [matrix(1, offset) for offset in range(0, 16, 4)]
     whole, half = (next(x for x in at if x.data_ptr() % 32 == place) for place in (0, 16))
     run = prepare(nv.quantize, whole, global_scale=None, vary=("x",))
-    with pytest.raises(OperandError, match="x: got another kind"):
+    with pytest.raises(OperandError, match="got address modulo 32 16, expected address modulo 32 0"):
         run(half)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,8 @@ from cute_nvfp4 import (
     export,
     gated_gemm,
     gemm,
+    grouped_gemm,
+    grouped_gemm_contiguous,
     load_exported,
     prepare,
     prepare_weight,
@@ -230,7 +233,7 @@ def test_nan_scale_is_its_row() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("k", [16, 528, 8192])
+@pytest.mark.parametrize("k", [16, 528, 8192, 36864])
 def test_rows_are_quantized_as_torch_does(dtype: torch.dtype, k: int) -> None:
     generator = torch.Generator().manual_seed(k)
     x = torch.randint(-32768, 32767, (5, k), generator=generator).to(torch.int16).view(dtype)
@@ -249,20 +252,45 @@ def test_rows_are_quantized_as_torch_does(dtype: torch.dtype, k: int) -> None:
     assert torch.equal(found[:, :k], expected[:, :k]) and torch.equal(*scales.nan_to_num(-1.0))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_rows_in_16_bits_are_quantized_first(dtype: torch.dtype) -> None:
-    generator = torch.Generator().manual_seed(8)
-    weight = prepare_weight(operand((40, 64), generator), dtype=E4M3)
-    x = torch.randn(20, 64, generator=generator).to(dtype).to(backends.device())
+class InOneLaunch:
+    """x in 16 bits, which is quantized before its product."""
 
-    class Both:
-        def run(self) -> torch.Tensor:
-            return torch.stack([gemm(x, weight), gemm(quantize(x, "fp8_e4m3"), weight)])
+    def __init__(self, dtype: torch.dtype, config: PackedPlan | None = None) -> None:
+        generator = torch.Generator().manual_seed(8)
+        self.weight, self.config = prepare_weight(operand((130, 512), generator), dtype=E4M3), config
+        self.x = torch.randn(40, 512, generator=generator).to(dtype).to(backends.device())
 
-    found = run(Both())
-    assert torch.equal(*found) and found.dtype is torch.bfloat16
+    def run(self) -> torch.Tensor:
+        return gemm(self.x, self.weight, config=self.config)
+
+    def right(self, out: torch.Tensor) -> bool:
+        x = quantize(self.x, "fp8_e4m3")
+        return torch.equal(out, gemm(x, self.weight, config=self.config, out_dtype=self.x.dtype))
+
+
+@pytest.mark.parametrize(
+    "dtype, config",
+    [
+        (torch.bfloat16, None),
+        (torch.float16, PackedPlan(WgmmaConfig(tile_n=64, scheduler="helped"), 3)),
+        (torch.bfloat16, PackedPlan(WgmmaConfig(**OVERLAP, tile_n=64), 2)),
+    ],
+)
+def test_rows_in_16_bits_are_quantized_first(dtype: torch.dtype, config: PackedPlan | None) -> None:
+    problem = InOneLaunch(dtype, config)
+    with simulating() if backends.backend() == "sim" else contextlib.nullcontext():
+        assert problem.right(problem.run())
+        step = prepare(gemm, problem.x, problem.weight, config=config, vary=("a",))
+        assert problem.right(step(problem.x.clone()))
     with pytest.raises(OperandError, match="requires a gradient"):
-        gemm(x.clone().requires_grad_(), weight)
+        gemm(problem.x.clone().requires_grad_(), problem.weight)
+
+
+@pytest.mark.sim_only("changes PTX")
+def test_a_product_that_does_not_wait_for_its_rows_is_noticed() -> None:
+    problem = InOneLaunch(torch.bfloat16)
+    change = at("griddepcontrol.wait", drop())
+    assert outcome(change, lambda: problem.right(problem.run()), "sm_90a") not in ("", None)
 
 
 @pytest.mark.sim_only("runs exact torch")
@@ -301,13 +329,25 @@ MUTANTS = (
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("name, change", MUTANTS, ids=[m[0] for m in MUTANTS])
 def test_mutants_are_noticed(name, change) -> None:
-    problem = Decoded(operand((200, 96), torch.Generator().manual_seed(1), 1.0))
+    problem = Decoded(operand((200, 128), torch.Generator().manual_seed(1), 1.0))
     assert outcome(change, lambda: problem.right(problem.run()), "sm_90a") == "wrong"
 
 
 X8 = RowScaledTensor(torch.zeros(4, 64).to(E4M3), torch.ones(4))
 W = quantize(torch.ones(32, 64))
+STACK = BlockScaledTensor(
+    torch.zeros(2, 32, 32, dtype=torch.uint8), to_blocked(torch.zeros(2, 32, 4, dtype=torch.uint8))
+)
+OFFSETS = torch.tensor([0, 2, 4], dtype=torch.int32)
 BAD = (
+    (lambda w: grouped_gemm([(X8, w)]), OperandTypeError, "weight of a grouped product"),
+    (
+        lambda w: grouped_gemm_contiguous(
+            torch.zeros(4, 64).half(), prepare_weight(STACK, dtype=E4M3), offsets=OFFSETS
+        ),
+        OperandTypeError,
+        "weight of a grouped product",
+    ),
     (lambda w: gemm(X8, prepare_weight(W)), OperandTypeError, "for rows in FP8"),
     (lambda w: gemm(X8, w, config=PackedPlan(WgmmaConfig(tile_n=24), 1)), OperandError, "tile_n"),
     (lambda w: prepare_weight(W, promoted=True), OperandError, "promoted"),

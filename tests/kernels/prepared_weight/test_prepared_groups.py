@@ -122,7 +122,7 @@ def test_addresses_that_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
             (first.xs, [over(one), first.outs[1]]),
             (first.xs, [over(first.outs[1]), first.outs[1]]),
         ):
-            with pytest.raises(OperandError, match=r"another kind|memory of out"):
+            with pytest.raises(OperandError, match=r"prepared|memory of out"):
                 run(a, out)
         same = torch.cat([one, one])[:3]
         assert run([same, two], second.outs) is second.outs and second.outs[0].equal(first.outs[0])
@@ -157,14 +157,14 @@ BAD = (
     (lambda: prepare(grouped_gemm, GROUPS.problems, out=[GROUPS.outs[0]]), OperandError, "out: got list of 1"),
     (lambda: prepare(grouped_gemm, GROUPS.problems, alpha=torch.ones(3)), OperandError, "alpha: got shape"),
     (lambda: export("x", grouped_gemm, GROUPS.problems), OperandError, "call to export: got a list of groups"),
-    (lambda: varying("a")([X[0]]), OperandError, "a: got another kind"),
-    (lambda: varying("a")(X[0]), OperandError, "a: got another kind"),
-    (lambda: varying("a")([X[0], None]), OperandError, "a: got another kind"),
-    (lambda: varying("a")([X[0], X[1].half()]), OperandError, "a: got another kind"),
-    (lambda: varying("a")(X[::-1]), OperandError, "a: got another kind"),
-    (lambda: varying("a")(MORE.xs), OperandError, "a: got another kind"),
-    (lambda: varying("b")(OTHER.weights), OperandError, "b: got another kind"),
-    (lambda: varying("out")([x.half() for x in GROUPS.outs]), OperandError, "out: got another kind"),
+    (lambda: varying("a")([X[0]]), OperandError, r"a.*: got .+, expected .+"),
+    (lambda: varying("a")(X[0]), OperandError, r"a.*: got .+, expected .+"),
+    (lambda: varying("a")([X[0], None]), OperandError, r"a.*: got .+, expected .+"),
+    (lambda: varying("a")([X[0], X[1].half()]), OperandError, r"a.*: got .+, expected .+"),
+    (lambda: varying("a")(X[::-1]), OperandError, r"a.*: got .+, expected .+"),
+    (lambda: varying("a")(MORE.xs), OperandError, r"a.*: got .+, expected .+"),
+    (lambda: varying("b")(OTHER.weights), OperandError, r"b.*: got .+, expected .+"),
+    (lambda: varying("out")([x.half() for x in GROUPS.outs]), OperandError, r"out.*: got .+, expected .+"),
     (lambda: varying("out")([over(X[0]), GROUPS.outs[1]]), OperandError, "memory of out"),
     (lambda: varying("out")([over(W[1].packed), GROUPS.outs[1]]), OperandError, "memory of out"),
     (lambda: varying("out")([over(GROUPS.outs[1]), GROUPS.outs[1]]), OperandError, "memory of out"),

@@ -161,7 +161,27 @@ _WGMMA_BETWEEN = (
     "then (docs/checks.md, Warpgroups)."
 )
 
+_NOT_WRITTEN = (
+    "It loads a tensor of the caller (scales, sizes, offsets, pointers), which no instruction of the launch writes; "
+    "mutants that load what the launch has written are noticed."
+)
+_OWN_MAP = (
+    "Each CTA changes maps of its own, by the warp that uses them: every thread that the fences are for is in the CTA."
+)
+_LATER_MEETING = "The cluster meets once more before anybody touches memory or an mbarrier of another CTA."
+
 HARMLESS: _Table = {
+    **{("group", "load as constant", n): _NOT_WRITTEN for n in range(1, 19)},
+    **{("group", "scope of the CTA", n): _OWN_MAP for n in range(1, 9)},
+    **{("pair", "drop cluster meeting", n): _LATER_MEETING for n in (1, 2)},
+    ("gemm multicast", "drop cluster meeting", 2): _GEMM_ALL_RELEASED,
+    **{(k, "scope of the CTA", 3): _GEMM_NEXT_LAUNCH for k in ("stream", "stream gated")},
+    ("gemm stream_k", "scope of the CTA", 4): _GEMM_NEXT_LAUNCH,
+    **{(k, "the other space", 2): _READ_BY_WGMMA for k in _WGMMA},
+    **{(k, "load as constant", 1): _NOT_WRITTEN for k in _WGMMA},
+    **{(k, "load as constant", n): _NOT_WRITTEN for k in ("wgmma gated", "wgmma groups") for n in (2, 3, 4)},
+    **{("stream", "load as constant", n): _NOT_WRITTEN for n in (1, 3)},
+    **{("stream gated", "load as constant", n): _NOT_WRITTEN for n in (1, 2, 3, 4, 7, 8, 9, 10)},
     **{(k, "drop warp barrier", 1): _ALL_FOLLOW for k in _WGMMA},
     **{(k, "drop barrier", 1): _CLUSTER_HAS_MET for k in ("wgmma", "wgmma gated")},
     **{(k, "drop setmaxnreg", 2): _FEWER_REGISTERS for k in _WGMMA},

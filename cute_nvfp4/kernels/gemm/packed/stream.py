@@ -123,9 +123,7 @@ class Stream:
 
     def sums(self, arguments: StreamArguments, memory: Memory, shares: Shares, cta: Int32, thread: Int32) -> Sums:
         own = thread - LOADING_WARPS * WARP
-        return Sums(
-            self.config, arguments, shares, cta, memory.sums, own, sum_factors(arguments, self.config.weights)
-        )
+        return Sums(self.config, arguments, shares, cta, memory.sums, own, sum_factors(arguments, self.config.weights))
 
     def allocate(self) -> Memory:
         cfg, smem, graph = self.config, SmemAllocator(), stream_pipelines(self.config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ....runtime.signature import INT32, INT64, VARYING_FLOAT32, PerConfig, Pointer, Scalar
+from ...quantize.fp8_config import Fp8RowsArguments
 from ..arguments import OUT_DTYPES, PartialSums
 from ..config import OUT_BYTES
 
@@ -52,7 +53,8 @@ class RowScales(NamedTuple):
 
 
 class WgmmaArguments(NamedTuple):
-    """out = alpha · x · weightᵀ + bias, or gate(alpha · x · gateᵀ) · (alpha · x · upᵀ). row_scales: where both are FP8.
+    """out = alpha · x · weightᵀ + bias, or gate(alpha · x · gateᵀ) · (alpha · x · upᵀ). floats: x
+    that is quantized first. row_scales: where both are FP8.
     factors: of each product the device scalars that multiply alpha. helped: k-tiles of each tile that helpers multiply.
     batch: L. workers: clusters.
     """
@@ -61,6 +63,7 @@ class WgmmaArguments(NamedTuple):
     x: Activations = Activations()
     out: Result = Result()
     bias: Bias | None = PerConfig(lambda c: Bias() if c.bias else None)
+    floats: Fp8RowsArguments | None = PerConfig(lambda c: Fp8RowsArguments() if c.first else None)
     row_scales: RowScales | None = PerConfig(lambda c: RowScales() if c.fp8 else None)
     alpha: Scalar = VARYING_FLOAT32
     factors: tuple[tuple[Pointer, ...], ...] = PerConfig(lambda c: ((Pointer("Float32", 4),) * c.factors,) * c.products)

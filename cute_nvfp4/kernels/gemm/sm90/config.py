@@ -8,6 +8,7 @@ from functools import cached_property
 from ....errors import explain
 from ....target import ARCHITECTURES, Architecture
 from ....weight_layout import DTYPES, PACKINGS, TILE_K, TILE_ROWS, Packing
+from ...quantize.fp8_config import Fp8RowsConfig
 from ..config import GATE_NAMES, OUT_BYTES
 from .schedules import schedule_of
 
@@ -46,6 +47,7 @@ class WgmmaConfig:
     multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
     eight of each, and the output is gate(first) · second: ``factors`` are of each of them. promoted: whether sums of
     FP8 products, of which tensor cores keep about 14 bits, are added in fp32 after each k-tile.
+    first: a kernel that quantizes x before, in the same launch; this one starts meanwhile.
     """
 
     dtype: str = "bfloat16"
@@ -67,6 +69,7 @@ class WgmmaConfig:
     bias: str = ""
     gate: str = ""
     promoted: bool = False
+    first: Fp8RowsConfig | None = None
     arch: Architecture = ARCHITECTURES["sm_90a"]
 
     # for the tile schedulers
@@ -189,6 +192,11 @@ class WgmmaConfig:
         return 4 * self.warpgroups * self.epilogue_columns * self.epilogue_pitch if self.vector else 0
 
     @property
+    def factor_bytes(self) -> int:
+        """Bytes of shared memory, after those, for each warpgroup's factors of a tile's rows of x."""
+        return 4 * self.warpgroups * self.tile_n if self.fp8 else 0
+
+    @property
     def k_parts(self) -> int:
         """Sums that make a tile shared along K: a warpgroup's each."""
         return self.split_k * self.k_groups
@@ -227,7 +235,7 @@ class WgmmaConfig:
     def most_stages(self) -> int:
         """Stages that fit into shared memory."""
         each = (self.arch.shared_bytes + RESERVED_SHARED) // self.ctas_per_sm - RESERVED_SHARED
-        own = self.epilogue_bytes if self.k_groups == 1 else 0
+        own = self.epilogue_bytes + self.factor_bytes if self.k_groups == 1 else 0
         kept = own + self.received_bytes + 8 * self.epilogue_tiles + self.table_bytes
         room = each - kept - ALIGNMENT
         return min(room // (self.stage_bytes + 16), MAX_STAGES)

@@ -7,7 +7,7 @@ product: the pair of the first becomes the output's, and the slab has eight rows
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import cutlass
 import cutlass.cute as cute
@@ -22,11 +22,12 @@ from ...factors import Factor, apply_shift
 from ..arguments import OUT_DTYPES
 from ..epilogue import device_scalar
 from ..gates import GATES
-from ..reduction import FLOATS, quad
+from ..reduction import FLOATS, store_quad
 from ..tile_scheduler import StaticScheduler, WorkTile
 from .arguments import WgmmaArguments
 from .config import MMA_ROWS, WARPGROUP, WgmmaConfig
 from .exchange import ClusterSums
+from .row_factors import RowFactors, row_factors
 
 WARP = 32
 VECTOR_BYTES = 16
@@ -46,6 +47,22 @@ class WarpgroupEpilogue:
     group: Int32
     thread: Int32
     sums: ClusterSums
+    rows: RowFactors | None = None
+
+    def of_tile(self, tile: WorkTile) -> WarpgroupEpilogue:
+        """The epilogue of a work tile, for which the factors of rows are asked for now, if there are."""
+        cfg = self.config
+        if not cfg.fp8:
+            return self
+        row = self.first_packed_row(tile) + self.thread % WARP // 4
+        columns = tile.n * cfg.tile_n, self.x_rows
+        place = self.shared + cfg.epilogue_bytes + self.group * (4 * cfg.tile_n)
+        return replace(self, rows=row_factors(cfg, self.arguments.row_scales, row, columns, place, self.thread))
+
+    def share_factors(self) -> None:
+        """Makes the factors of rows known to the warpgroup."""
+        if self.rows is not None:
+            self.rows.share(self.group + 1)
 
     @cute.jit
     def store(self, acc: cute.Tensor, tile: WorkTile):
@@ -55,6 +72,7 @@ class WarpgroupEpilogue:
                 self.write_partial(acc)
             else:
                 self.add_partials(acc, tile)
+                self.share_factors()
                 self.store_tile(acc, tile, 0, self.config.tile_n)
         elif cutlass.const_expr(self.config.scheduler == "helped"):
             if self.scheduler.helps:
@@ -71,6 +89,7 @@ class WarpgroupEpilogue:
             self.share_tile(acc, tile)
         else:
             self.add_help(acc, tile, 0)
+            self.share_factors()
             self.store_tile(acc, tile, 0, self.config.tile_n)
 
     @property
@@ -99,6 +118,7 @@ class WarpgroupEpilogue:
         sums come."""
         cfg = self.config
         self.sums.join(acc)
+        self.share_factors()
         if cutlass.const_expr(cfg.split_k > 1):
             self.sums.send(acc)
         for part in cutlass.range_constexpr(cfg.k_parts):
@@ -115,7 +135,7 @@ class WarpgroupEpilogue:
         """alpha · acc, or both products joined: columns ``begin`` to ``end`` of the tile."""
         cfg = self.config
         if cutlass.const_expr(cfg.fp8):
-            self.scale_rows(acc, tile, begin, end)
+            self.rows.scale(acc, begin, end)
         self.shift(acc, begin, end)
         if cutlass.const_expr(not cfg.gate):
             self.scale(acc, begin, end)
@@ -132,19 +152,6 @@ class WarpgroupEpilogue:
     def scale(self, acc: cute.Tensor, begin: int, end: int) -> None:
         for i in range(begin // 2, end // 2):
             acc[i] = acc[i] * self.factors[0].alpha
-
-    def scale_rows(self, acc: cute.Tensor, tile: WorkTile, begin: int, end: int) -> None:
-        """acc times the factors of rows of the weight, of which a thread has two, and of rows of x, its columns."""
-        cfg, lane, scales = self.config, self.thread % WARP, self.arguments.row_scales
-        row = self.first_packed_row(tile) + lane // 4
-        of_weight = [device_scalar(scales.weight + (row + 8 * half)) for half in range(2)]
-        for i in range(begin // 8, end // 8):
-            for j in range(2):
-                m = cutlass.min(tile.n * cfg.tile_n + (8 * i + j) + lane % 4 * 2, self.x_rows - 1)
-                of_x = device_scalar(scales.x + m)
-                for half in range(2):
-                    at = 4 * i + 2 * half + j
-                    acc[at] = acc[at] * (of_weight[half] * of_x)
 
     def join(self, acc: cute.Tensor, begin: int, end: int) -> None:
         """gate(alpha · first) · (alpha · second) of these columns, in place of the first."""
@@ -275,9 +282,7 @@ class WarpgroupEpilogue:
 
     def write_slot(self, acc: cute.Tensor, slot: Int64) -> None:
         for i in range(cute.size(acc) // FLOATS):
-            target = quad(slot + i * (4 * FLOATS * WARPGROUP))
-            for j in range(FLOATS):
-                target[j] = acc[FLOATS * i + j]
+            store_quad(slot + i * (4 * FLOATS * WARPGROUP), [acc[FLOATS * i + j] for j in range(FLOATS)])
 
     @cute.jit
     def contributors(self, missing: Int32) -> Int32:

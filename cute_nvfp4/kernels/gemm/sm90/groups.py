@@ -208,4 +208,4 @@ def arguments_of(groups: PackedGroups, tile: GroupTile) -> WgmmaArguments:
     matrix = groups.output(tile.group)
     out = Result(matrix.pointer + Int64(tile.x_row) * matrix.stride, matrix.stride, Int64(0))
     weight = PackedWeight(None, groups.n(tile.group), None, None)
-    return WgmmaArguments(weight, None, out, None, None, (), None, None, None, None, None)
+    return WgmmaArguments(weight, None, out, None, None, None, None, (), None, None, None, None, None)

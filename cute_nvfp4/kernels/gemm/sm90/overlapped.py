@@ -133,6 +133,8 @@ class OverlappedWgmma(WgmmaGemm):
         sums.announce()
         cursor, end = scheduler.range()
         tile = scheduler.tile(cursor, end)
+        stored = tile._replace(n=tile.n * 2 + part)
+        epilogue = epilogue.of_tile(stored)
         products.acc.fill(0.0)
         at = Mainloop(products).run(operands.ring.start(), tile.k_count - cfg.overlap)
         # the other CTA has made its barriers
@@ -141,7 +143,7 @@ class OverlappedWgmma(WgmmaGemm):
         mine, each = products.of_columns(columns), columns // self.order.middle
         middle = Mainloop(mine, lambda tile: sums.send_columns(products.acc, tile * each, (tile + 1) * each))
         middle.run_last(at, 2 * cfg.overlap)
-        stored = tile._replace(n=tile.n * 2 + part)
+        epilogue.share_factors()
         for begin in cutlass.range_constexpr(0, columns, cfg.sums_columns):
             sums.receive(mine.acc, begin)
             epilogue.store_tile(mine.acc, stored, begin, begin + cfg.sums_columns)

@@ -16,6 +16,7 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
+from ...quantize.fp8_rows import Fp8Rows
 from ..barriers import Barriers, initialise_in_turn, make_barriers
 from ..operands import TmaCopy
 from ..packed.decode import sum_factors
@@ -62,7 +63,9 @@ class WgmmaGemm:
         op = cpasync.CopyBulkTensorTileG2SMulticastOp() if cfg.cluster_rows > 1 else cpasync.CopyBulkTensorTileG2SOp()
         tile = (cfg.box_rows, cfg.stage_k)
         copy = cpasync.make_tiled_tma_atom(op, tensor, one_stage, tile, num_multicast=cfg.cluster_rows)
-        passed = arguments._replace(workers=None)
+        if cutlass.const_expr(cfg.first is not None):
+            Fp8Rows(cfg.first)(arguments.floats, stream)
+        passed = arguments._replace(workers=None, floats=None)
         self.kernel(TmaCopy(copy[0], copy[1]), x.rows, passed._replace(x=None)).launch(
             grid=(cfg.cluster_rows, cfg.split_k, arguments.workers),
             block=(cfg.threads, 1, 1),
@@ -71,6 +74,7 @@ class WgmmaGemm:
             # all of L1 can be shared memory (and the DSL need not ask a device what it has)
             preferred_smem_carveout=100,
             stream=stream,
+            use_pdl=cfg.first is not None,
         )
 
     @cute.kernel
@@ -98,6 +102,7 @@ class WgmmaGemm:
             if warp == 0:
                 self.load_weights(arguments, memory.operands, scheduler)
             elif warp == 1:
+                self.wait_for_x()
                 self.load_x(x, memory.operands, scheduler)
             if cutlass.const_expr(cfg.split_k > 1):
                 if cutlass.const_expr(cfg.overlap == 0):
@@ -106,11 +111,17 @@ class WgmmaGemm:
                     cute.arch.cluster_wait()
         else:
             cute.arch.setmaxregister_increase(self.registers)
+            self.wait_for_x()
             self.multiply(arguments, x_rows, memory, scheduler, group - 1, thread - WARPGROUP)
         if cutlass.const_expr(cfg.cluster_rows > 1):
             # no CTA goes while another may still signal it
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
+
+    def wait_for_x(self) -> None:
+        """Waits for the kernel that quantizes x, if there is one: for its codes and its scales."""
+        if self.config.first is not None:
+            cute.arch.griddepcontrol_wait()
 
     @cute.jit
     def initialise(self, barriers: Barriers, turn: Int32):
@@ -132,7 +143,8 @@ class WgmmaGemm:
         weights = smem.allocate_array(cutlass.Uint8, cfg.ring_stages * cfg.weight_bytes, byte_alignment=128)
         epilogue = sX.iterator.toint() + cfg.joined_bytes
         if cfg.k_groups == 1:
-            epilogue = smem.allocate_array(cutlass.Uint8, max(cfg.epilogue_bytes, 16), byte_alignment=128).toint()
+            size = max(cfg.epilogue_bytes + cfg.factor_bytes, 16)
+            epilogue = smem.allocate_array(cutlass.Uint8, size, byte_alignment=128).toint()
         received = smem.allocate_array(cutlass.Uint8, max(cfg.received_bytes, 16), byte_alignment=128)
         barriers = make_barriers(graph, smem.allocate_array(Int64, barrier_words(graph)), addresses=True)
         return SharedMemory(Memory(weights.toint(), sX, barriers.operands), barriers, epilogue, received.toint())
@@ -193,8 +205,9 @@ class WgmmaGemm:
         while cursor < end:
             tile = scheduler.tile(cursor, end)
             products.acc.fill(0.0)
+            storing = epilogue.of_tile(tile)
             at = Mainloop(products).run(at, tile.k_count)
-            epilogue.store(products.acc, tile)
+            storing.store(products.acc, tile)
             cursor = scheduler.after(cursor, tile)
         if cutlass.const_expr(cfg.scheduler == "helped" and cfg.split_k > 1):
             # the others do before they send sums

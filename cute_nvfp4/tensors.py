@@ -1,0 +1,67 @@
+"""What kind a tensor is: kernels, and exact torch too, read dense memory that has the tensor's own numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from .errors import OperandError, OperandTypeError
+
+_EXPECTED = "a dense tensor, whose memory has its numbers"
+
+
+def check_dense(what: str, x: Any) -> None:
+    """Raises unless ``x`` is a tensor whose memory has its numbers, one after the other or by strides.
+
+    Sparse, nested and quantized tensors have no such memory, that of a negated view has other numbers, and what
+    ``torch.func`` maps over has none of its own. What torch traces is never refused.
+    """
+    if not isinstance(x, torch.Tensor):
+        raise OperandTypeError.of(what, got=type(x).__name__, expected="torch.Tensor")
+    if torch.compiler.is_dynamo_compiling():
+        return
+    if not is_dense(x):
+        got, hint = _explained(x)
+        raise OperandError.of(what, got=got, expected=_EXPECTED, hint=hint)
+
+
+def is_dense(x: torch.Tensor) -> bool:
+    """Whether the memory of a tensor has its numbers."""
+    dense = x.layout is torch.strided and not (x.is_nested or x.is_quantized)
+    return dense and not (x.is_neg() or x.is_conj()) and _has_memory(x)
+
+
+def check_all_dense(named: Iterable[tuple[str, Any]]) -> None:
+    """``check_dense`` of what is a tensor among arguments, or in lists of them."""
+    for name, x in named:
+        if isinstance(x, torch.Tensor):
+            check_dense(name, x)
+        elif isinstance(x, (list, tuple)):
+            check_all_dense((f"{name}[{i}]", y) for i, y in enumerate(x))
+
+
+def _has_memory(x: torch.Tensor) -> bool:
+    """Whether a tensor of torch's own class has memory of its own, if it needs any."""
+    if type(x) is not torch.Tensor or x.is_meta:
+        return True
+    try:
+        return x.data_ptr() != 0 or x.numel() == 0
+    except RuntimeError:
+        return False
+
+
+def _explained(x: torch.Tensor) -> tuple[str, str]:
+    """What a tensor is, and what to do."""
+    if x.is_nested:
+        return "a nested tensor", ".to_padded_tensor(0) makes a dense one."
+    if x.layout is not torch.strided:
+        return f"a tensor of layout {x.layout}", ".to_dense() makes one."
+    if x.is_quantized:
+        return f"a quantized tensor ({x.dtype})", ".dequantize() has its numbers."
+    if x.is_neg():
+        return "a view that negates its memory", ".resolve_neg() copies."
+    if x.is_conj():
+        return "a view that conjugates its memory", ".resolve_conj() copies."
+    return "a tensor of torch.func, which stands for another", "Call with the tensor itself, outside of vmap."
