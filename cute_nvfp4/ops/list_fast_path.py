@@ -21,7 +21,7 @@ from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
 from .dispatch import increment_versions, modes
 from .groups import GroupsCall
-from .list_launch import NO_ROOM, Pair
+from .list_launch import NO_ROOM, Pair, reader
 from .tensor_guards import TensorGuards
 
 CALLS = Bounded()
@@ -60,19 +60,19 @@ class RepeatedCall:
     def __init__(self, call: GroupsCall, problems: Sequence[Pair], outs: list[Tensor], given: bool) -> None:
         launch = self._launch = call.launch
         self._run, self._new = getattr(launch.launch, "of_values", None), call.new
-        self._parts, n = launch.operands, len(problems)
-        self._scale_parts = [part for part, how in zip(launch.scale_parts, launch.scales) if how != "none"]
+        n = self._groups = len(problems)
+        scale_parts = [part for part, how in zip(launch.scale_parts, launch.scales) if how != "none"]
+        self._tensors, self._scales = reader(launch.operands), reader(scale_parts)
+        # what no key of an operand says
+        self._floats = reader([part for part in launch.operands if part.name is None])
         # of each product
-        place = {part: i * n for i, part in enumerate(self._scale_parts)}
+        place = {part: i * n for i, part in enumerate(scale_parts)}
         of_a, *of_b = launch.scale_parts
         self._factors = [place[part] for one in of_b for part in (of_a, one) if part in place]
-        self._floats = [part.of for part in self._parts if part.name is None]
-        self._count = n * (len(self._parts) + 1)
-        tensors = [part.of(pair) for part in self._parts for pair in problems]
-        scales = [part.of(pair) for part in self._scale_parts for pair in problems]
-        guarded = self._guarded(problems, outs if given else (), scales)
+        self._count = n * (len(launch.operands) + 1)
+        tensors, scales = self._tensors(problems), self._scales(problems)
+        guarded = [*self._floats(problems), *(outs if given else ()), *scales]
         self._same_kind = TensorGuards(guarded).check if guarded else lambda tensors: True
-        self._groups = n
         every = (*tensors, *outs, *scales)
         self._sizes = [span_bytes(x) for x in every]
         self._written = [x in range(len(tensors), self._count) for x in range(len(every))]
@@ -81,17 +81,13 @@ class RepeatedCall:
         self._known = Bounded()
         self.usable = self._values(places, given) is not None
 
-    def _guarded(self, problems: Sequence[Pair], outs: Sequence[Tensor], scales: Sequence[Tensor]) -> list[Tensor]:
-        return [*[part(pair) for part in self._floats for pair in problems], *outs, *scales]
-
     def __call__(self, problems: Sequence[Pair], out: Sequence[Tensor] | None) -> list[Tensor] | None:
         """Results, or None if it is not sure that all is as it must be."""
-        scales = [part.of(pair) for part in self._scale_parts for pair in problems]
-        if not self._same_kind(self._guarded(problems, out or (), scales)):
+        scales = self._scales(problems)
+        if not self._same_kind([*self._floats(problems), *(out or ()), *scales]):
             return None
         outs = self._new() if out is None else list(out)
-        tensors = [part.of(pair) for part in self._parts for pair in problems]
-        places = tuple(map(Tensor.data_ptr, (*tensors, *outs, *scales)))
+        places = tuple(map(Tensor.data_ptr, (*self._tensors(problems), *outs, *scales)))
         values = self._known.get(places)
         if values is None:
             values = self._values(places, out is not None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any, ClassVar, NamedTuple
 
@@ -37,6 +37,11 @@ class Part(NamedTuple):
 
     def __str__(self) -> str:
         return "ab"[self.side] + (f".{self.name}" if self.name else "")
+
+
+def reader(parts: Iterable[Part]) -> Callable[[Sequence[Pair]], list[torch.Tensor]]:
+    """Reads these parts of all groups, one part after the other: one expression, for every call does it."""
+    return eval(f"lambda pairs: [{', '.join(f'*[{part} for a, b in pairs]' for part in parts)}]")
 
 
 class Room(NamedTuple):
@@ -94,6 +99,7 @@ class ListLaunch:
         factors = tuple(tuple(GroupFactor(0, stride) for stride in some) for some in strides)
         arguments = self._arguments(plan, factors, padding)
         self.launch = self.kernel.launcher(plan.config, target, self._device, arguments, self._touched)
+        self._read = reader(self.operands)
         self.outs_at = n * len(self.operands)
         self.alpha_at = self.outs_at + n
         # of a group in a launch, its output the last
@@ -120,13 +126,12 @@ class ListLaunch:
         """What varies: addresses of all groups' parts, one part after the other, and of all outputs; alpha; for each
         product the addresses of its factors: of alpha's tensor, and of the first group's global scales, of which those
         that are gathered are 0."""
-        read = [part.of(pair) for part in self.operands for pair in pairs]
         of_a, *of_b = [
             () if how == "none" else (0,) if how == "apart" else addresses(part.of(pairs[0]))
             for how, part in zip(self.scales, self.scale_parts)
         ]
         factors = [place for one in of_b for place in (*addresses(alpha), *of_a, *one)]
-        return (*addresses(*read, *outs), scalar, *factors)
+        return (*addresses(*self._read(pairs), *outs), scalar, *factors)
 
     def run(self, values: tuple, owners: Owners) -> None:
         """Launches. owners: of the memory at the addresses."""
@@ -151,6 +156,9 @@ class ListLaunch:
             # calls on other streams find the table there
             torch.cuda.current_stream(self._device).synchronize()
 
+        if not (self.gathers or decode):
+            return lambda kept=kept: launch()
+
         def call(kept: tuple = kept) -> None:
             self._gather(owners, room)
             for one in decode:
@@ -172,7 +180,7 @@ class ListLaunch:
         return Room(decoded, maps, tuple(scales))
 
     def _gather(self, owners: Owners, room: Room) -> None:
-        for part, memory in zip(self.scale_parts, room.scales):
+        for part, memory in zip(self.scale_parts, room.scales if self.gathers else ()):
             if memory is not None:
                 gathered([part.of(pair) for pair in owners[0]], memory)
 
