@@ -192,16 +192,17 @@ class BlockScaledTensor:
             raise OperandTypeError.of("dtype to dequantize to", got=dtype, expected=" or ".join(map(str, _DTYPES)))
         data = self.data if self.is_batched else self.data.unsqueeze(0)
         values = self._decode(data, self.rowmajor_scale(), torch.float64 if dtype is torch.float64 else torch.float32)
+        if self.global_scale is not None:
+            values *= self.global_scale.reshape(()).to(values.dtype)
         values = values.to(dtype)
         return values if self.is_batched else values[0]
 
     def _decode(self, data: torch.Tensor, rowmajor_scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Values in float32 or float64 of any rows of data, (…, K/2), with their scales, (…, K/block)."""
+        """Values in float32 or float64 of any rows of data, (…, K/2), with their scales, (…, K/block), and without the
+        global scale."""
         values = self.format.decode_data(data, dtype)
         blocks = values.unflatten(-1, (-1, self.format.block))
         blocks *= self.format.decode_scale(rowmajor_scale, dtype).unsqueeze(-1)
-        if self.global_scale is not None:
-            values *= self.global_scale.reshape(()).to(dtype)
         return values
 
     def __repr__(self) -> str:

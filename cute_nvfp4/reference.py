@@ -39,8 +39,8 @@ def gemv_reference(
 ) -> torch.Tensor:
     """``alpha`` · A · b of a (L, M, K) and row 0 of b (L, N ≥ 1, K): (L, M), or (M,) if a has no batch.
 
-    ``accumulate`` is float64, or float32 (products and sums in float32, in torch's order). The result is rounded
-    once to ``out_dtype``. NaN and infinity propagate.
+    ``accumulate`` is float64, or float32 (products and sums in float32, in torch's order). ``alpha`` and the global
+    scales multiply sums in float64, and the result is rounded once to ``out_dtype``. NaN and infinity propagate.
     """
     return gemm_reference(a, b, alpha=alpha, out_dtype=out_dtype, accumulate=accumulate, columns=1)[..., 0]
 
@@ -75,11 +75,24 @@ def gemm_reference(
             for m in range(0, a.rows, slab):
                 m_rows = slice(m, m + slab)
                 left = a._decode(a_data[index, m_rows], a_scale[index, m_rows], accumulate)
-                total = left @ right
-                if alpha is not None:
-                    total = total * alpha
+                total = times(left @ right, alpha, a.global_scale, b.global_scale)
                 out[index, m_rows, n_rows] = _round_once(total, out_dtype)
     return out if a.is_batched else out[0]
+
+
+def times(sums: torch.Tensor, *factors: float | torch.Tensor | None) -> torch.Tensor:
+    """``sums`` times the factors that are not None, in float64.
+
+    Global scales come here, after the sum: a value times one has up to 30 bits, and products of such round, so that
+    terms that cancel would leave a remainder, which large factors make infinite.
+    """
+    product: float | torch.Tensor = 1.0
+    for factor in factors:
+        if isinstance(factor, torch.Tensor):
+            product = product * (factor.double().reshape(()) if factor.numel() == 1 else factor.double())
+        elif factor is not None:
+            product = product * factor
+    return sums.double() * product
 
 
 def _round_once(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

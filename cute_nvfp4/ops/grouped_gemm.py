@@ -11,7 +11,7 @@ from ..errors import OperandError, OperandTypeError
 from ..operand import BlockScaledTensor, check_pair
 from ..planning.gemm_problem import Plan
 from ..prepared_weight import PreparedWeight
-from ..reference import GATES, gemm_reference
+from ..reference import gemm_reference
 from ..runtime.backend import Backend
 from ..runtime.simulating import world
 from ..target import Target
@@ -26,6 +26,7 @@ from .operands import check_operands, check_signs
 from .operation import Operation
 from .planned import Preparation
 from .prepared_weight.groups import PreparedList, check_group
+from .prepared_weight.operands import exact_product
 
 Problem = tuple["BlockScaledTensor | None", "BlockScaledTensor | None"]
 
@@ -197,9 +198,7 @@ def _reference(r: Any) -> list[torch.Tensor | None]:
         elif isinstance(b, BlockScaledTensor):
             found.append(gemm_reference(_matrix(a), _matrix(b), alpha=alpha, out_dtype=out.dtype))
         else:
-            wide = a.double() if isinstance(a, torch.Tensor) else a.dequantize(torch.float64)
-            exact = wide @ b.dequantize(torch.float64).mT * alpha
-            found.append(GATES[r.gate](exact[0]) * exact[1] if r.gate else exact)
+            found.append(exact_product(a, b, alpha, r.gate))
     return found
 
 

@@ -14,7 +14,7 @@ from ..operand import BlockScaledTensor
 from ..planning.gemm_problem import Plan
 from ..planning.grouped import GroupedProblem
 from ..prepared_weight import PreparedWeight
-from ..reference import GATES, gemm_reference
+from ..reference import gemm_reference
 from ..runtime.backend import Backend
 from ..scale_layout import ATOM_ROWS
 from ..target import Target
@@ -35,6 +35,7 @@ from .groups import alpha_of_group, check_rows, store_rows
 from .operands import check_operands, check_signs_of
 from .operation import Operation
 from .planned import PlannedCall
+from .prepared_weight.operands import exact_product, exact_values
 from .prepared_weight.rows import KERNEL as PREPARED_KERNEL
 from .prepared_weight.rows import check_prepared_rows, offsets_of, plan_prepared_rows
 
@@ -156,17 +157,14 @@ def _reference(r: Any) -> tuple[Sequence[int], torch.Tensor]:
     prepared = isinstance(b, PreparedWeight)
     edges = clamped(offsets, len(out)).tolist()
     if prepared:
-        weights, x = b.dequantize(torch.float64), a
-        if not isinstance(a, torch.Tensor):
-            x = BlockScaledTensor(a.data, a.rowmajor_scale(), a.global_scale, a.format).dequantize(torch.float64)
+        x, weights = exact_values(a, b)
     else:
         scales = b.rowmajor_scale()
     atom = 0
     for e, (start, end) in enumerate(pairwise(edges)):
         alpha = alpha_of_group(r.alpha, e)
         if prepared:
-            exact = x[start:end].double() @ weights[e].mT * alpha
-            out[start:end] = (GATES[r.gate](exact[0]) * exact[1] if r.gate else exact).to(out.dtype)
+            out[start:end] = exact_product(a, b, alpha, r.gate, (x[start:end], weights[e])).to(out.dtype)
         elif end > start:
             weight = BlockScaledTensor(b.data[e] if b.is_batched else b.data, scales[e], b.global_scale, b.format)
             rows = a.matrix(start, end, atom)

@@ -68,11 +68,9 @@ def product(
     bits that none does. The factor is rounded a few times, and the sum once by each of a few products.
     """
     sums = a @ b.mT
-    # exact torch multiplies float64 values by global scales before it adds them
-    magnitudes = a.abs() @ b.abs().mT * abs(factor)
-    exact, error = sums * factor, (sums * factor).abs() * 2.0**-21 + magnitudes * 2.0**-48
+    exact, error = sums * factor, (sums * factor).abs() * 2.0**-21
     if coarse:
-        error = error + magnitudes * 2.0**-11
+        error = error + a.abs() @ b.abs().mT * abs(factor) * 2.0**-11
     beyond = exact.abs() + error > 2.0**128 * (1 - 2.0**-20)
     if bias is not None:
         bias = bias.unsqueeze(-2)

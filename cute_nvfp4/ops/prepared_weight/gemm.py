@@ -24,7 +24,6 @@ from ...operand import BlockScaledTensor, row_alignment
 from ...planning.packed import PackedPlan, PackedProblem, choose
 from ...planning.packed_problem import helped_steps
 from ...prepared_weight import PreparedWeight
-from ...reference import GATES
 from ...row_scaled import by_rows
 from ...runtime.backend import Backend, sm_count
 from ...runtime.kernel import Kernel
@@ -37,7 +36,16 @@ from ..operation import Operation
 from ..planned import PlannedCall
 from ..quantize import quantize
 from ..scratch import LikeScratch, Scratch, new_scratch, scratch_of
-from .operands import X, check_bias, check_no_gradient, check_products, check_x, factors_of_products, row_stride
+from .operands import (
+    X,
+    check_bias,
+    check_no_gradient,
+    check_products,
+    check_x,
+    exact_product,
+    factors_of_products,
+    row_stride,
+)
 
 MMA_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -77,8 +85,8 @@ def _check(r: Any) -> Tensor:
 def _plan(r: Any, target: Target) -> PlannedCall:
     x, weight, bias, out = r.a, r.b, r.bias, r.out
     block_scaled = isinstance(x, BlockScaledTensor)
-    # what the streaming kernel reads as it is
-    quantized = block_scaled and x.format is NVFP4 and weight.dtype is torch.float16
+    # what the streaming kernel reads as it is, by TMA
+    quantized = block_scaled and x.format is NVFP4 and weight.dtype is torch.float16 and x.key.alignment >= 16
     scalar, factors = factors_of_products(r, len(weight.global_scales))
     problem = PackedProblem(
         m=out.shape[0],
@@ -177,10 +185,7 @@ def _scratch(
 
 def _reference(r: Any) -> Tensor:
     x = by_rows(r.a) if r.b.row_factor is not None and isinstance(r.a, Tensor) else r.a
-    wide = x.to(torch.float64) if isinstance(x, Tensor) else x.dequantize(torch.float64)
-    exact = wide @ r.b.dequantize(torch.float64).mT * factor(r.alpha)
-    if r.gate:
-        exact = GATES[r.gate](exact[0]) * exact[1]
+    exact = exact_product(x, r.b, factor(r.alpha), r.gate)
     if r.bias is not None:
         exact = exact + r.bias.double()
     return exact.to(r.out.dtype)

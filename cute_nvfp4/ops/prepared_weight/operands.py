@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from ...errors import OperandError, OperandTypeError
 from ...formats import NVFP4
 from ...operand import BlockScaledTensor, is_wrapper, row_alignment
 from ...prepared_weight import PreparedWeight
+from ...reference import GATES, times
 from ...row_scaled import RowScaledTensor
 from ...runtime.backend import Backend
 from ...tensors import check_dense
@@ -135,6 +137,29 @@ def decoded(x: X | GroupedRows, dtype: torch.dtype, backend: Backend) -> torch.T
         return x
     scale = x.scale if isinstance(x, BlockScaledTensor) else x.rowmajor_scale()
     return dequantize(BlockScaledTensor(x.data, scale, None, x.format), dtype, backend=backend)
+
+
+def exact_values(a: X | GroupedRows, b: PreparedWeight) -> tuple[torch.Tensor, torch.Tensor]:
+    """The values of both in float64, without the scales that ``exact_product`` multiplies sums by."""
+    wide = a.data if isinstance(a, RowScaledTensor) else decoded(a, torch.float64, "reference")
+    return wide.double(), replace(b, global_scale=None, up_global_scale=None).dequantize(torch.float64)
+
+
+def exact_product(
+    a: X | GroupedRows,
+    b: PreparedWeight,
+    alpha: Any,
+    gate: str,
+    values: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """alpha · a · bᵀ, or gate(alpha · a · gateᵀ) · (alpha · a · upᵀ), in float64; scales multiply sums. values: of
+    ``exact_values``, or of some rows of a and one matrix of b."""
+    left, right = values or exact_values(a, b)
+    # the scale of each row in FP8 is a factor of its sums
+    scale = a.scale.unsqueeze(-1) if isinstance(a, RowScaledTensor) else getattr(a, "global_scale", None)
+    sums = (left @ x.mT for x in (right if b.gated else (right,)))
+    products = [times(x, alpha, scale, of_weight) for x, of_weight in zip(sums, b.global_scales)]
+    return GATES[gate](products[0]) * products[1] if gate else products[0]
 
 
 def row_stride(stride: int, rows: int, k: int) -> int:

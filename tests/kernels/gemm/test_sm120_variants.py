@@ -59,6 +59,18 @@ def test_quantized(m: int, n: int) -> None:
     assert as_bytes(found.data).equal(right.data) and as_bytes(found.blocked_scale()).equal(right.blocked_scale())
 
 
+@pytest.mark.parametrize("m", [1, 40])
+@pytest.mark.parametrize("n", [16, 32, 48])
+def test_quantized_by_the_chosen_plan(m: int, n: int) -> None:
+    """A tile as narrow as N would give each thread less than a block."""
+    case = Case(m=m, n=n, k=544, alpha=2.0**-8, exact=True, out="new", workers=0)
+    problem = gated_gemm_problems.make(Gated(case))
+    right = quantize(problem.run(out_dtype=torch.float32), global_scale=0.37, backend="reference")
+    found = problem.run(out_global_scale=0.37)
+    assert right.data.unique().numel() > 4
+    assert as_bytes(found.data).equal(right.data) and as_bytes(found.blocked_scale()).equal(right.blocked_scale())
+
+
 def both_architectures(run: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
     """What sm_100a gives, and what sm_120a gives, as bits."""
     found = []
