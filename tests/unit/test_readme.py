@@ -56,9 +56,9 @@ def test_there_are_examples() -> None:
     assert len(EXAMPLES) == 4
 
 
-@pytest.mark.parametrize("change, code", [(("", ""), 0), (("[:, 0, :, None]", "[:, 1, :, None]"), 112)])
+@pytest.mark.parametrize("change, code", [(("", ""), 0), (("matrix, vector,", "matrix, vector, alpha=2.0,"), 112)])
 def test_the_submission_is_judged(change: tuple[str, str], code: int, tmp_path: Path) -> None:
-    """As printed it passes; with another row of b as the vector it does not."""
+    """As printed it passes; with twice the numbers it does not."""
     (tmp_path / "submission.py").write_text(block("file: submission.py").replace(*change))
     command = [sys.executable, "-m", "cute_nvfp4", "eval", "nvfp4_gemv", "--submission", "submission.py", "--case", "0"]
     done = run(command, tmp_path)

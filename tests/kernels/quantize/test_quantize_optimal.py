@@ -134,7 +134,7 @@ def test_looked_up_errors(scale: float) -> None:
 TABLE_MUTANTS = {
     "halves for zeros": (error_table, "_FLOOR", 0.5, "normal"),
     "estimates always decide": (optimal_by_table, "_NEAR", -1.0, "normal"),
-    "another block is searched": (optimal_definition, "_lowest_bit", lambda _: cutlass.Int32(0), "normal"),
+    "another block is searched": (optimal_definition, "lowest_bit", lambda _: cutlass.Int32(0), "normal"),
     "no scale below the octave": (optimal_by_table, "_clipped", lambda *_: cutlass.Boolean(False), "uniform"),
 }
 

@@ -7,7 +7,7 @@ import torch
 from support.mutants import plan_anew
 from support.quantize_problems import DTYPES, PAIRS, SWEEP, differences, edges, golden_inputs, near_ties
 
-from cute_nvfp4.ops import quantize_launch as ops
+from cute_nvfp4.ops import quantize as ops
 from cute_nvfp4.planning import quantize as planning
 from cute_nvfp4.quantization.hadamard import Hadamard
 
@@ -19,7 +19,7 @@ def no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(x: torch.Tensor) -> torch.Tensor:
         raise AssertionError(f"{tuple(x.shape)}, strides {x.stride()}: copied")
 
-    monkeypatch.setattr(ops, "_readable", refuse)
+    monkeypatch.setattr(ops, "readable", refuse)
 
 
 def check(x: torch.Tensor, format: str, rule: str, **options: object) -> None:
