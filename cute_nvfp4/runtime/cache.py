@@ -89,11 +89,12 @@ def enabled() -> bool:
 
 def _pack(kernel: CompiledKernel) -> bytes:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        archive.writestr("meta.json", json.dumps({"name": kernel.name, "arch": kernel.arch, "entry": kernel.entry}))
-        archive.writestr("kernel.ptx", kernel.ptx)
-        archive.writestr("kernel.cubin", kernel.cubin)
-        archive.writestr("host.mlir", kernel.host_ir)
+    meta = json.dumps({"name": kernel.name, "arch": kernel.arch, "entry": kernel.entry})
+    files = {"meta.json": meta, "kernel.ptx": kernel.ptx, "kernel.cubin": kernel.cubin, "host.mlir": kernel.host_ir}
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in files.items():
+            # a ZipInfo has no time of its own: one kernel has one entry, whenever it is written
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED, compresslevel=1)
     archive_bytes = buffer.getvalue()
     return hashlib.sha256(archive_bytes).digest() + archive_bytes
 

@@ -150,6 +150,13 @@ def test_a_builder_that_fails_leaves_nothing(folder: Path) -> None:
 # --- damage
 
 
+def test_an_entry_does_not_depend_on_when_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = cache._pack(KERNEL)
+    monkeypatch.setattr("time.time", lambda: 1.7e9)
+    monkeypatch.setattr("time.localtime", lambda *_: (2001, 2, 3, 4, 5, 6, 0, 0, 0))
+    assert cache._pack(KERNEL) == first
+
+
 def test_damaged_entries_are_mended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut anywhere, any byte changed, emptied, or something else altogether: said, removed, compiled again."""
     compile_cached(("a",), Builder())
