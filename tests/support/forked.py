@@ -132,6 +132,7 @@ def _enter(folder: str, environment: dict[str, str]) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))  # an interpreter reads it as it starts
     tempfile.tempdir = None  # the environment says where, and may say another place than that of the server
 
 
