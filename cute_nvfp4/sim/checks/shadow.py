@@ -247,6 +247,13 @@ class Shadow:
         self.readers = Planes(size)
         self.atomics: Planes | None = None
 
+    def access(self, index: np.ndarray, who: Actor, write: bool, flag: bool = False) -> None:
+        """An access to ``index``. ``flag``: a write reads them first, or a read does not mind that nobody wrote."""
+        if write:
+            self.write(index, who, flag)
+        else:
+            self.read(index, who, flag)
+
     def read(self, index: np.ndarray, who: Actor, initialised: bool = False) -> None:
         """Granules ``index`` are read. With ``initialised`` nobody need have written them."""
         last = self._check_writes(index, who, "read after write", not initialised)
