@@ -279,7 +279,17 @@ class Operation:
 def _request_type(fields: Sequence[str], describe: Callable[[Any], Any] | None) -> type:
     """The record of an operation's arguments; ``described`` is what ``describe`` says of one, asked once."""
     plain = namedtuple("Request", fields)
-    return plain if describe is None else type("Request", (plain,), {"described": functools.cached_property(describe)})
+    if describe is None:
+        return plain
+
+    def described(request: Any) -> Any:
+        # a trace describes anew: it does not follow what a record keeps
+        kept = {} if is_dynamo_compiling() else vars(request)
+        if "described" not in kept:
+            kept["described"] = describe(request)
+        return kept["described"]
+
+    return type("Request", (plain,), {"described": property(described)})
 
 
 def _target_of_output(request: Any, out: Any) -> Target:
