@@ -136,10 +136,11 @@ def _compile_gemm(arch: str, m: int, n: int, k: int, batch: int) -> tuple[Compil
     chosen = choose(GemmProblem(m, n, k, batch), target, target.sm_count)
     compiled, config = compile_gemm(chosen.config), chosen.config
     warps = target.generation == "sm120"
+    shared = sm120.MmaSyncSharedPlan if warps else sm100.Tcgen05SharedPlan
     architecture_plan, opcode, scales = (sm120, "OMMA", "LDS") if warps else (sm100, "UTCOMMA", "UTCCP")
     loop = innermost_loop(disassemble(compiled.cubin), opcode)
     plan = {
-        "shared_memory": architecture_plan.SharedPlan(config).arithmetic,
+        "shared_memory": shared(config).arithmetic,
         "tensor_memory": "none" if warps else sm100.TensorPlan(config).arithmetic,
         "pipelines": _edges(architecture_plan.pipelines(config)),
         "mma_loop": {

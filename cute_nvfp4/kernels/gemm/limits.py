@@ -17,7 +17,7 @@ from .config import (
     TILE_N,
     GemmConfig,
 )
-from .sm100.memory_plan import SharedPlan, TensorPlan
+from .sm100.memory_plan import Tcgen05SharedPlan, TensorPlan
 from .sm120 import memory_plan as sm120
 
 
@@ -28,8 +28,8 @@ def can_implement(config: GemmConfig) -> str:
         if reason:
             return reason
     if config.arch.generation == "sm120":
-        return sm120.SharedPlan(config).reason
-    return TensorPlan(config).reason or SharedPlan(config).reason
+        return sm120.MmaSyncSharedPlan(config).reason
+    return TensorPlan(config).reason or Tcgen05SharedPlan(config).reason
 
 
 def _one_of(name: str, got: object, expected: tuple[object, ...]) -> str:
