@@ -15,7 +15,7 @@ MOST_ROWS = 12
 
 
 def result(r: Result, name: str = "") -> Page:
-    """Counters of a launch; of memory the instructions that ask for most, findings, and the modelled time if it is known."""
+    """Counters of a launch, memory instructions that ask for most, findings, and the modelled time if it is known."""
     rows = [
         ["kernel", name or short(r.kernel)],
         ["warps", f"{r.warps}"],
@@ -39,7 +39,8 @@ def result(r: Result, name: str = "") -> Page:
         shown.append(table(["asynchronous", "engine", "operations", "global bytes", "shared bytes"], engines))
     waits = sorted((w for w in r.waits if w.steps), key=lambda w: -w.steps)[:MOST_ROWS]
     if waits:
-        shown.append(table(["waits (steps, not time)", "parked", "steps"], [[place(w), w.parked, w.steps] for w in waits]))
+        rows = [[place(w), w.parked, w.steps] for w in waits]
+        shown.append(table(["waits (steps, not time)", "parked", "steps"], rows))
     if r.timing is not None:
         shown.append(times.timing(r.timing))
     return stacked(*shown)

@@ -36,7 +36,7 @@ def told(severity: str, head: str, message: str) -> Page:
     """A message, its kernel's name made short, with the source lines that it names in the order of the message."""
     from .counters import short
 
-    message = re.sub(r"kernel_cutlass_\w+", lambda m: short(m[0]), message)
+    message = re.sub(r"(kernel_cutlass_\w+)…?", lambda m: short(m[1]), message)
     lines = source_lines(message)
     shown = PLACE.sub(lambda m: f"{m[1].rpartition('/')[2]}:{m[2]}", message)
     wrapped = []

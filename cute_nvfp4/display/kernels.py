@@ -55,7 +55,8 @@ def plan(chosen: Any) -> Page:
 
         graph = stream_pipelines if kind == "StreamConfig" else wgmma_pipelines
         stages = [("stage", config.stage_bytes / 1024)] * config.ring_stages
-        shown.append(memory.bars({"": stages}, config.arch.shared_bytes / 1024, "KiB", "shared memory of a CTA: stages"))
+        limit = config.arch.shared_bytes / 1024
+        shown.append(memory.bars({"": stages}, limit, "KiB", "shared memory of a CTA: stages"))
         shown.append(pipelines.of_plan(graph(config)))
     return stacked(*shown)
 

@@ -75,7 +75,7 @@ def mode_offsets(shape: Tree, stride: Tree) -> np.ndarray:
 
 
 def swizzled(offsets: np.ndarray, bits: int, base: int, shift: int) -> np.ndarray:
-    """Offsets after CuTe's ``Swizzle<bits, base, shift>``: the bits ``shift`` above ``base`` are added to those at it."""
+    """Offsets after CuTe's ``Swizzle<bits, base, shift>``: bits ``shift`` above ``base`` are added to those at it."""
     mask = ((1 << bits) - 1) << (base + max(shift, 0))
     moved = (offsets & mask) >> shift if shift >= 0 else (offsets & mask) << -shift
     return offsets ^ moved
@@ -85,7 +85,7 @@ def parse(text: str) -> StaticLayout:
     """The layout that ``text`` is.
 
     Raises:
-        OperandError: the text is no layout, has sizes that are only known when a kernel runs, or coordinates as strides.
+        OperandError: the text is no layout, has sizes that only the kernel knows, or coordinates as strides.
     """
     text = text.strip().removesuffix(">").removeprefix("!cute.layout<").strip('"')
     match = _SWIZZLED.fullmatch(text)
@@ -132,8 +132,10 @@ def _alike(shape: Tree, stride: Tree) -> bool:
 
 
 def layout_of(given: Any) -> StaticLayout:
-    """The layout of a text, of an object of CuTe, or of what a function makes: CuTe's algebra needs a traced function, so
-    ``lambda: cute.make_layout((8, 4))`` is traced, for no GPU, and not run."""
+    """The layout of a text, of an object of CuTe, or of what a function makes.
+
+    CuTe's algebra needs a traced function: ``lambda: cute.make_layout((8, 4))`` is traced, for no GPU, and not run.
+    """
     if isinstance(given, StaticLayout):
         return given
     if isinstance(given, str):

@@ -20,7 +20,7 @@ MOST_BUFFERS = 16
 
 
 class Arrow(NamedTuple):
-    """A ring of ``stages`` barriers: ``producers`` complete its phases, ``consumers`` wait; ``says`` are its counts, and
+    """A ring of ``stages`` barriers: ``producers`` complete its phases, ``consumers`` wait; ``says`` has its counts,
     ``wrong`` marks what nobody can have meant."""
 
     name: str
@@ -44,7 +44,7 @@ def of_plan(edges: Sequence[Edge], roles: Mapping[str, str] | None = None, title
 
 
 def of_barriers(barriers: Barriers, title: str = "") -> Picture:
-    """The mbarriers that a simulated launch used, rings of alike ones together, with counts as initialised and as come."""
+    """The mbarriers that a simulated launch used: rings of those that are used alike, with their counts and phases."""
     arrows = []
     for ring in barriers.rings():
         says = f"count {ring.count}"

@@ -1,4 +1,4 @@
-"""Displays of the package's classes for IPython: by name, so that no class and no drawing is imported before its use."""
+"""Displays of the package's classes for IPython, by name: no class and no drawing is imported before its use."""
 
 from __future__ import annotations
 

@@ -36,9 +36,9 @@ SEVERAL = {
 def show(thing: Any, **options: Any) -> Picture | Page:
     """The picture of ``thing``; notebooks display it, ``.write(path)`` writes it as SVG or HTML.
 
-    thing: a CuTe layout (its text, an object, or a function that makes one: ``show(lambda: cute.make_layout((8, 4)))``),
-    a ``Result``, ``Timing``, ``Trace`` or ``Barriers`` of a simulated launch, a launch of ``simulating``, a hazard that
-    stopped one, a compiled kernel, a plan; a tuple of pipeline edges; a dict of timings by name (their rooflines) or of
+    thing: a CuTe layout (its text, or a function that makes one: ``show(lambda: cute.make_layout((8, 4)))``); a
+    ``Result``, ``Timing``, ``Trace`` or ``Barriers`` of a simulated launch; a launch of ``simulating``; a hazard that
+    stopped one; a compiled kernel; a plan; a tuple of pipeline edges; a dict of timings by name (their rooflines) or of
     GEMM configurations (their shared memory). options: those of the function that draws it: ``title``; for a layout
     ``element_bytes`` (colours are banks) and ``tile`` (a thread-value layout); for a trace ``cta``, ``begin``, ``end``.
 

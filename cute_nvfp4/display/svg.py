@@ -125,8 +125,8 @@ plot.addEventListener("pointerup",function(){held=null});
 plot.addEventListener("dblclick",function(){from=0;shown=whole;draw()});
 box.dataset.ready="zoom";
 })();"""
-"""What makes a time line zoom. %s is the box's name. It takes the image's own SVG, so that the page holds it once; without
-scripts the image stays. In it the inner ``svg`` is what zooms along x, and elements with ``data-at`` (their share of the
+"""What makes a time line zoom. %s is the box's name. It takes the image's own SVG, so that a page holds it once;
+without scripts the image stays. The inner ``svg`` is what zooms along x; elements with ``data-at`` (their share of the
 width) and ``data-per`` (units of the view for one unit of the axis) are labels of the axis."""
 _numbers = itertools.count(1)
 
@@ -134,8 +134,7 @@ _numbers = itertools.count(1)
 class Picture:
     """An SVG that notebooks show, and its words for those who do not see it.
 
-    ``zooms``: it has an inner ``svg``, in which the wheel and the pointer move along x where scripts run. ``svg`` is its
-    text, ``write(path)`` a file of it.
+    ``zooms``: it has an inner ``svg``, in which wheel and pointer move along x where scripts run. ``svg`` is its text.
     """
 
     def __init__(self, drawing: Drawing, words: str, zooms: bool = False) -> None:

@@ -21,9 +21,9 @@ PLOT, LEFT, ROW, TICKS = 1000, 150, 22, 10
 MOST_BARS, MOST_NAMES = 4000, 24
 RUNS = "runs"
 REASONS = {
-    RUNS: "#5aae61", "issue": "#5aae61", "mbarrier": "#4477aa", "barrier": "#66ccee", "cluster": "#aa3377", "l2": "#ee6677",
-    "dram": "#bb5566", "shared": "#ccbb44", "copies": "#004488", "tensor": "#9970ab", "fetch": "#997700",
-    "constants": "#44aa99", "other": WAIT,
+    RUNS: "#5aae61", "issue": "#5aae61", "mbarrier": "#4477aa", "barrier": "#66ccee", "cluster": "#aa3377",
+    "l2": "#ee6677", "dram": "#bb5566", "shared": "#ccbb44", "copies": "#004488", "tensor": "#9970ab",
+    "fetch": "#997700", "constants": "#44aa99", "other": WAIT,
 }  # fmt: skip
 """Colours of what a warp waits for; one meaning in every picture."""
 ROLES = {"copies": "load", "tensor": "MMA"}
@@ -56,16 +56,17 @@ def of_trace(trace: Trace, cta: str | None = None, begin: float = 0, end: float 
     tracks: dict[str, list[Bar]] = {}
     for r in rows:
         name = "waits" if r.kind == "wait" else r.name
-        colors.setdefault(name, WAIT if r.kind == "wait" else PALETTE[sum(n != "waits" for n in colors) % len(PALETTE)])
+        next_color = PALETTE[sum(n != "waits" for n in colors) % len(PALETTE)]
+        colors.setdefault(name, WAIT if r.kind == "wait" else next_color)
         more = str(r.args.get("for") or r.args.get("at") or r.args.get("instruction") or "")
-        bar = Bar(max(r.begin, begin), min(r.end, end), name, colors[name], f"{r.name if r.kind == 'wait' else ''} {more}")
+        more = f"{r.name} {more}" if r.kind == "wait" else more
+        bar = Bar(max(r.begin, begin), min(r.end, end), name, colors[name], more)
         tracks.setdefault(r.track, []).append(bar)
     return drawn(tracks, "logical steps (an order, not time)", title or cta, begin)
 
 
 def of_timing(timing: Timing, cta: int | None = None, title: str = "") -> Picture:
-    """What the warps of one replayed CTA (by default the first) do and wait for, in modelled microseconds from the start
-    of its launch."""
+    """What the warps of one replayed CTA (by default the first) do and wait for, in modelled microseconds."""
     us = timing.cycles_per_us
     cta = timing.warps[0].cta if cta is None else cta
     tracks: dict[str, list[Bar]] = {}
@@ -101,7 +102,8 @@ def drawn(tracks: dict[str, list[Bar]], axis: str, title: str, begin: float) -> 
     d.add(
         f'<svg x="{LEFT}" y="36" width="{PLOT}" height="{height}" viewBox="0 0 {PLOT} {height}" '
         f'preserveAspectRatio="none" style="cursor:grab;touch-action:none">'
-        f'<rect width="{PLOT}" height="{height}" fill="#ffffff" fill-opacity="0"/>{"".join(_boxes(bars, begin, per))}</svg>'
+        f'<rect width="{PLOT}" height="{height}" fill="#ffffff" fill-opacity="0"/>'
+        f"{''.join(_boxes(bars, begin, per))}</svg>"
     )
     below = 36 + height
     d.line(LEFT, below, LEFT + PLOT, below, INK)

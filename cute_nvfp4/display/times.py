@@ -57,8 +57,7 @@ def rooflines(timings: Mapping[str, Timing]) -> Picture:
 
 
 def lost(timings: Mapping[str, Timing]) -> Picture:
-    """The share of the warps' time that each reason cost, a bar for each launch; what is left is issue and the latencies
-    of the code."""
+    """The share of the warps' time that each reason cost, a bar for each launch; the rest is issue and latencies."""
     names: dict[str, str] = {}
     d = Drawing(LEFT + PLOT + 24, 40 + 34 * len(timings) + 54)
     d.text(8, 20, "what the warps' time went to (modelled)", 13, font_weight="bold")

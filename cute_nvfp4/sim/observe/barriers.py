@@ -1,8 +1,6 @@
 """The mbarriers of a launch as it used them: who arrives, who waits, with which counts, and what is left unfinished.
 
-    seen = Barriers()
-    run(program, launch, memory, others=(seen,))
-    seen.rings()
+``seen = Barriers()``, ``run(program, launch, memory, others=(seen,))``, and ``seen.rings()`` has them.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ from cute_nvfp4.sim.machine.protocols import Wave
 @dataclass(frozen=True)
 class Ring:
     """Mbarriers that lie one after the other and are used alike. ``count``: arrivals of a phase, as initialised;
-    ``tx_bytes``: bytes announced for one; ``arrive`` and ``wait``: which warps, or engines, do; ``phases``: ended ones of
-    the first barrier; ``pending``: arrivals that a begun phase of one of them still lacked at the end."""
+    ``tx_bytes``: bytes announced for one; ``arrive`` and ``wait``: which warps, or engines, do; ``phases``: how many of
+    the first barrier ended; ``pending``: arrivals that a begun phase of one of them still lacked at the end."""
 
     name: str
     stages: int
