@@ -9,7 +9,7 @@ from . import hazards, times
 from .svg import Page, stacked, table
 
 if TYPE_CHECKING:
-    from ..sim.observe.result import Counted, Result
+    from ..sim.observe.result import Counted, EngineCounter, Result
 
 MOST_ROWS = 12
 
@@ -32,11 +32,7 @@ def result(r: Result, name: str = "") -> Page:
     if r.memory:
         shown.append(memory(r))
     if r.engines:
-        engines = [
-            [place(e), e.engine, e.operations, e.global_read + e.global_written, e.shared_read + e.shared_written]
-            for e in r.engines
-        ]
-        shown.append(table(["asynchronous", "engine", "operations", "global bytes", "shared bytes"], engines))
+        shown.append(engines(r))
     waits = sorted((w for w in r.waits if w.steps), key=lambda w: -w.steps)[:MOST_ROWS]
     if waits:
         rows = [[place(w), w.parked, w.steps] for w in waits]
@@ -59,11 +55,35 @@ def memory(r: Result) -> Page:
     return table(["memory", "space", "requests", "bytes", "took"], rows)
 
 
+def engines(r: Result) -> Page:
+    """Asynchronous operations, alike instructions of one place in the source together."""
+    found: dict[tuple[str, str], list[EngineCounter]] = {}
+    for e in r.engines:
+        found.setdefault((opcode(e), e.engine), []).append(e)
+    rows = [
+        [
+            name,
+            engine,
+            len(alike),
+            sum(e.operations for e in alike),
+            sum(e.global_read + e.global_written for e in alike),
+            sum(e.shared_read + e.shared_written for e in alike),
+        ]
+        for (name, engine), alike in found.items()
+    ]
+    return table(["asynchronous", "engine", "instructions", "operations", "global bytes", "shared bytes"], rows)
+
+
+def opcode(c: Counted) -> str:
+    """The opcode and its first qualifiers."""
+    word = re.sub(r"^@!?\S+\s+", "", c.instruction).partition(" ")[0].rstrip(";")
+    return ".".join(word.split(".")[:5])
+
+
 def place(c: Counted) -> str:
     """An instruction in a few words: its opcode, and its place in the source or its line of the PTX."""
-    opcode = re.sub(r"^@!?\S+\s+", "", c.instruction).partition(" ")[0].rstrip(";")
     source = re.sub(r"^.*/", "", c.loc) if c.loc else f"PTX line {c.line}"
-    return f"{opcode} ({source})"
+    return f"{opcode(c)} ({source})"
 
 
 def short(kernel: str) -> str:

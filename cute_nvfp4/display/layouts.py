@@ -13,6 +13,7 @@ from .svg import INK, PALETTE, SOFT, Drawing, Picture, ink_on, shade
 MOST_CELLS, MOST_ROWS, MOST_COLUMNS = 2048, 128, 64
 BANKS, BANK_BYTES, SEGMENT_BYTES = 32, 4, 16
 LEFT, TOP = 44, 62
+PANEL, MOST_WIDTH = 32, 1200
 
 
 def layout(given: Any, element_bytes: float = 0, tile: tuple[int, int] | None = None, title: str = "") -> Picture:
@@ -80,34 +81,45 @@ def _thread_value(made: StaticLayout, tile: tuple[int, int], title: str) -> Pict
 
 
 def _grid(made: StaticLayout, cells: np.ndarray, colors: np.ndarray, words: str, title: str, key: str) -> Picture:
-    """The cells with coordinates beside; of a large layout its first rows and columns."""
+    """The cells with coordinates beside: a tall layout in panels side by side, of a large one its first part."""
     rows, columns = cells.shape
     shown_c = min(columns, MOST_COLUMNS)
     shown_r = min(rows, MOST_ROWS, max(1, MOST_CELLS // shown_c))
-    part = cells[:shown_r, :shown_c]
+    part, colors = cells[:shown_r, :shown_c], colors[:shown_r, :shown_c]
     w = min(64, max(24, 9 + 6.2 * max(len(str(c).partition(" ")[0]) for c in part.ravel())))
-    h = 20 if shown_r <= 40 else 14
-    d = Drawing(max(LEFT + w * shown_c + 12, 440), TOP + h * shown_r + 12)
+    wide = LEFT + w * shown_c
+    tall = PANEL if shown_r > PANEL and wide * -(-shown_r // PANEL) <= MOST_WIDTH else shown_r
+    panels = -(-shown_r // tall)
+    h = 20 if tall <= 40 else 14
+    d = Drawing(max(wide * panels + 12, 440), TOP + h * tall + 12)
+
+    def place(r: int, c: float) -> tuple[float, float]:
+        """Left upper corner of a cell."""
+        return LEFT + wide * (r // tall) + w * c, TOP + h * (r % tall)
+
     d.text(8, 18, f"{title + ': ' if title else ''}{made}", 13, font_weight="bold")
     left_out = "" if part.size == cells.size else f"; drawn: {shown_r} x {shown_c} of {rows} x {columns}"
     d.text(8, 36, f"{key}{left_out}", fill=SOFT)
-    for color in dict.fromkeys(colors[:shown_r, :shown_c].ravel()):
-        at = np.argwhere(colors[:shown_r, :shown_c] == color)
-        boxes = "".join(f"M{LEFT + c * w:g} {TOP + r * h}h{w:g}v{h}h-{w:g}z" for r, c in at.tolist())
+    for color in dict.fromkeys(colors.ravel()):
+        corners = (place(r, c) for r, c in np.argwhere(colors == color).tolist())
+        boxes = "".join(f"M{x:g} {y:g}h{w:g}v{h}h-{w:g}z" for x, y in corners)
         d.add(f'<path d="{boxes}" fill="{color}" stroke="#ffffff" stroke-width="0.7"/>')
     size = 10 if h == 20 else 9
-    for r in range(shown_r):
-        d.text(LEFT - 6, TOP + h * r + 0.7 * h, r, size, "end", SOFT)
-    inks = np.vectorize(ink_on)(colors[:shown_r, :shown_c])
+    inks = np.vectorize(ink_on)(colors)
     for ink in np.unique(inks):  # a group for each colour, which its texts need not repeat
-        texts = (
-            f'<text x="{LEFT + w * (c + 0.5):g}" y="{TOP + h * r + 0.7 * h:g}">{_short(part[r, c])}</text>'
-            for r, c in np.argwhere(inks == ink).tolist()
-        )
+        texts = []
+        for r, c in np.argwhere(inks == ink).tolist():
+            x, y = place(r, c + 0.5)
+            texts.append(f'<text x="{x:g}" y="{y + 0.7 * h:g}">{_short(part[r, c])}</text>')
         d.add(f'<g font-size="{size}" text-anchor="middle" fill="{ink}">{"".join(texts)}</g>')
+    for r in range(shown_r):
+        x, y = place(r, 0)
+        d.text(x - 6, y + 0.7 * h, r, size, "end", SOFT)
     for c in range(shown_c):
-        d.text(LEFT + w * (c + 0.5), TOP - 6, c, size, "middle", SOFT)
-    _tile_lines(d, made, cells.shape, w, h, shown_r, shown_c)
+        for panel in range(panels):
+            d.text(place(tall * panel, c + 0.5)[0], TOP - 6, c, size, "middle", SOFT)
+    if panels == 1:
+        _tile_lines(d, made, cells.shape, w, h, shown_r, shown_c)
     return Picture(d, words + left_out)
 
 

@@ -18,8 +18,8 @@ from cute_nvfp4.sim.machine.protocols import Wave
 @dataclass(frozen=True)
 class Ring:
     """Mbarriers that lie one after the other and are used alike. ``count``: arrivals of a phase, as initialised;
-    ``tx_bytes``: bytes announced for one; ``arrive`` and ``wait``: which warps, or engines, do; ``phases``: how many of
-    the first barrier ended; ``pending``: arrivals that a begun phase of one of them still lacked at the end."""
+    ``tx_bytes``: bytes announced for one; ``arrive`` and ``wait``: which warps, or engines, do; ``phases``: how many
+    of them all ended; ``pending``: arrivals that a begun phase of one of them still lacked at the end."""
 
     name: str
     stages: int
@@ -44,10 +44,18 @@ class _Seen:
     wait: set[int] = field(default_factory=set)
     phases: int = 0
 
-    def like(self) -> tuple:
-        """What barriers of one ring have in common."""
-        use = (frozenset(self.arrive), frozenset(self.commits), frozenset(self.wait))
-        return (self.count, self.tx_bytes, *use)
+    @property
+    def use(self) -> tuple[frozenset[int], ...]:
+        """Who arrives, whose commits do, who waits."""
+        return frozenset(self.arrive), frozenset(self.commits), frozenset(self.wait)
+
+    def joins(self, ring: list[_Seen]) -> bool:
+        """Whether its count is that of a ring, and nobody else arrives or waits: a barrier may be used in part."""
+        if self.count != ring[0].count:
+            return False
+        whole = [frozenset().union(*uses) for uses in zip(*(other.use for other in ring))]
+        arrive, wait = (whole[0] | whole[1], self.use[0] | self.use[1]), (whole[2], self.use[2])
+        return all(not ours or not theirs or ours == theirs for theirs, ours in (arrive, wait))
 
 
 class Barriers:
@@ -66,25 +74,31 @@ class Barriers:
 
     def rings(self) -> list[Ring]:
         """Mbarriers in the order of their addresses; neighbours that are used alike are one ring."""
-        groups: list[list[tuple[int, _Seen]]] = []
+        groups: list[dict[int, _Seen]] = []
         for offset in sorted(self._seen):
             seen = self._seen[offset]
-            last = groups[-1][-1] if groups else None
-            if last is not None and last[0] + 8 == offset and last[1].like() == seen.like():
-                groups[-1].append((offset, seen))
+            if groups and max(groups[-1]) + 8 == offset and seen.joins(list(groups[-1].values())):
+                groups[-1][offset] = seen
             else:
-                groups.append([(offset, seen)])
-        out = []
-        for group in groups:
-            offset, first = group[0]
-            arrive = _warps(first.arrive) + tuple(f"tensor core, for {w}" for w in _warps(first.commits))
-            out.append(
-                Ring(
-                    f"mbarrier {offset:#x}", len(group), first.count, first.tx_bytes, arrive, _warps(first.wait),
-                    first.phases, max(self._missing(at, seen) for at, seen in group), first.where,
-                )
-            )  # fmt: skip
-        return out
+                groups.append({offset: seen})
+        return [self._ring(group) for group in groups]
+
+    def _ring(self, group: dict[int, _Seen]) -> Ring:
+        first = min(group)
+        seen = group[first]
+        arrive = set().union(*(s.arrive for s in group.values()))
+        commits = set().union(*(s.commits for s in group.values()))
+        return Ring(
+            name=f"mbarrier {first:#x}",
+            stages=len(group),
+            count=seen.count,
+            tx_bytes=max(s.tx_bytes for s in group.values()),
+            arrive=_warps(arrive) + tuple(f"tensor core, for {w}" for w in _warps(commits)),
+            wait=_warps(set().union(*(s.wait for s in group.values()))),
+            phases=sum(s.phases for s in group.values()),
+            pending=max(self._missing(at, s) for at, s in group.items()),
+            where=seen.where,
+        )
 
     def _missing(self, offset: int, seen: _Seen) -> int:
         """Arrivals that a phase which has begun still lacks."""
