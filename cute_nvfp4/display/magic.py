@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..sim.observe.timing import Timing
     from ..sim.observe.trace import Trace
     from ..sim.session import LaunchRecord
+    from ..sim.session.memory import DeviceMemory
 
 NAME = "_cute"
 """The variable that has the run of a cell which gives no name."""
@@ -121,9 +122,11 @@ def _dims(dims: tuple[int, int, int]) -> str:
 
 @dataclass
 class Cells:
-    """Runs cells in the namespace of a shell."""
+    """Runs cells in the namespace of a shell. Tensors on "cuda" stay there for later cells; between cells the host sees
+    them as tensors of its own."""
 
     shell: Any
+    _before: DeviceMemory | None = None
     _parser: argparse.ArgumentParser = field(default_factory=lambda: _options())
 
     def run(self, line: str, cell: str) -> None:
@@ -134,15 +137,15 @@ class Cells:
             raise OperandError(f"%%cute: {error}\n{self._parser.format_usage()}") from None
         if not given.name.isidentifier():
             raise OperandError.of("%%cute", got=repr(given.name), expected="a name for the run")
-        path = write(given.name, cell)
-        done = self.execute(given, cell, path)
+        text = f"# %%cute {line}\n{cell}"  # the lines of the file are those of the cell
+        done = self.execute(given, text, write(given.name, text))
         self.shell.user_ns[given.name] = done
         from IPython.display import display
 
         display(done)
 
-    def execute(self, given: argparse.Namespace, cell: str, path: Path) -> CellRun:
-        """The cell's run; an error that is no hazard comes out of the cell as it is."""
+    def execute(self, given: argparse.Namespace, text: str, path: Path) -> CellRun:
+        """The run of a cell's text; an error that is no hazard comes out of the cell as it is."""
         from ..runtime.session import simulated_gpu
         from ..sim.machine.schedule import Schedule
         from ..sim.observe.barriers import Barriers
@@ -152,8 +155,9 @@ class Cells:
         barriers, trace, stopped = Barriers(), Trace() if given.trace else None, None
         options: dict[str, Any] = {"schedule": Schedule.parse(given.schedule), "checks": given.checks}
         options |= {"on_hazard": "collect" if given.go_on else "raise", "others": (barriers,), "trace": trace}
-        code = compile(cell, str(path), "exec", dont_inherit=True)
+        code = compile(text, str(path), "exec", dont_inherit=True)
         with simulated_gpu(given.arch, counters=True, clock=clock, **options) as session:
+            self._keep(session.memory)
             try:
                 exec(code, self.shell.user_ns)
             except SimError as error:
@@ -165,6 +169,17 @@ class Cells:
                 stopped = session.failure[1]
         found = session.findings()
         return CellRun(session.launches, found, stopped, barriers, trace, note)
+
+
+    def _keep(self, memory: DeviceMemory) -> None:
+        """Has ``memory`` take over the device tensors of the cell before."""
+        from ..sim.session.memory import tensors_in
+
+        for tensor in tensors_in(dict(self.shell.user_ns)):
+            index = None if self._before is None else self._before.device_index(tensor)
+            if index is not None:
+                memory.adopt(tensor, index)
+        self._before = memory
 
 
 class _Parser(argparse.ArgumentParser):

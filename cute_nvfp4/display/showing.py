@@ -19,7 +19,7 @@ SHOWN = {
     "runtime.cache.CompiledKernel": "kernels.compiled",
     "runtime.simulating.SimulatedLaunch": "kernels.launch",
     "planning.gemm_problem.Plan": "kernels.plan",
-    "planning.packed.PackedPlan": "kernels.plan",
+    "planning.packed_problem.PackedPlan": "kernels.plan",
     "kernels.gemm.config.GemmConfig": "kernels.plan",
     "kernels.gemm.sm90.config.WgmmaConfig": "kernels.plan",
     "kernels.gemm.packed.stream_config.StreamConfig": "kernels.plan",
