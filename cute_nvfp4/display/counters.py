@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from . import hazards, times
+from .names import short
 from .svg import Page, stacked, table
 
 if TYPE_CHECKING:
@@ -84,9 +85,3 @@ def place(c: Counted) -> str:
     """An instruction in a few words: its opcode, and its place in the source or its line of the PTX."""
     source = re.sub(r"^.*/", "", c.loc) if c.loc else f"PTX line {c.line}"
     return f"{opcode(c)} ({source})"
-
-
-def short(kernel: str) -> str:
-    """A kernel's name as it was written: without what the DSL puts before it and the arguments that it puts after."""
-    found = re.match(r"kernel_cutlass_(\w+?)_(?:object|tensor|\d|__main__|FrozenNDArray|ptr|CopyAtom|TiledMMA)", kernel)
-    return found[1] if found else kernel[:60]

@@ -7,6 +7,7 @@ import re
 import textwrap
 from typing import TYPE_CHECKING
 
+from .names import short
 from .svg import BAD, MONO, Page, escape
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ def error(stopped: SimError) -> Page:
 
 def told(severity: str, head: str, message: str) -> Page:
     """A message, its kernel's name made short, with the source lines that it names in the order of the message."""
-    from .counters import short
-
     message = re.sub(r"(kernel_cutlass_\w+)…?", lambda m: short(m[1]), message)
     lines = source_lines(message)
     shown = PLACE.sub(lambda m: f"{m[1].rpartition('/')[2]}:{m[2]}", message)

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from . import memory, pipelines
-from .counters import short
+from .names import short
 from .svg import Page, stacked, table
 
 if TYPE_CHECKING:

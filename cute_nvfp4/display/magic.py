@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import CuteNvfp4Error, OperandError, SimError
 from ..target import ARCHITECTURES, DEFAULT_ARCH
 from . import hazards
+from .names import short
 from .svg import Page, stacked, table
 
 if TYPE_CHECKING:
@@ -96,8 +97,6 @@ def launches(records: list[LaunchRecord]) -> Page:
 
     "useful" is the share of the bytes of all touched sectors of global memory that lanes had asked for.
     """
-    from .counters import short
-
     rows = []
     for record in records:
         launch, r = record.launch, record.result
@@ -169,7 +168,6 @@ class Cells:
                 stopped = session.failure[1]
         found = session.findings()
         return CellRun(session.launches, found, stopped, barriers, trace, note)
-
 
     def _keep(self, memory: DeviceMemory) -> None:
         """Has ``memory`` take over the device tensors of the cell before."""

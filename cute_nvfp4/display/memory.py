@@ -24,7 +24,7 @@ class Part(NamedTuple):
     size: float
 
 
-def bars(rows: Mapping[str, Sequence[tuple[str, float]]], limit: float, unit: str, title: str = "memory") -> Picture:
+def bars(rows: Mapping[str, Sequence[tuple[str, float]]], limit: float, measure: str, title: str = "memory") -> Picture:
     """A bar for each row, of parts (name, size) one after the other, to scale up to ``limit``; what is left is free.
 
     Raises:
@@ -32,14 +32,14 @@ def bars(rows: Mapping[str, Sequence[tuple[str, float]]], limit: float, unit: st
     """
     others = (c for c in PALETTE if c not in COLORS.values())
     colors: dict[str, str] = {}
-    words = [f"{title}, of {limit:g} {unit}:"]
+    words = [f"{title}, of {limit:g} {measure}:"]
     height = 34 + ROW * len(rows)
     d = Drawing(LEFT + PLOT + 24, height + 70)
     d.text(8, 20, title, 13, font_weight="bold")
     for row, (label, parts) in enumerate(rows.items()):
         used = sum(size for _, size in parts)
         if used > limit:
-            raise OperandError.of(f"{title} of {label}", got=f"{used:g} {unit}", expected=f"at most {limit:g}")
+            raise OperandError.of(f"{title} of {label}", got=f"{used:g} {measure}", expected=f"at most {limit:g}")
         y, x = 34 + ROW * row, float(LEFT)
         d.text(LEFT - 8, y + 19, label, 11, "end")
         for name, size in [*parts, ("free", limit - used)]:
@@ -47,7 +47,7 @@ def bars(rows: Mapping[str, Sequence[tuple[str, float]]], limit: float, unit: st
                 continue
             color = colors.setdefault(name, COLORS.get(name) or next(others, PALETTE[0]))
             w = PLOT * size / limit
-            d.rect(x, y, w, ROW - 10, color, f"{name}: {size:g} {unit}", stroke="#ffffff", stroke_width=0.7)
+            d.rect(x, y, w, ROW - 10, color, f"{name}: {size:g} {measure}", stroke="#ffffff", stroke_width=0.7)
             if width_of(name, 10) < w - 4:
                 d.text(x + w / 2, y + 18, name, 10, "middle", ink_on(color))
             x += w
@@ -60,7 +60,7 @@ def bars(rows: Mapping[str, Sequence[tuple[str, float]]], limit: float, unit: st
         x = LEFT + PLOT * k / 8
         d.line(x, height - 4, x, height, INK)
         d.text(x, height + 12, f"{limit * k / 8:g}", 10, "middle", SOFT)
-    d.text(LEFT + PLOT / 2, height + 28, unit, 11, "middle", SOFT)
+    d.text(LEFT + PLOT / 2, height + 28, measure, 11, "middle", SOFT)
     d.legend(LEFT, height + 50, colors, LEFT + PLOT)
     return Picture(d, "\n".join(words))
 

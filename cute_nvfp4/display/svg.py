@@ -127,7 +127,7 @@ box.dataset.ready="zoom";
 })();"""
 """What makes a time line zoom. %s is the box's name. It takes the image's own SVG, so that a page holds it once;
 without scripts the image stays. The inner ``svg`` is what zooms along x; elements with ``data-at`` (their share of the
-width) and ``data-per`` (units of the view for one unit of the axis) are labels of the axis."""
+width) and ``data-per`` (lengths of the view for 1 on the axis) are labels of the axis."""
 _numbers = itertools.count(1)
 
 
@@ -147,7 +147,7 @@ class Picture:
         return self.svg
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """As an image, which every page shows; a picture that zooms as HTML that begins as the same image."""
+        """An image, which every page shows; of a picture that zooms, HTML that begins as the same image."""
         if self.zooms:
             return {"text/html": self.html, "text/plain": self.words}
         return {"image/svg+xml": self.svg, "text/plain": self.words}

@@ -30,7 +30,7 @@ ROLES = {"copies": "load", "tensor": "MMA"}
 
 
 class Bar(NamedTuple):
-    """A bar of a track, in units of the axis."""
+    """A bar of a track, in the measure of the axis."""
 
     begin: float
     end: float

@@ -1,4 +1,4 @@
-"""Displays in a real browser: headless Chromium draws them as images without scripts, and zooms a time line with them."""
+"""Displays in a real browser: headless Chromium draws images where no script runs, and zooms a time line where one may."""
 
 from __future__ import annotations
 

@@ -115,7 +115,9 @@ def test_a_large_layout_is_drawn_in_part() -> None:
     assert len(cells(picture.svg)) == int(drawn[1]) * int(drawn[2]) <= 2048
 
 
-@pytest.mark.parametrize("text", ["(4,?):(1,4)", "(4,8):(1@0,1@1)", "(4,8)", "(4,8):(1,(2,3))", "4,8:1", "((4:1", "(0,2):(1,1)"])
+@pytest.mark.parametrize(
+    "text", ["(4,?):(1,4)", "(4,8):(1@0,1@1)", "(4,8)", "(4,8):(1,(2,3))", "4,8:1", "((4:1", "(0,2):(1,1)"]
+)
 def test_what_is_no_static_layout_is_refused(text: str) -> None:
     with pytest.raises(OperandError, match="expected a static layout such as"):
         show(text)

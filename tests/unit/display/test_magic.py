@@ -1,4 +1,4 @@
-"""``%%cute`` in a notebook's kernel: a cell runs in the simulated GPU, and says what it did and what is wrong with it."""
+"""``%%cute`` in a notebook's kernel: a cell runs in the simulated GPU, and says what it did and what is wrong."""
 
 from __future__ import annotations
 
