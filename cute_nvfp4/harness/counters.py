@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
-from ..sim.profile.records import Profile
+from ..sim.profile.page import Profile
 
 if TYPE_CHECKING:
     from ..runtime.inspection import KernelReport

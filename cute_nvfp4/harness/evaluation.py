@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..sim.profile.written import FORMATS
+from ..sim.profile.page import FORMATS
 from . import sandbox
 from .errors import HarnessError, TaskFileError
 from .modes import Modes, Pace, Progress

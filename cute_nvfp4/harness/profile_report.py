@@ -7,8 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from ..sim.profile.records import Profile
-from ..sim.profile.written import sentence, written
+from ..sim.profile.page import Profile, sentence, written
 from .report import kernel_text
 from .results import RunResult
 from .schema import spec

@@ -14,7 +14,7 @@ from cute_nvfp4.sim import GlobalMemory, Launch, Program, run
 from cute_nvfp4.sim.profile import Profile, profile
 from cute_nvfp4.sim.profile.facts import Facts
 from cute_nvfp4.sim.profile.hot_spots import by_ptx, by_python
-from cute_nvfp4.sim.profile.written import COLUMNS, written
+from cute_nvfp4.sim.profile.page import COLUMNS, written
 
 LOOP = "mov.b32 %r9, 0; L: {} add.u32 %r9, %r9, 1; setp.lt.u32 %q0, %r9, 40; @%q0 bra L;"
 FLOATS = ".reg .f32 %f<8>;"

@@ -53,7 +53,7 @@ class Limits(NamedTuple):
 
 
 def limits(threads: int, shared: int, registers: int) -> Limits:
-    """CTAs of so many threads and bytes that fit (CUDA C++ Programming Guide, "Technical Specifications", 9.0 and 10.0)."""
+    """The CTAs of so many threads and bytes that fit (CUDA C++ Programming Guide, "Technical Specifications")."""
     warps = -(-threads // 32)
     of_warp = -(-max(registers, 1) * 32 // WARP_REGISTERS) * WARP_REGISTERS
     by_shared = SHARED // (-(-shared // 128) * 128 + SHARED_OF_CTA)

@@ -6,7 +6,8 @@ from cute_nvfp4.sim.machine.launch import Launch
 from cute_nvfp4.sim.observe.result import Result
 from cute_nvfp4.sim.profile.facts import Facts
 from cute_nvfp4.sim.profile.hot_spots import by_ptx, by_python
-from cute_nvfp4.sim.profile.records import HotSpot, Metric, Profile, Saving, Section
+from cute_nvfp4.sim.profile.page import Profile
+from cute_nvfp4.sim.profile.records import HotSpot, Metric, Saving, Section
 from cute_nvfp4.sim.profile.savings import savings
 from cute_nvfp4.sim.profile.sections import sections
 from cute_nvfp4.sim.program import Program

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 COUNTED, MODELLED, NOT_MODELLED = "counted", "modelled", "not modelled"
-SCHEMA = 1
-"""Of ``Profile.to_dict``; grows when a key changes its meaning."""
 
 
 @dataclass(frozen=True)
@@ -62,52 +58,3 @@ class Saving:
     microseconds: float | None
     share: float
     basis: str
-
-
-@dataclass(frozen=True)
-class Profile:
-    """One launch. ``python`` and ``ptx`` are the hot spots by line, the most first; ``savings`` the three things that
-    would save most; ``clock`` the machine that times are modelled on, "" for none."""
-
-    kernel: str
-    device: str
-    capability: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    cluster: tuple[int, int, int]
-    stream: int
-    clock: str
-    sections: tuple[Section, ...]
-    python: tuple[HotSpot, ...]
-    ptx: tuple[HotSpot, ...]
-    savings: tuple[Saving, ...]
-    notes: tuple[str, ...] = ()
-
-    def rows(self) -> Iterator[tuple[str, Metric]]:
-        """Every metric with the name of its section."""
-        for section in self.sections:
-            for metric in section.metrics:
-                yield section.name, metric
-
-    def value(self, name: str, section: str = "") -> int | float | str | None:
-        """The value of a metric; the first of that name, or that of a ``section``. Raises ``KeyError`` for no such."""
-        for of, metric in self.rows():
-            if metric.name == name and section in ("", of):
-                return metric.value
-        raise KeyError(name)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, with the number of its schema."""
-        return {"schema": SCHEMA} | asdict(self)
-
-    def text(self) -> str:
-        """The page as ``ncu --page details`` prints one."""
-        from cute_nvfp4.sim.profile.written import text
-
-        return text([self])
-
-    def csv(self) -> str:
-        """The rows that ``ncu --csv --page details`` prints, with a column for where each value is from."""
-        from cute_nvfp4.sim.profile.written import csv_text
-
-        return csv_text([self])

@@ -1,4 +1,4 @@
-"""Profiles as text, as comma-separated values and as JSON."""
+"""``Profile``: the details page of one launch; as text, as comma-separated values and as JSON."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import io
 import json
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from typing import Any
 
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.profile.records import HotSpot, Metric, Profile
+from cute_nvfp4.sim.profile.records import HotSpot, Metric, Saving, Section
 
 COLUMNS = (
     *("ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream", "Block Size", "Grid Size"),
@@ -21,6 +21,53 @@ COLUMNS = (
 FORMATS = (".txt", ".csv", ".json")
 _WIDTH, _SPOTS, _REASONS = 118, 10, 3
 _SAVING_TITLE = "Where most could be saved"
+SCHEMA = 1
+"""The number of what ``Profile.to_dict`` gives; it grows when a key changes its meaning."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One launch. ``python`` and ``ptx`` are the hot spots by line, the most first; ``savings`` the three things that
+    would save most; ``clock`` the machine that times are modelled on, "" for none."""
+
+    kernel: str
+    device: str
+    capability: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    stream: int
+    clock: str
+    sections: tuple[Section, ...]
+    python: tuple[HotSpot, ...]
+    ptx: tuple[HotSpot, ...]
+    savings: tuple[Saving, ...]
+    notes: tuple[str, ...] = ()
+
+    def rows(self) -> Iterator[tuple[str, Metric]]:
+        """Every metric with the name of its section."""
+        for section in self.sections:
+            for metric in section.metrics:
+                yield section.name, metric
+
+    def value(self, name: str, section: str = "") -> int | float | str | None:
+        """The value of a metric; the first of that name, or that of a ``section``. Raises ``KeyError`` for no such."""
+        for of, metric in self.rows():
+            if metric.name == name and section in ("", of):
+                return metric.value
+        raise KeyError(name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready, with the number of its schema."""
+        return {"schema": SCHEMA} | asdict(self)
+
+    def text(self) -> str:
+        """The page as ``ncu --page details`` prints one."""
+        return text([self])
+
+    def csv(self) -> str:
+        """The rows that ``ncu --csv --page details`` prints, with a column for where each value is from."""
+        return csv_text([self])
 
 
 def written(profiles: Sequence[Profile], suffix: str) -> str:
@@ -63,7 +110,7 @@ def _page(p: Profile) -> Iterator[str]:
         yield ""
 
 
-def sentence(saving) -> str:
+def sentence(saving: Saving) -> str:
     """A saving in words."""
     end = f" Most of it at {saving.where}." if saving.where else ""
     if saving.microseconds is None:
