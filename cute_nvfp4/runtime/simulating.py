@@ -62,7 +62,7 @@ class SimulatedLaunch:
         return self.kernel.ptx
 
     def profile(self) -> Profile:
-        """The launch as Nsight Compute's details page has it (docs/profiling.md): ``print(run.profile().text())``.
+        """The launch as Nsight Compute's details page has it (docs/how-to/profiling.md): ``print(run.profile().text())``.
 
         It has all values where the simulation had ``counters=True`` and a ``clock``.
         """
