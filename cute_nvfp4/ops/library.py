@@ -1,4 +1,4 @@
-"""The operations as operators of ``torch.library``, ``torch.ops.cute_nvfp4`` (docs/torch.md): a row of a table each.
+"""The operations as operators of ``torch.library``, ``torch.ops.cute_nvfp4`` (docs/how-to/torch.md), a row each.
 
 Importing this module, or any other of ``ops``, registers all of them.
 """

@@ -2,7 +2,7 @@
 
 A public function hands its arguments to its ``Operation``. Everything that a plan depends on (shapes, strides, dtypes,
 alignment of addresses, options) makes a key; what does not fit is refused when its key is seen for the first time, and
-a later call with the same key has passed the same checks. docs/operations.md says how to add an operation.
+a later call with the same key has passed the same checks. docs/how-to/operations.md says how to add an operation.
 """
 
 from __future__ import annotations

@@ -79,9 +79,9 @@ def quantize(
             matrices; any strides. Its gradient is not followed (``fake_quantize`` has one).
         format: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", or a ``Format``. "fp8_e4m3" gives a ``RowScaledTensor``:
             rows (M, K) of bfloat16 or float16 in E4M3, each with a scale; it takes no other argument but ``backend``.
-        rule: how a block's scale is chosen (docs/quantization.md). For NVFP4: "max", "max_normal", "static_4",
-            "four_six_mse", "four_six_mae", "four_six_abs_max", "optimal", "hessian". For MX: "max", which is "rceil",
-            "floor", "ceil", "even"; for MXFP4 also "static_4", "optimal", "hessian".
+        rule: how a block's scale is chosen (docs/explanation/quantization.md). For NVFP4: "max", "max_normal",
+            "static_4", "four_six_mse", "four_six_mae", "four_six_abs_max", "optimal", "hessian". For MX: "max", which
+            is "rceil", "floor", "ceil", "even"; for MXFP4 also "static_4", "optimal", "hessian".
         global_scale: NVFP4 only. "auto" computes it from the largest finite magnitude; a number or a float32 tensor
             of one element is used as it is (value = element · scale · global scale; 2**-100 … 2**118); None: none.
         block_2d: scales of square tiles (16 × 16; MX 32 × 32) instead of rows' blocks, each repeated in every row of
