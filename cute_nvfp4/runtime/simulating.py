@@ -62,9 +62,9 @@ class SimulatedLaunch:
         return self.kernel.ptx
 
     def profile(self) -> Profile:
-        """The launch as Nsight Compute's details page has it (docs/how-to/profiling.md): ``print(run.profile().text())``.
+        """The launch as Nsight Compute's details page has it: ``print(runs[0].profile().text())``.
 
-        It has all values where the simulation had ``counters=True`` and a ``clock``.
+        It has all values where the simulation had ``counters=True`` and a ``clock`` (docs/how-to/profiling.md).
         """
         from ..sim import Program
         from ..sim.profile import profile
