@@ -1,4 +1,4 @@
-"""Displays in a real browser: headless Chromium draws images where no script runs, and zooms a time line where one may."""
+"""Displays in headless Chromium: images are drawn where no script runs, and a time line zooms where one may."""
 
 from __future__ import annotations
 
