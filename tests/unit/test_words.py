@@ -18,6 +18,7 @@ ROOT = Path(cute_nvfp4.__file__).parent
 ROOMS = (
     "cli",
     "harness",
+    "display",
     "kernels",
     "integrations",
     "nn",
