@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    problem: Annotated[str, typer.Argument(help="Name of the problem, such as nvfp4_gemv.", show_default=False)],
+    problem: Annotated[
+        str | None,
+        typer.Argument(
+            help="Name of the problem, such as nvfp4_gemv; with --task of a problem folder the first submission.",
+            show_default=False,
+        ),
+    ] = None,
     submissions: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -51,7 +57,10 @@ def evaluate(
     ] = None,
     task: Annotated[
         Path | None,
-        typer.Option(help="Task file with other shapes, seeds or tolerances.", show_default="the problem's"),
+        typer.Option(
+            help="Task file with other shapes, seeds or tolerances; or that of a problem folder in the public format.",
+            show_default="the problem's",
+        ),
     ] = None,
     jobs: Annotated[int, typer.Option(metavar="N", help="Without a GPU: N processes share the cases.")] = 1,
     schedules: Annotated[
@@ -89,7 +98,12 @@ def evaluate(
     with shown_errors():
         from ..harness.errors import EXIT_CHECK_FAILED, HarnessError
         from ..harness.evaluation import Evaluation, Options, task_of
+        from ..harness.folder.task import is_folder
 
+        if task is not None and is_folder(task):
+            paths, problem = [*([Path(problem)] if problem else []), *paths], ""
+        elif problem is None:
+            raise HarnessError("what to judge? Name a problem (nvfp4_gemv, ...), or --task FOLDER/task.yml")
         options = Options(problem, mode, None, backend, arch, data, task, seed=seed, case=case, timeout=timeout)
         several = len(paths) > 1
         if several and trace:
