@@ -246,4 +246,5 @@ def print_run(run: RunResult, task: Task, console: Console) -> None:
         what = f"modelled score ({SCORES[run.ranking_by]} of modelled times): {run.modelled_score_us:.2f} µs"
         console.print(f"{what} by the clock of {run.clock.upper()}, not measured")
     if run.score_us is not None:
-        console.print(f"score ({SCORES[run.ranking_by]} of the means): {run.score_us:.2f} µs on {run.device}", style="bold")
+        what = f"score ({SCORES[run.ranking_by]} of the means): {run.score_us:.2f} µs on {run.device}"
+        console.print(what, style="bold")

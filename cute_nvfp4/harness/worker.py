@@ -236,7 +236,8 @@ class Worker:
                 "strided": tensor.layout is torch.strided,
             }
             described.append(entry)
-            if not entry["strided"] or tensor.device.type != self._device.type or number >= len(results):
+            elsewhere = tensor.device.type != self._device.type and self._problem is not DESCRIBED
+            if not entry["strided"] or elsewhere or number >= len(results):
                 continue
             entry |= {"broadcast": _is_broadcast(tensor), "aliases": self._workspace.aliases(tensor)}
             at, slot = self._workspace.offset(tensor), results[number]

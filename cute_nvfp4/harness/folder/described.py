@@ -1,4 +1,4 @@
-"""The problem of a folder as the submission's process has it: tensors by name and size, and how data is made of them."""
+"""A folder's problem as the submission's process has it: tensors by name and size, and how data is made of them."""
 
 from __future__ import annotations
 

@@ -90,7 +90,8 @@ class Examiner:
             passed, message = said
         else:  # a message that is empty where all is well, or a plain verdict
             passed, message = (said, "") if isinstance(said, bool) else (not said, said)
-        return {"passed": bool(passed), "message": "\n".join(message) if isinstance(message, list) else str(message or "")}
+        lines = message if isinstance(message, list) else [message or ""]
+        return {"passed": bool(passed), "message": "\n".join(map(str, lines))}
 
     def _tensor(self, offset: int, dtype: str, shape: list[int], host: bool) -> torch.Tensor:
         kind = getattr(torch, dtype)

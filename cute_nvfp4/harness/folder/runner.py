@@ -13,7 +13,6 @@ from ...target import DEFAULT_ARCH
 from ..arena import Layout, span
 from ..checker import Check
 from ..errors import CallFailed, HarnessError
-from ..problem import mix_seed
 from ..process import Answer, Output
 from ..runner import Runner
 from ..schema import Case
@@ -35,7 +34,7 @@ class Drawn:
 
 
 class FolderRunner(Runner):
-    """A ``Runner`` for a folder's problem: one call at a time, whose outputs may be anything that ``structure`` can carry.
+    """A ``Runner`` for a folder's problem: one call at a time, whose outputs are any that ``structure`` can carry.
 
     Data is drawn once more for every call, with a seed that the submission does not learn. It may write to all of it,
     as the public evaluator hands out clones, too; the folder's process keeps the data that it judges by.
@@ -125,7 +124,7 @@ class FolderRunner(Runner):
             if out.type != "Tensor" or not out.strided or _kind(out.dtype) is None:
                 raise CallFailed(f"custom_kernel returned a {out.type} {out.dtype}, expected a plain torch.Tensor")
             if out.at is None:
-                raise CallFailed(f"the output is {out.dtype} {list(out.shape)} on {out.device}, expected {self._device}")
+                raise CallFailed(f"an output of {out.dtype} {list(out.shape)} did not come back")
             try:
                 found.append(self._arena.read(out.at, out.shape, out.dtype, out.stride))
             except HarnessError as error:

@@ -18,7 +18,6 @@ _DEEPEST = 16
 _SCALARS = (bool, int, float, str, type(None))
 
 
-
 class Leaf(NamedTuple):
     """A tensor of ``data``: the buffer that has its bytes, and how it lies there. ``host``: it is on the CPU, whatever
     the device; ``parameter``: it is a ``torch.nn.Parameter``."""

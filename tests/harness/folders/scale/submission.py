@@ -15,7 +15,8 @@ THREADS = 64
 def scale_kernel(x: cute.Tensor, y: cute.Tensor, alpha: cutlass.Float32, out: cute.Tensor):
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
-    staged = cutlass.utils.SmemAllocator().allocate_tensor(cutlass.Float32, cute.make_layout(THREADS), byte_alignment=16)
+    smem = cutlass.utils.SmemAllocator()
+    staged = smem.allocate_tensor(cutlass.Float32, cute.make_layout(THREADS), byte_alignment=16)
     at = block * THREADS + thread
     staged[thread] = cutlass.Float32(0)
     if at < x.shape[0]:
