@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "BlockScaledTensor": "operand",
     "Format": "formats",
-    "GroupedRows": "ops.grouped_rows",
+    "GroupedRows": "grouped_rows",
     "Hadamard": "quantization.hadamard",
     "MXFP4": "formats",
     "MXFP8": "formats",

@@ -19,7 +19,7 @@ Extent = tuple[int, int, int]
 class Launch(BaseModel):
     """One launch of a kernel in the simulated GPU; ``seconds`` are of this machine and say nothing of a GPU.
 
-    ``modelled_us`` is what the clock says (docs/timing.md), never a measured time, where it was asked.
+    ``modelled_us`` is what the clock says (docs/explanation/timing.md), never a measured time, where it was asked.
     ``counters`` (see ``summary``) are empty where the launch was stopped. ``registers`` a thread and ``spills``
     (instructions that read or write local memory) are those of the kernel's machine code, where they were asked for.
     """

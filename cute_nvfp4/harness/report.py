@@ -165,7 +165,7 @@ def _warnings(run: RunResult) -> list[str]:
 
 def _modelled_table(run: RunResult, task: Task) -> Table:
     """What the clock says of the launches of one call, one after the other, each with the cost of a launch."""
-    table = table_of(f"modelled times on {run.clock.upper()} (docs/timing.md): nothing here was measured")
+    table = table_of(f"modelled times on {run.clock.upper()} (docs/explanation/timing.md): nothing here was measured")
     table.add_column("shape", no_wrap=not task.grouped)
     for name in ("launches", "modelled, µs", "roofline, µs"):
         table.add_column(name, justify="right")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import OperandError, OperandTypeError
+from ..grouped_rows import GroupedRows, clamped, wrong_offset
 from ..kernels.gemm.arguments import GroupedArguments, GroupFactor, GroupOffsets, Output
 from ..operand import BlockScaledTensor
 from ..planning.gemm_problem import Plan
@@ -30,8 +31,7 @@ from .checks import (
     split_alpha,
 )
 from .grouped_launch import KERNEL, aligned, group_record, planned_groups
-from .grouped_rows import GroupedRows, checked_status, clamped, status_of, wrong_offset
-from .groups import alpha_of_group, check_rows, store_rows
+from .groups import alpha_of_group, check_rows, checked_status, status_of, store_rows
 from .operands import check_operands, check_signs_of
 from .operation import Operation
 from .planned import PlannedCall

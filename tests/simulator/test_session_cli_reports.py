@@ -153,7 +153,8 @@ def test_an_instruction_that_is_not_modelled_says_what_to_do(program) -> None:
     result = invoke("--arch", "sm_90a", program(UNKNOWN))
     assert result.exit_code == EXIT_NOT_MODELLED
     assert "`vadd4.s32.s32.s32 t, t, t, t` (PTX line" in result.stderr and "program.py:" in result.stderr
-    assert "no vadd4 is modelled; docs/simulator.md" in result.stderr and "Please report it" in result.stderr
+    assert "no vadd4 is modelled; docs/explanation/simulator.md" in result.stderr
+    assert "Please report it" in result.stderr
 
 
 def test_a_package_that_is_missing_is_named(tmp_path) -> None:

@@ -13,9 +13,9 @@ from support import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
-TOUR = (ROOT / "docs" / "tour.md").read_text()
-FUSED = (ROOT / "docs" / "fused.md").read_text()
-LAUNCH = (ROOT / "docs" / "launch.md").read_text()
+TOUR = (ROOT / "docs" / "tutorials" / "tour.md").read_text()
+FUSED = (ROOT / "docs" / "explanation" / "fused.md").read_text()
+LAUNCH = (ROOT / "docs" / "how-to" / "launch.md").read_text()
 BLOCKS = re.findall(r"(?:<!-- (.*?) -->\n)?```(\w+)\n(.*?)```", README + TOUR + FUSED, flags=re.DOTALL)
 # the blocks of this page go on from each other
 EXAMPLES = [text for mark, language, text in BLOCKS if language == "python" and not mark]
@@ -26,7 +26,7 @@ DOCUMENTS = [
     "CHANGELOG.md",
     "benchmarks/README.md",
     "notebooks/README.md",
-    *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")),
+    *(p.relative_to(ROOT).as_posix() for room in ("docs", "benchmarks/records") for p in ROOT.glob(f"{room}/**/*.md")),
 ]
 
 

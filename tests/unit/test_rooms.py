@@ -23,6 +23,7 @@ NOUNS = (
     "weight_layout_fp8",
     "row_scaled",
     "prepared_weight",
+    "grouped_rows",
     "operand",
     "reference",
     "errors",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...errors import OperandError, OperandTypeError
+from ...grouped_rows import GroupedRows, checked_offsets
 from ...kernels.gemm.arguments import GroupFactor
 from ...kernels.gemm.sm90.arguments import Activations, PackedWeight, Result
 from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RowsOfGroups
@@ -18,7 +19,6 @@ from ...runtime.backend import sm_count
 from ...runtime.kernel import Kernel
 from ...target import Target
 from ..checks import DTYPE_NAMES
-from ..grouped_rows import GroupedRows, checked_offsets
 from .operands import check_decodable, check_products, check_x, decoded, factors_of_products, row_stride
 
 Rows = torch.Tensor | GroupedRows
