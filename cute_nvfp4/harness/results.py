@@ -67,9 +67,9 @@ class CaseResult:
 
 @dataclass
 class RunResult:
-    """A run of one submission in one mode; ``isolation`` are the layers between it and the judge
-    (``sandbox``), ``ranking_by`` what a score is of the cases' times (``timing.SCORES``), ``notes`` what was done for the
-    submission that it should know."""
+    """A run of one submission in one mode; ``isolation`` are the layers between it and the judge (``sandbox``),
+    ``ranking_by`` what a score is of the cases' times (``timing.SCORES``), ``notes`` what was done for the submission
+    that it should know."""
 
     problem: str
     mode: str

@@ -50,9 +50,14 @@ def taken_apart(data: Any, leaf: Callable[[torch.Tensor], Leaf]) -> bytes:
 def put_together(pickled: bytes, tensor: Callable[[Leaf], torch.Tensor]) -> Any:
     """The data that ``taken_apart`` pickled, with ``tensor(leaf)`` in each tensor's place."""
 
+    made: dict[str, torch.Tensor] = {}
+
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, leaf: tuple) -> torch.Tensor:
-            return tensor(Leaf(*leaf))
+            found = Leaf(*leaf)
+            if found.name not in made:  # one object wherever the data has it
+                made[found.name] = tensor(found)
+            return made[found.name]
 
     return Unpickler(io.BytesIO(pickled)).load()
 

@@ -1,4 +1,4 @@
-"""A CTA a row: warps add by shuffles (inline PTX), then in shared memory. FAULT: "wrong" (a warp is left out), "race"."""
+"""A CTA a row: warps add by shuffles (inline PTX). FAULT: "wrong" (a warp is left out), "race"."""
 
 import cutlass
 import cutlass.cute as cute
