@@ -49,7 +49,6 @@ def taken_apart(data: Any, leaf: Callable[[torch.Tensor], Leaf]) -> bytes:
 
 def put_together(pickled: bytes, tensor: Callable[[Leaf], torch.Tensor]) -> Any:
     """The data that ``taken_apart`` pickled, with ``tensor(leaf)`` in each tensor's place."""
-
     made: dict[str, torch.Tensor] = {}
 
     class Unpickler(pickle.Unpickler):
