@@ -73,6 +73,14 @@ def evaluate(
         Path | None,
         typer.Option(help="Simulator: writes a timeline of the first call for ui.perfetto.dev.", show_default=False),
     ] = None,
+    profile_report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            help="Simulator, mode profile: writes what Nsight Compute's details page has, as .txt, .csv or .json.",
+            show_default=False,
+        ),
+    ] = None,
     allow: Annotated[
         list[str] | None,
         typer.Option(metavar="CLASS", help="Simulator: go on past hazards of this class; may be given again."),
@@ -92,8 +100,8 @@ def evaluate(
     Exit codes: 0 pass, 112 a check failed, 113 bad task file, 2 anything unknown. With POPCORN_FD set, the results of
     one submission are also written there as 'key: value' lines; POPCORN_SEED is mixed into every case's seed.
     """
-    check_writable("--trace", str(trace or ""))
-    check_writable("--html", str(html or ""))
+    for option, file in (("--trace", trace), ("--html", html), ("--report", profile_report)):
+        check_writable(option, str(file or ""))
     paths = [*(submissions or []), *([submission] if submission else [])]
     with shown_errors():
         from ..harness.errors import EXIT_CHECK_FAILED, HarnessError
@@ -106,9 +114,11 @@ def evaluate(
             raise HarnessError("what to judge? Name a problem (nvfp4_gemv, ...), or --task FOLDER/task.yml")
         options = Options(problem, mode, None, backend, arch, data, task, seed=seed, case=case, timeout=timeout)
         several = len(paths) > 1
-        if several and trace:
-            raise HarnessError("--trace writes the timeline of one submission; several were given")
+        if several and (trace or profile_report):
+            what = "--trace writes the timeline" if trace else "--report writes the profile"
+            raise HarnessError(f"{what} of one submission; several were given")
         options = replace(options, schedules=schedules, schedule=schedule, trace=trace, inspect=several or bool(html))
+        options = replace(options, report=profile_report)
         options = replace(options, allow=tuple(allow or ()), collect=collect, strict=strict, jobs=jobs)
         options = replace(options, dsl_compat=dsl_compat)
 
@@ -126,6 +136,7 @@ def evaluate(
 def _judge(evaluation: Evaluation, json: str) -> bool:
     """Runs one submission and shows what it did; whether it passed."""
     from ..harness.errors import SubmissionError
+    from ..harness.profile_report import write_report
     from ..harness.protocol import report, report_refusal
     from ..harness.report import print_run
 
@@ -139,6 +150,8 @@ def _judge(evaluation: Evaluation, json: str) -> bool:
         write_json(run.to_dict(), json)
     if json != STDOUT:
         print_run(run, evaluation.task, stdout())
+    if evaluation.options.report:
+        write_report(run, evaluation.options.report, stderr() if json == STDOUT else stdout())
     return run.passed
 
 

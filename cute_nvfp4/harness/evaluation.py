@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..sim.profile.page import FORMATS
 from . import sandbox
 from .errors import HarnessError, TaskFileError
 from .folder.modes import FolderModes
@@ -39,9 +40,10 @@ class Options:
     dropped are there (``dsl_compat``).
 
     In the simulator: ``schedules`` is how many adversarial schedules each case runs under (mode test), ``schedule`` one
-    of one's own, ``trace`` a file for the timeline of the first case's first call; hazards of the classes ``allow`` are
-    warnings, and with ``collect`` none stops a launch, though the case fails; ``strict`` adds warnings; with
-    ``inspect``, launches tell registers and spills.
+    of one's own, ``trace`` a file for the timeline of the first case's first call, ``report`` one
+    for the profile of every launch (mode profile); hazards of the classes ``allow`` are warnings, and with ``collect``
+    none stops a launch, though the case fails; ``strict`` adds warnings; with ``inspect``, launches tell registers and
+    spills.
     """
 
     problem: str
@@ -57,6 +59,7 @@ class Options:
     schedules: int = 1
     schedule: str = ""
     trace: Path | None = None
+    report: Path | None = None
     allow: tuple[str, ...] = ()
     collect: bool = False
     strict: bool = False
@@ -123,7 +126,9 @@ class Evaluation:
         self.batch = self._batch()
         self.schedules = self._schedules()
         self._check_hazards()
-        self.clock = clock_for(self.arch) if self.backend == "sim" and options.mode == "benchmark" else ""
+        self._check_report()
+        timed = options.mode == "benchmark" or options.report is not None
+        self.clock = clock_for(self.arch) if self.backend == "sim" and timed else ""
         full = options.data == "full"
         self.tolerances = self.task.full_range_tolerances if full else self.task.tolerances
         self._mixed = _environment_seed()
@@ -182,6 +187,16 @@ class Evaluation:
             if given and self.backend != "sim":
                 raise HarnessError(f"{name} is for the simulator: it needs --backend sim")
 
+    def _check_report(self) -> None:
+        """Refuses a report that nobody could fill, or of a kind that nobody knows."""
+        report = self.options.report
+        if report is None:
+            return
+        if self.backend != "sim" or self.options.mode != "profile":
+            raise HarnessError("--report is of simulated launches: it needs --backend sim and --mode profile")
+        if report.suffix not in FORMATS:
+            raise HarnessError(f"--report {report}: expected a name that ends in {', '.join(FORMATS)}")
+
     def _simulation(self) -> dict[str, Any]:
         """The options of the simulated GPU."""
         options = self.options
@@ -219,7 +234,8 @@ class Evaluation:
         if run.passed and out_of_reach and len(means) == len(run.cases):
             run.score_us = score(means, self.task.ranking_by)
         modelled = [case.modelled_us for case in run.cases if case.modelled_us is not None and not case.unscored]
-        if run.passed and out_of_reach and len(modelled) == len(run.cases):
+        scored = self.options.mode == "benchmark" and run.passed and out_of_reach
+        if scored and len(modelled) == len(run.cases):
             run.modelled_score_us = score(modelled, self.task.ranking_by)
         return run
 
@@ -238,6 +254,7 @@ class Evaluation:
             first=self.numbered[0][0],
             cases=len(self.numbered),
             trace=self.options.trace,
+            report=self.options.report is not None,
         )
         if modes.gpu and self.options.mode in _GPU_MODES:
             modes.copy_bytes_s = run.copy_bytes_s = copy_bandwidth()

@@ -130,7 +130,8 @@ class Processes:
             self.device("configure", arch=self._simulate, **self._hazards)
         hazards = {name: self._hazards[name] for name in ("allow", "collect")} if self._simulate else {}
         if self._simulate:
-            self.device("begin", schedule="", trace="", clocked=False, parts=[])  # launches while it is imported
+            how = {"schedule": "", "trace": "", "clocked": False, "profiled": False}
+            self.device("begin", **how, parts=[])  # launches while it is imported
         request = {"op": "load", "path": str(path), "simulate": self._simulate, "hazards": hazards}
         answer = self.ask(request | load, "loading the submission", _START_TIMEOUT_S)
         self._files = self._own_files()

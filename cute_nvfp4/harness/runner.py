@@ -142,13 +142,14 @@ class Runner:
         work = found.work if self._simulated else None
         return Outcome(check, calls, answer.wall_ns * 1e-9 / calls, gpu_ns, found.launches, work)
 
-    def profile(self, case: Case, seed: int) -> tuple[str, list[Launch]]:
-        """One call under torch's profiler: its table, and its launches where they were simulated."""
+    def profile(self, case: Case, seed: int, report: bool = False) -> tuple[str, list[Launch]]:
+        """One call under torch's profiler: its table, and its launches where they were simulated, for a ``report`` with
+        a profile of each."""
         self._started()
         staged = self._stage(case, seed, 1)
         request = {"op": "profile", "case": self._told(case), "order": list(staged)}
-        parts = self._parts(case, staged)
-        answer, found = self._watched(lambda: self._ask(request, "profiling custom_kernel"), parts=parts)
+        how = {"profiled": report, "parts": self._parts(case, staged)}
+        answer, found = self._watched(lambda: self._ask(request, "profiling custom_kernel"), **how)
         return answer.table, found.launches[len(found.launches) // 2 :]
 
     def _started(self) -> None:
@@ -158,7 +159,7 @@ class Runner:
     def _ask(self, request: dict, doing: str, timeout: float | None = None) -> Answer:
         return self._processes.ask(request, doing, timeout or self.timeout)
 
-    def _watched(self, request, *, schedule: str = "", trace: str = "", clocked: bool = False, parts=()) -> Any:
+    def _watched(self, request, *, schedule="", trace="", clocked=False, profiled=False, parts=()) -> Any:
         """The answer to a request, and what the device found while the submission worked on it.
 
         Raises:
@@ -167,7 +168,8 @@ class Runner:
         """
         processes, answer, failure, found = self._processes, None, None, Found()
         if self._simulated and processes.running:
-            told = processes.device("begin", schedule=schedule, trace=trace, clocked=clocked, parts=list(parts))
+            how = {"schedule": schedule, "trace": trace, "clocked": clocked, "profiled": profiled}
+            told = processes.device("begin", **how, parts=list(parts))
             if told["late"]:
                 raise self._refusal(f"{told['late']} launches came after custom_kernel had returned")
         try:

@@ -15,6 +15,7 @@ from ..target import architecture
 
 if TYPE_CHECKING:
     from ..sim import Launch, Result, Trace
+    from ..sim.profile import Profile
     from .cache import CompiledKernel
 
 ARCH_VARIABLE = "CUTE_NVFP4_ARCH"
@@ -59,6 +60,16 @@ class SimulatedLaunch:
     @property
     def ptx(self) -> str:
         return self.kernel.ptx
+
+    def profile(self) -> Profile:
+        """The launch as Nsight Compute's details page has it: ``print(runs[0].profile().text())``.
+
+        It has all values where the simulation had ``counters=True`` and a ``clock`` (docs/how-to/profiling.md).
+        """
+        from ..sim import Program
+        from ..sim.profile import profile
+
+        return profile(Program.parse(self.ptx), self.launch, self.result)
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,8 @@ def test_counters_fit_the_terminal_and_name_source_lines(program, tmp_path) -> N
     assert found["schema"] == 1 and found["outcome"] == "ended" and found["error"] is None
     assert [entry["number"] for entry in found["launches"]] == [0, 1]
     keys = {"kernel", "warps", "opcodes", "classes", "memory", "distinct_bytes", "engines", "waits", "mma", "l2"}
-    assert set(found["launches"][0]["counters"]) == keys | {"lines", "bank_conflicts"}
+    keys |= {"lines", "executed", "thread_instructions", "bank_conflicts"}
+    assert set(found["launches"][0]["counters"]) == keys
     assert found["launches"][0]["counters"]["bank_conflicts"] == 62
 
 
