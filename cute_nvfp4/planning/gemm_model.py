@@ -11,7 +11,7 @@ its MMAs, once for the first stage; later ones are bound by what is slowest over
 * latency + dram: a ring of S stages asks for the next S k-tiles once a round trip: N of them take N · round trip / S;
   to that comes the time the bytes of DRAM take, because CTAs that started together ask, and wait, together.
 
-``docs/explanation/gemm.md`` has the reasons, the fit, its errors, and what the model does not know.
+``docs/explanation/gemm_plans.md`` has the reasons, the fit, its errors, and what the model does not know.
 """
 
 from __future__ import annotations
