@@ -37,6 +37,7 @@ PLANNING = ("planning", "quantization", *KERNELS)
 OPS = ("ops", *PLANNING)
 NN = ("nn", *OPS)
 HARNESS = ("harness", "sim", *NN)
+DISPLAY = ("display", "sim", *PLANNING)
 MAY_IMPORT = {
     # room: the rooms it may import
     **dict.fromkeys(NOUNS, NOUNS),
@@ -51,9 +52,10 @@ MAY_IMPORT = {
     "integrations": ("integrations", *NN),
     "harness": HARNESS,
     "cli": ("cli", "integrations", *HARNESS),
+    "display": DISPLAY,
     "sim": ("sim", "errors"),
     "__main__": ("cli",),
-    "__init__": HARNESS,
+    "__init__": ("display", *HARNESS),
 }
 """Downwards: cli → harness, integrations → nn → ops → planning → kernels → ptx → nouns; runtime is below kernels."""
 LAZILY = {"runtime": ("sim",)}
