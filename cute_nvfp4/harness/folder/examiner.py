@@ -112,6 +112,7 @@ def _own(error: BaseException) -> str:
 
 
 def main() -> None:
+    """Answers the judge until it is gone."""
     control, memory, folder, judge, arch = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]
     for descriptor in (control, memory):
         os.set_inheritable(descriptor, False)
