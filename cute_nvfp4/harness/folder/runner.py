@@ -26,7 +26,7 @@ _SEEDS = 1 << 31
 
 
 @dataclass(frozen=True)
-class Drawn:
+class Staged:
     """The data of the call under way as the submission's process is told of it, and where it lies."""
 
     case: Case
@@ -44,7 +44,7 @@ class FolderRunner(Runner):
         super().__init__(problem, *arguments, backend=backend, arch=arch, **options)
         self._load["problem"] = DESCRIBED.name
         self._examination = Examination(problem, "" if backend == "cuda" else arch or DEFAULT_ARCH)
-        self._drawn_now: Drawn | None = None
+        self._drawn_now: Staged | None = None
 
     def __exit__(self, *error: object) -> None:
         self._examination.close()
@@ -60,7 +60,7 @@ class FolderRunner(Runner):
     def _told(self, case: Case) -> Case:
         return self._drawn_now.case
 
-    def _stage(self, case: Case, seed: int, calls: int) -> dict[int, Drawn]:
+    def _stage(self, case: Case, seed: int, calls: int) -> dict[int, Staged]:
         """Has the data of one call drawn and hands it over."""
         if calls != 1:
             raise HarnessError(f"{calls} calls at once: a folder's problem has one")
@@ -72,7 +72,7 @@ class FolderRunner(Runner):
             raise HarnessError(f"the data of {case} has {layout.nbytes >> 30} GiB, more than a case may have")
         for number, first, content in self._examination.drawn(sizes):
             self._arena.write(layout.buffers[number].offset + first, content)
-        self._drawn_now = Drawn(told, layout)
+        self._drawn_now = Staged(told, layout)
         if self._home == "cuda":
             self._ask({"op": "stage", "case": told, "index": 0, "batch": 1}, "taking its inputs")
         return {0: self._drawn_now}
@@ -82,7 +82,7 @@ class FolderRunner(Runner):
         """Seconds that the folder's own code may take: it works on the CPU where there is no GPU."""
         return max(self.timeout, 60.0)
 
-    def _parts(self, case: Case, staged: dict[int, Drawn]) -> list[tuple[int, int, str, bool]]:
+    def _parts(self, case: Case, staged: dict[int, Staged]) -> list[tuple[int, int, str, bool]]:
         """Every tensor of the data, to read and to write."""
         return [
             (slot.offset, slot.nbytes, slot.buffer.name, True)
@@ -98,7 +98,7 @@ class FolderRunner(Runner):
         known = [out for out in outputs if out.at is not None and _kind(out.dtype) is not None]
         return [(out.at, span(out.shape, out.stride or (), _kind(out.dtype).itemsize)) for out in known if out.stride]
 
-    def _judge(self, case: Case, staged: dict[int, Drawn], answer: Answer) -> Check:
+    def _judge(self, case: Case, staged: dict[int, Staged], answer: Answer) -> Check:
         """The folder's verdict on what the call returned."""
         described = answer.outputs
         if self._home == "cuda":
