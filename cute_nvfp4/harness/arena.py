@@ -51,7 +51,7 @@ class Layout:
         return cls(slots, [], end).with_results(problem.output_shapes(case))
 
     def with_results(self, kinds: Sequence[tuple[tuple[int, ...], str]]) -> Layout:
-        """The same buffers, and behind them places for results of these shapes and dtypes."""
+        """This layout with places for results of these shapes and dtypes."""
         buffers = [Buffer(f"result{i}", shape, dtype, True) for i, (shape, dtype) in enumerate(kinds)]
         last = self.buffers[-1]
         return Layout(self.buffers, *_placed(buffers, last.offset + _room(last.nbytes)))

@@ -50,7 +50,7 @@ class Submission:
         return folder / self.path.name
 
     def beside(self, files: dict[Path, bytes]) -> Submission:
-        """The same submission beside ``files``, which take the place of its folder's that have their names."""
+        """This submission beside ``files``, which take the place of its folder's that have their names."""
         own = {name: content for name, content in self.files.items() if name not in files}
         return replace(self, files=own | {name: files[name] for name in files if name != Path(self.path.name)})
 
