@@ -9,8 +9,8 @@ are quantized; the embedding, which is the head, stays. The first token of a win
 A record has, for each case: perplexity; the difference of the mean loss from the reference's, and the mean divergence
 KL(reference ‖ quantized) in nats a token, each with the standard error over windows; how often the most likely token is
 the reference's; and the mean error of the layers' weights (``error``), by which methods would be ranked without a text.
-Products are those of exact torch on a CPU: kernels sum in another order. The table of docs/models.md is written from
-the record (``--table``). It needs ``cute_nvfp4[transformers]``, and some minutes a case on a processor core.
+Products are those of exact torch on a CPU: kernels sum in another order. The table of docs/how-to/models.md is
+written from the record (``--table``). It needs ``cute_nvfp4[transformers]`` and some minutes a case on a core.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cute_nvfp4.nn.report import ModelReport
 from cute_nvfp4.nn.training import fake_quantize
 
 RESULTS = Path(__file__).resolve().parent / "results" / "accuracy_smollm2.json"
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "how-to" / "models.md"
 BEGIN, END = "<!-- accuracy: begin -->", "<!-- accuracy: end -->"
 
 

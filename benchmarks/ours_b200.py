@@ -10,7 +10,7 @@ same sizes, and the speed of light of the contest's statement; neither says how 
 * decode: NVFP4 weights times one row, by ``gemv`` and by ``gemm``; large: ``gemm`` of MXFP4.
 
 Writes ``results/ours_modelled_b200.json`` after every launch, and goes on from there; ``--write`` the tables into
-docs/timing_checked.md.
+benchmarks/records/timing_checked.md.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="launches whose names have it in them")
     parser.add_argument("--report", action="store_true", help="execute nothing")
     parser.add_argument("--stale", action="store_true", help="again those times that another version of the clock gave")
-    parser.add_argument("--write", action="store_true", help="the tables into docs/timing_checked.md")
+    parser.add_argument("--write", action="store_true", help="the tables into benchmarks/records/timing_checked.md")
     given = parser.parse_args()
     record = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for launch in launches():

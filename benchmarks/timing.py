@@ -3,8 +3,9 @@
 The launches are those of ``timing_cases.py``: some were looked at while the clock was built; those held out were
 written down, and predicted, before they were measured. Measured: medians of a CUDA graph of one call between two events
 (of the call itself for other programs than ours), launch included, L2 cold and clean.
-Modelled: ``sim.run(..., clock="h200")`` (docs/timing.md). Each goes to a file of its own in ``benchmarks/results``;
-without an option both are read and set side by side, ``--markdown`` as the tables of docs/timing_checked.md.
+Modelled: ``sim.run(..., clock="h200")`` (docs/explanation/timing.md). Each goes to a file of its own in
+``benchmarks/results``; without an option both are read and set side by side, ``--markdown`` as the tables of
+benchmarks/records/timing_checked.md.
 ``--launch`` measures what a launch costs on this host (a second): the clock takes it as ``--launch-us``.
 
 Exit codes: 0 done, 2 no CUDA device to measure.
@@ -209,7 +210,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="where the record goes")
     parser.add_argument("--against", type=Path, default=MODELLED, help="the modelled times to compare")
     parser.add_argument("--measured", type=Path, default=MEASURED, help="the measured times to compare them with")
-    parser.add_argument("--markdown", action="store_true", help="as the tables of docs/timing_checked.md")
+    parser.add_argument("--markdown", action="store_true", help="as the tables of benchmarks/records/timing_checked.md")
     options = parser.parse_args()
     sets = {"seen": SEEN + HELD_OUT + HELD_OUT_2, "held-out": HELD_OUT_3, "others": OTHERS_SEEN + SEEN_EARLY}
     cases = sets.get(options.cases, HELD_OUT_3 + HELD_OUT_2 + SEEN + HELD_OUT + SEEN_EARLY + OTHERS_SEEN)

@@ -33,7 +33,7 @@ from cute_nvfp4.sim.clock.machine import machine
 
 HERE = Path(__file__).resolve().parent
 CLOCK = HERE.parent / "cute_nvfp4" / "sim" / "clock"
-PAGE = HERE.parent / "docs" / "timing_checked.md"
+PAGE = HERE / "records" / "timing_checked.md"
 UNLIKE = 1.1
 """Two times that differ by less are not ranked."""
 
@@ -126,7 +126,7 @@ def report(points: list[Point], times: dict[str, dict[str, Any]]) -> None:
 
 
 def write(table: str, points: list[Point], times: dict[str, dict[str, Any]]) -> None:
-    """The errors into docs/timing_checked.md, between two lines that say so."""
+    """The errors into benchmarks/records/timing_checked.md, between two lines that say so."""
     right, pairs = ranked([p for p in points if p.name in times], times)
     lines = [f"| {TABLES[table].rows} | points | mean error | worst | mean with its sign |", "|---|---|---|---|---|"]
     for row, some in errors(points, times).items():
@@ -164,7 +164,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", choices=TABLES, default="dense", help="which published times (default: dense)")
     parser.add_argument("--report", action="store_true", help="execute nothing")
-    parser.add_argument("--write", action="store_true", help="the errors into docs/timing_checked.md")
+    parser.add_argument("--write", action="store_true", help="the errors into benchmarks/records/timing_checked.md")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     parser.add_argument("--most", type=int, default=0, metavar="N", help="at most N more points")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="points whose names match it")

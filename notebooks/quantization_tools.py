@@ -38,7 +38,7 @@ def floats(values: Any) -> torch.Tensor:
 
 
 def samples(seed: int = 0) -> dict[str, torch.Tensor]:
-    """(512, 1024) numbers of each distribution, the first of those that docs/quantization.md has figures of."""
+    """(512, 1024) floats of each distribution, the first of those in the table of docs/explanation/quantization.md."""
     random = np.random.default_rng(seed)
     return {name: floats(draw(random, (1024, 1024))[:512]) for name, draw in DRAWS.items()}
 
@@ -100,8 +100,8 @@ def scales_worth_trying(blocks: np.ndarray, errors: np.ndarray, global_scale: fl
 
 
 def figures_of_docs() -> dict[str, list[float]]:
-    """The table of decibels in docs/quantization.md: rule → normal, Laplace, Student t₃."""
-    text = (ROOT / "docs" / "quantization.md").read_text(encoding="utf-8")
+    """The table of decibels in docs/explanation/quantization.md: rule → normal, Laplace, Student t₃."""
+    text = (ROOT / "docs" / "explanation" / "quantization.md").read_text(encoding="utf-8")
     table = text.split("| rule | normal | Laplace | Student t₃ |")[1].split("\n\n")[0]
     rows = re.findall(r"^\| `(\w+)`(, 16 × 16 blocks)? \|(.+)\|$", table, re.MULTILINE)
     return {f"{rule}{' 2-D' if tiles else ''}": [float(x) for x in rest.split("|")] for rule, tiles, rest in rows}

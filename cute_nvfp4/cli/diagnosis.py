@@ -171,7 +171,7 @@ def driver(version: str, built: str | None) -> Finding:
     if version:
         advice = "" if built else "torch's CPU build does not use it: kernels run there with a build of torch for CUDA"
         return Finding("runs on", "driver", "note" if advice else "ok", f"CUDA {version}", advice)
-    advice = "torch's CPU build is enough here and some gigabytes smaller: docs/installation.md" if built else ""
+    advice = "torch's CPU build is enough here and some gigabytes smaller: docs/how-to/installation.md" if built else ""
     return Finding("runs on", "driver", "note", "none (libcuda.so.1): kernels run in the simulator", advice)
 
 

@@ -30,7 +30,7 @@ def quantize(
     """Quantizes the weights of a model to nearest, a tensor at a time, without memory for the model or its code.
 
     A run that was stopped goes on where it was when it is started again. Layouts are those of NVIDIA's ModelOpt and of
-    LLM Compressor (compressed-tensors); transformers runs both with this package (docs/models.md).
+    LLM Compressor (compressed-tensors); transformers runs both with this package (docs/how-to/models.md).
     """
     from rich.progress import Progress
 

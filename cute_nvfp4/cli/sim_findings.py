@@ -39,7 +39,7 @@ def warning_lines(found: list[Finding]) -> list[str]:
     for rule, (first, *more) in by.items():
         times = f" ({first.count} times)" if first.count > 1 else ""
         lines.append(f"warning: {rule} at {place(first)}{times}{f', and {len(more)} more' if more else ''}")
-    return [*lines, "--json FILE has the warnings in full, docs/checks.md what they mean"] if lines else []
+    return [*lines, "--json FILE has the warnings in full, docs/reference/checks.md what they mean"] if lines else []
 
 
 def place(finding: Finding) -> str:

@@ -4,7 +4,7 @@ Verdicts, findings and counts are the judge's and the device's, which a submissi
 it (on a GPU the clock, CUDA events, copies of tensors) is called through references taken before the submission is
 imported, and this snapshot tells whether anything of it was replaced meanwhile. A submission that rewrites the memory
 of its process can shade its GPU times; times that are not possible (too long for the request, too short for DRAM) are
-refused by the judge (docs/threat_model.md).
+refused by the judge (docs/explanation/threat_model.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What keeps a submission's process away from the judge's: docs/threat_model.md says what each layer stops.
+"""What keeps a submission's process away from the judge's: docs/explanation/threat_model.md says what each layer stops.
 
 The judge shields itself (``shielded``), the worker gives rights up before it loads a submission (``enter``), and the
 judge looks for what the submission has left running (``strays``). Everything here is Linux's; ``enter`` says which

@@ -140,7 +140,7 @@ def quantize_model(
     """Puts an ``NVFP4Linear`` in the place of each linear layer of ``model``, in place: ``(model, report)``.
 
     Args:
-        rule: how scales of weights are chosen (docs/quantization.md).
+        rule: how scales of weights are chosen (docs/explanation/quantization.md).
         method: "nearest" rounds to nearest; "gptq" makes up for errors by the columns and layers that follow, and
             needs ``calibration``.
         input_rule: how activations are quantized (W4A4); None leaves them in 16 bits (W4A16).

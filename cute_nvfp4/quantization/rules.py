@@ -1,7 +1,7 @@
 """The rules that choose a block's scale, as data: what each divides by, what it compares, and where it comes from.
 
-docs/quantization.md has every rule's formula. The names are those of the literature; ``static_6`` is fouroversix's
-name of ``max``, kept because its users will look for it.
+docs/explanation/quantization.md has every rule's formula. The names are those of the literature; ``static_6`` is
+fouroversix's name of ``max``, kept because its users will look for it.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ def run(
     (``checks.findings.CLASSES``) that are only warnings; with ``on_hazard="collect"`` no hazard that a check finds
     stops the launch, and ``Result.findings`` has them. ``strict`` adds warnings of what
     the ISA asks for and NVIDIA's kernels leave out (``checks.strict``). ``clock`` names the machine whose modelled time
-    ``Result.timing`` then is (docs/timing.md); its L2 is cold at the start, or ``warm``. ``others`` hear the events
-    too. ``earlier`` is what launches have touched that may still run (``observe.overlap``).
+    ``Result.timing`` then is (docs/explanation/timing.md); its L2 is cold at the start, or ``warm``. ``others`` hear
+    the events too. ``earlier`` is what launches have touched that may still run (``observe.overlap``).
     Raises a subclass of ``SimError`` for every other hazard, with what was found before it in its ``findings``,
     and ``LaunchError`` when launch and kernel do not fit together.
     """
@@ -78,7 +78,7 @@ def run(
         execute(state, warps_per_wave)
 
     steps, instructions = Steps(), Instructions(kernel)
-    counted = Counters(memory, L2.of(target), steps) if counters else None
+    counted = Counters(kernel, memory, L2.of(target), steps) if counters else None
     clients: list[Client | None] = [
         steps if counters or trace is not None else None,
         instructions,

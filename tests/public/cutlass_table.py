@@ -1,4 +1,4 @@
-"""The outcomes of ``run_cutlass.py`` as the table of docs/public_programs.md."""
+"""The outcomes of ``run_cutlass.py`` as the table of benchmarks/records/public_programs.md."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ TRUE_HAZARDS = {
     "gemm_bf16 m=16 n=128 k=2048 how=splitk": "the allocating warp reads the address of its columns unordered",
     "fp8_paged_mqa_logits b=2 next_n=1 heads=64 blocks=4": "lanes read what others stored, and only shuffled between",
 }
-"""Programs that stop at a hazard that docs/findings.md argues to be true, and what it says of them in a line."""
+"""Programs that stop at a hazard that benchmarks/records/findings.md argues to be true, and a line of it."""
 KNOWN = {
     "sparse_attention_forward s=2 sk=256 k=128": "tcgen05.mma.ws with A in tensor memory and M < 128 is not modelled",
 }

@@ -1,4 +1,4 @@
-"""The outcomes of ``run_libraries.py`` as the second half of docs/public_programs.md."""
+"""The outcomes of ``run_libraries.py`` as the second half of benchmarks/records/public_programs.md."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def versions() -> dict[str, str]:
 
 
 def argued(outcome: dict[str, Any]) -> bool:
-    """Stopped at a hazard that docs/findings.md argues to be true."""
+    """Stopped at a hazard that benchmarks/records/findings.md argues to be true."""
     return outcome["outcome"] == "hazard" and outcome["expect"].startswith("true: ")
 
 

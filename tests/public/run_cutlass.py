@@ -1,8 +1,8 @@
 """Runs programs of a checkout of NVIDIA/cutlass in the simulator: ``python tests/public/run_cutlass.py --cutlass DIR``.
 
 Each runs unmodified, in its own process and its own folder, and passes when its own checks do. Prints a line for each,
-and writes JSON, and the table of docs/public_programs.md (``--markdown``). Not part of the test suite: it needs the
-checkout, and takes minutes.
+and writes JSON, and the table of benchmarks/records/public_programs.md (``--markdown``). Not part of the test suite: it
+needs the checkout, and takes minutes.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "-j", "--jobs", type=int, default=1, help="programs at a time; slower each, so see --limit-scale"
     )
     parser.add_argument("--json", type=Path, help="write versions and outcomes there")
-    parser.add_argument("--markdown", type=Path, help="write the table there, as for docs/public_programs.md")
+    parser.add_argument("--markdown", type=Path, help="the table of benchmarks/records/public_programs.md")
     parser.add_argument("--limit-scale", type=float, default=1.0, help="multiplies the time limits")
     parser.add_argument(
         "--option", action="append", default=[], help="passed to the simulator, as --option=--no-checks"

@@ -2,8 +2,8 @@
 
 Each program is a function of a driver in ``tests/public/libraries``, which imports a library, calls it as its users do,
 and compares with torch; it runs in its own process. Writes ``libraries.json`` beside this file, and the second half of
-docs/public_programs.md. Not part of the test suite: it needs the packages that ``library_programs.py`` names, and takes
-an hour.
+benchmarks/records/public_programs.md. Not part of the test suite: it needs the packages that
+``library_programs.py`` names, and takes an hour.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from run_cutlass import Outcome, run_program
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "libraries.json"
-PAGE = HERE.parents[1] / "docs" / "public_programs.md"
+PAGE = HERE.parents[1] / "benchmarks" / "records" / "public_programs.md"
 
 
 def page(before: str, results: dict) -> str:

@@ -1,4 +1,4 @@
-"""The fate of every qualifier that the simulator's instructions accept, and the table of docs/qualifiers.md.
+"""The fate of every qualifier that the simulator's instructions accept, and the table of docs/reference/qualifiers.md.
 
 ``accepted`` reads off the builders in ``cute_nvfp4/sim/isa`` which words they consume; ``FATES`` says of each, by
 chapter, whether it is executed, checked, refused, or ignored on purpose, and why. ``python -m
@@ -19,7 +19,7 @@ from cute_nvfp4.sim.frontend.model import TYPE_BITS
 from cute_nvfp4.sim.isa import memory
 
 ISA = Path(cute_nvfp4.sim.isa.__file__).parent
-PAGE = Path(__file__).parents[2] / "docs" / "qualifiers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "qualifiers.md"
 TAKES = ("take", "flag", "words", "type")
 """Methods of ``Mods`` that consume a word if it is one of their arguments."""
 
@@ -274,7 +274,7 @@ def fate(chapter: str, word: str) -> Fate | None:
 
 
 def page() -> str:
-    """docs/qualifiers.md."""
+    """docs/reference/qualifiers.md."""
     rows: dict[Fate, dict[str, list[str]]] = {row: {} for row in FATES}
     for chapter, word in _sorted():
         rows[fate(chapter, word)].setdefault(word, []).append(chapter)

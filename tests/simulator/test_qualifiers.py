@@ -1,4 +1,4 @@
-"""Every qualifier that an instruction accepts is executed, checked, or ignored for a reason (docs/qualifiers.md)."""
+"""Every qualifier that an instruction accepts is executed, checked, or ignored for a reason (qualifiers.md)."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_builds_of_torch_and_triton():
     [
         ("13.0", "13.0", "ok", ""),
         ("13.0", None, "note", "a build of torch for CUDA"),
-        ("", "13.0", "note", "docs/installation.md"),
+        ("", "13.0", "note", "docs/how-to/installation.md"),
         ("", None, "note", ""),
     ],
 )

@@ -251,7 +251,7 @@ def test_no_gradient_costs_no_function(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "torch.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "torch.md").read_text()
     monkeypatch.chdir(tmp_path)
     exec("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), {})
     assert (tmp_path / "layer.pt2").exists()

@@ -7,7 +7,8 @@ Three forms, which differ in where the tensor maps of a group are (``grouped_con
   the GEMM is launched along with it, and its loads wait for it;
 * "shared": the groups are rows of one A, distributed by offsets, with a stack of B: one set of maps serves them all.
 
-``docs/grouped_gemm.md`` says how scales of such rows lie, why the forms change at 16 groups, and what else was tried.
+``docs/explanation/grouped_gemm.md`` says how scales of such rows lie, why the forms change at 16 groups, and what
+else was tried.
 """
 
 from __future__ import annotations

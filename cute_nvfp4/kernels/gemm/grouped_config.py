@@ -18,7 +18,7 @@ WINDOW = 32
 MAX_GROUPS = WINDOW * WINDOW
 """A group is found in two looks: at the first of each window, then at a window."""
 PARAMETER_GROUPS = 16
-"""Most groups whose tensor maps are parameters of the kernel (``docs/grouped_gemm.md``)."""
+"""Most groups whose tensor maps are parameters of the kernel (``docs/explanation/grouped_gemm.md``)."""
 MAPS = ("a", "sfa", "b", "sfb")
 _SIZES = ("start", "m", "n", "k_tiles")
 

@@ -52,7 +52,7 @@ CLASSES: dict[str, type[Hazard]] = {
     "stream-order": Race,
     "programmatic-order": Race,
 }
-"""Every class of hazard that a check can go on past, and the error it is otherwise (docs/checks.md explains each)."""
+"""Every class of hazard that a check can go on past, and the error it is otherwise (docs/reference/checks.md)."""
 
 MODES = ("raise", "collect")
 

@@ -1,1 +1,1 @@
-"""How long a launch would take: a clock over what the simulator executes (docs/timing.md). Its times are modelled."""
+"""How long a launch would take: a clock over what the simulator executes (docs/explanation/timing.md); modelled."""

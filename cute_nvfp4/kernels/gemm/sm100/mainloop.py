@@ -33,7 +33,7 @@ SCALE_STRIDE = 128
 _SCALE_ID_BIT = 30
 UNROLL = 2
 """K-tiles in one pass of the loop. Four would spare an instruction a k-tile, of forty, and double the loop's code: with
-two the whole kernel stays in an SM's instruction cache from one launch to the next (docs/timing.md)."""
+two the whole kernel stays in an SM's instruction cache from one launch to the next (docs/explanation/timing.md)."""
 
 
 class CommitMasks(NamedTuple):
