@@ -21,10 +21,16 @@ def merge(groups: list[Group], live: list[int]) -> Group:
     for g, at in zip(groups, rows):
         masks[at] |= g.lanes()
     regs = list(first.wave.run.zeros)
-    disjoint = total == len(warps)
+    disjoint, whole = total == len(warps), bool(masks.all())
+    # lanes of the same warps come together: a register that no group has written since they parted is as it was
+    same = whole and all(g.n == len(warps) for g in groups)
     for slot in live:
-        regs[slot] = _join([g.regs[slot] for g in groups], groups, rows, len(warps), disjoint)
-    merged = Group(first.wave, first.block, warps, None if masks.all() else masks, regs)
+        values = [g.regs[slot] for g in groups]
+        if same and all(v is values[0] for v in values):
+            regs[slot] = values[0]
+        else:
+            regs[slot] = _join(values, groups, rows, len(warps), disjoint)
+    merged = Group(first.wave, first.block, warps, None if whole else masks, regs)
     merged.age = min(g.age for g in groups)
     merged.patience = min(g.patience for g in groups)
     merged.seen = min(g.seen for g in groups)
