@@ -78,6 +78,9 @@ def sim(
     step_limit: Annotated[
         int, typer.Option(metavar="N", min=0, help="Blocks a kernel may execute.", show_default="the simulator's")
     ] = 0,
+    dsl_compat: Annotated[
+        bool, typer.Option("--dsl-compat", help="Names that the CuTe DSL has dropped since 4.2 are there, and told.")
+    ] = False,
     execute: Annotated[bool, typer.Option(help="Run the kernels, or only list the launches.")] = True,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No lines about launches that end well.")] = False,
     with_traceback: Annotated[bool, typer.Option("--traceback", help="Show where the program launched it.")] = False,
@@ -120,6 +123,7 @@ def sim(
     options.benchmarks, options.step_limit, options.figures = benchmarks, step_limit, _figures(figures or [])
     options.figures |= {} if launch_us is None else {"launch.empty_us": launch_us}
     options.allow, options.collect, options.strict = tuple(allow or ()), collect, strict
+    options.dsl_compat = dsl_compat
     if schedules == 1:
         status = _run(options)
     else:
@@ -159,6 +163,7 @@ def _figures(given: list[str]) -> dict[str, float]:
 def _run(options: Options) -> int:
     """Runs the program in this process."""
     try:
+        from ..harness import dsl_compat
         from ..runtime.session import simulated_gpu
         from ..sim.machine.schedule import Schedule
         from ..sim.observe.heartbeat import Heartbeat
@@ -189,12 +194,16 @@ def _run(options: Options) -> int:
             schedule=Schedule.parse(options.schedule),
             **more,
         ) as session:
+            if options.dsl_compat:
+                dsl_compat.install()
             try:
                 status = run_script(options.script, options.arguments)
             except BaseException as raised:
                 error = raised
             finally:
                 progress.close()
+    for old, new in dsl_compat.USED.items():
+        say(f"{old} is {new} in this DSL (--dsl-compat)")
     seconds = time.perf_counter() - begin
     if trace is not None:
         _write_trace(trace, options.trace)

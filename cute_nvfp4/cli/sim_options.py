@@ -28,6 +28,7 @@ class Options:
     allow: tuple[str, ...] = ()
     collect: bool = False
     strict: bool = False
+    dsl_compat: bool = False
 
     def command(self, schedule: str, extra: list[str] | None = None) -> list[str]:
         """The command that repeats this run with one schedule."""
@@ -41,4 +42,5 @@ class Options:
         words += [word for name in self.allow for word in ("--allow", name)]
         words += ["--continue"] if self.collect else []
         words += ["--strict"] if self.strict else []
+        words += ["--dsl-compat"] if self.dsl_compat else []
         return [*words, *(extra or []), self.script, *self.arguments]

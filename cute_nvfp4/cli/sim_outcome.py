@@ -80,6 +80,10 @@ def show_outcome(
     show_traceback(error, script)
     if missing := _missing_package(error):
         _show("program failed", f"it needs the package {missing}, which is not installed for {sys.executable}", [])
+    from ..harness.dsl_compat import hint
+
+    if advice := hint(error):
+        say(advice.removeprefix("; "))
     return 1, "program failed"
 
 

@@ -138,6 +138,14 @@ def test_errors_of_the_program_are_its_own(program) -> None:
     assert invoke(program("def broken(:\n")).exit_code == 1
 
 
+def test_names_of_an_older_dsl(program) -> None:
+    path = program("import cutlass.cute as cute\nassert cute.make_fragment is cute.make_rmem_tensor\n")
+    without, given = command(path), command("--dsl-compat", path)
+    assert without.returncode == 1 and "before 4.8: --dsl-compat puts it back" in without.stderr
+    assert given.returncode == 0, given.stderr
+    assert "cutlass.cute.make_fragment is make_rmem_tensor in this DSL (--dsl-compat)" in given.stderr
+
+
 def test_what_is_not_modelled_has_its_own_status(program) -> None:
     result = invoke(program("import torch\ntorch.cuda.make_graphed_callables(None, ())\n"))
     assert result.exit_code == EXIT_NOT_MODELLED and "make_graphed_callables is not modelled" in result.stderr
