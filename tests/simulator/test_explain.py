@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
+import shutil
+import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -40,6 +44,7 @@ x, y = (torch.zeros(128, device="cuda") for _ in range(2))
 for times in range({launches}):
     launch(from_dlpack(x), from_dlpack(y), 200)
 """
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or ""
 ADD, ROOT = "value + 1.5", "cute.math.exp2(value, fastmath=True)"
 
 
@@ -125,6 +130,26 @@ def _looks_right(page: str, kernel: dict) -> None:
     assert rows.found["ptx"] == [(row["of"], row["id"]) for row in kernel["ptx"]]
     assert rows.found["sass"] == [(of.get(row["of"], ""), row["of"]) for row in kernel["sass"]]
     assert "# <& here>" in rows.text and "<& here>" not in page and "from cutlass" not in rows.text
+
+
+@pytest.mark.slow
+@needs_ptxas
+@pytest.mark.skipif(not BROWSER, reason="no chromium: apt-get install chromium")
+def test_a_click_in_a_browser(tmp_path):
+    """A click on a line of Python marks its PTX and SASS, and nothing else."""
+    page = tmp_path / "page.html"
+    (kernel,) = explained(program(tmp_path), "--arch", "sm_90a", "--html", page)["kernels"]
+    number, line = next((n, r) for n, r in enumerate(kernel["python"]) if r["cost"]["text"].startswith("value = value"))
+    script = f"""<script>
+    document.querySelectorAll("[data-layer=python] .row.live")[{number}].click();
+    document.body.dataset.told = JSON.stringify([...document.querySelectorAll(".row.on")].map(r => r.dataset.ptx));
+    </script></body>"""
+    page.write_text(page.read_text().replace("</body>", script))
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--dump-dom"]
+    done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, timeout=300, check=True)
+    told = json.loads(html.unescape(re.search(r'data-told="([^"]*)"', done.stdout)[1]))
+    mine = [row["id"] for row in kernel["ptx"] if row["of"] == line["id"]]
+    assert told == ["", *mine, *(row["of"] for row in kernel["sass"] if row["of"] in mine)] and len(mine) > 1
 
 
 @needs_ptxas
