@@ -37,11 +37,13 @@ _PUBLIC = {
     "grouped_gemm_contiguous": "ops.grouped_gemm_contiguous",
     "interleave": "ops.interleave",
     "load_exported": "runtime.exported",
+    "load_ipython_extension": "display.magic",
     "prepare": "ops.prepare",
     "prepare_weight": "ops.prepare_weight",
     "quantize": "ops.quantize",
     "quantize_model": "nn.quantize_model",
     "rmsnorm_quantize": "ops.rmsnorm_quantize",
+    "show": "display.showing",
     "silu_mul_quantize": "ops.silu_mul_quantize",
     "simulating": "runtime.simulating",
     "tensor_amax": "ops.quantize",
@@ -50,3 +52,8 @@ _PUBLIC = {
 
 __all__ = sorted([*_PUBLIC, "__version__"])
 __getattr__, __dir__ = lazy_names(__name__, _PUBLIC)
+
+if (_shell := getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()) is not None:
+    from .display.registered import register  # in a notebook results, hazards and plans are shown as pictures
+
+    register(_shell)

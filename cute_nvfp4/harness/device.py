@@ -240,6 +240,7 @@ def answer(device: Device, connection: Connection, known: tuple[str, ...]) -> No
 
 
 def main() -> None:
+    """Serves the launches of one submission, until its worker or the judge hangs up."""
     control, launches, arena, nbytes, calls = (int(argument) for argument in sys.argv[1:6])
     sandbox.shield()
     judge, worker = Connection(control), Connection(launches)

@@ -28,10 +28,12 @@ COUNTED = (
 
 
 def table_of(title: str | None = None) -> Table:
+    """A new table in the style of all reports."""
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
 
 
 def shape_text(case: Case, task: Task) -> str:
+    """The sizes of a case in a line: ``m=128 n=4096``."""
     return " ".join(f"{name}={_value(case[name])}" for name in task.parameters)
 
 

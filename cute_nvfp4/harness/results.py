@@ -93,6 +93,6 @@ class RunResult:
         return bool(self.cases) and all(case.passed for case in self.cases)
 
     def to_dict(self) -> dict:
-        """JSON-ready; times carry their unit in their name, counters come from the simulator."""
+        """The results, JSON-ready; names of times say what they are counted in, counters come from the simulator."""
         own = {name: value for name, value in vars(self).items() if name != "cases"}
         return own | {"passed": self.passed, "cases": [case.to_dict() for case in self.cases]}

@@ -26,7 +26,7 @@ from .work import Told
 
 # A GEMV cannot read DRAM faster than a copy does; this leaves room for the noise of both measurements.
 IMPLAUSIBLE_BANDWIDTH = 1.5
-_INPUTS_LOOKED_AT = 8
+_INPUTS_COMPARED = 8
 """Calls of a batch on a GPU whose inputs come back to be compared, picked when the calls have been made."""
 _HAZARDS = {"inspect": False, "allow": (), "collect": False, "strict": False, "clock": ""}
 
@@ -255,11 +255,11 @@ class Runner:
     def _judge(self, case: Case, staged: dict[int, dict[str, torch.Tensor]], answer: Answer) -> Check:
         """The verdict on every call of a batch, or on those up to the first that is wrong.
 
-        Outputs are taken at once, before any is looked at: what is written later is not in them.
+        Outputs are taken at once, before any is compared: what is written later is not in them.
         """
         gpu = self._home == "cuda"
         returned: list[list[Output] | None] = [None] * len(staged) if gpu else list(answer.outputs)
-        looked_at = set(random.sample(list(staged), min(_INPUTS_LOOKED_AT if gpu else len(staged), len(staged))))
+        compared = set(random.sample(list(staged), min(_INPUTS_COMPARED if gpu else len(staged), len(staged))))
         if len(returned) != len(staged):
             raise self._refusal("the process sent an answer of the wrong form while running custom_kernel")
         taken = [None if outputs is None else self._take(case, outputs) for outputs in returned]
@@ -267,7 +267,7 @@ class Runner:
         for number, (place, inputs) in enumerate(staged.items()):
             where = f"call {number + 1} of {len(staged)} in the batch: " if len(staged) > 1 else ""
             try:
-                check = self._judge_call(case, place, inputs, returned[number], taken[number], place in looked_at)
+                check = self._judge_call(case, place, inputs, returned[number], taken[number], place in compared)
             except CallFailed as error:
                 raise CallFailed(where + str(error), error.details, error.verdict) from error
             checks.append(replace(check, message=where + check.message) if check.message else check)

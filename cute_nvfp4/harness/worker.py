@@ -289,6 +289,7 @@ def launched_at(error: BaseException) -> str:
 
 
 def main() -> None:
+    """Runs one submission for the judge, in the folder that it may read."""
     control, device, arena, nbytes, calls = (int(argument) for argument in sys.argv[1:6])
     folder, judge = Path(sys.argv[6]), int(sys.argv[7])
     for descriptor in (control, device, arena):

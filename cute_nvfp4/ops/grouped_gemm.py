@@ -13,7 +13,7 @@ from ..planning.gemm_problem import Plan
 from ..prepared_weight import PreparedWeight
 from ..reference import gemm_reference
 from ..runtime.backend import Backend
-from ..runtime.simulating import world
+from ..runtime.simulating import surroundings
 from ..target import Target
 from .arguments import ACTIVATIONS, LIST, OUTPUT, TENSOR
 from .checks import ALL_FORMATS, check_format, check_formats, inputs, refuse_gate, span, split_alpha
@@ -91,7 +91,7 @@ def _key(problems: Sequence[Pair], gate: str, alpha: Any, out: Any, *options: An
     ]
     outs = tuple(map(OUTPUT, out)) if isinstance(out, (list, tuple)) else type(out)
     first = next(x for x in reversed(problems[0]) if x is not None)
-    return (*pairs, *map(arranged, scales), gate, TENSOR(alpha), outs, *options, world(first.key.on_cpu))
+    return (*pairs, *map(arranged, scales), gate, TENSOR(alpha), outs, *options, surroundings(first.key.on_cpu))
 
 
 def _check(r: Any) -> list[torch.Tensor]:

@@ -154,7 +154,7 @@ def test_an_instruction_that_is_not_modelled_says_what_to_do(program) -> None:
     result = invoke("--arch", "sm_90a", program(UNKNOWN))
     assert result.exit_code == EXIT_NOT_MODELLED
     assert "`vadd4.s32.s32.s32 t, t, t, t` (PTX line" in result.stderr and "program.py:" in result.stderr
-    assert "no vadd4 is modelled; docs/explanation/simulator.md" in result.stderr
+    assert "no vadd4 is modelled; docs/reference/simulator.md" in result.stderr
     assert "Please report it" in result.stderr
 
 

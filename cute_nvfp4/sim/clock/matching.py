@@ -140,7 +140,7 @@ def chains(blocks: Sequence[Block]) -> list[int]:
 def match(
     placed: Sequence[Placed], blocks: Sequence[Sequence[int]], loops: Callable[[int, int], bool]
 ) -> tuple[list[list[Slot]], tuple[int, ...], Coverage]:
-    """The slots of each block of PTX instructions (docs/explanation/timing.md), its holder, and what became of all.
+    """The slots of each block of PTX instructions (docs/explanation/clock.md), its holder, and what became of all.
 
     ``loops`` says what ``_loops`` does.
     """

@@ -38,7 +38,7 @@ def by_python(facts: Facts, most: int | None = MOST) -> tuple[HotSpot, ...]:
 
 
 def _most(spots: dict[Hashable, HotSpot], most: int | None) -> tuple[HotSpot, ...]:
-    """Those that cost anything, the most first."""
+    """Spots that cost anything, the most first."""
     found = (spot for spot in spots.values() if spot.share or spot.executed)
     return tuple(sorted(found, key=lambda spot: -spot.share)[:most])
 
