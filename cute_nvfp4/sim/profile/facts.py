@@ -42,7 +42,7 @@ class Facts:
             yield f"no clock was asked for, or there is none for {self.target}{why}; nothing here is a time"
         else:
             on = self.timing.machine.upper()
-            yield f"times are modelled on {on} (docs/explanation/timing.md), nothing was measured"
+            yield f"times are modelled on {on} (docs/explanation/clock.md), nothing was measured"
             yield f"a launch costs {self.timing.launch_us:.2f} us more ({self.timing.launch_from})"
             yield from self.timing.notes
         if not self.counted:
