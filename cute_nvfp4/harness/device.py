@@ -158,13 +158,15 @@ class Device:
         late, self._late = self._late, 0
         return {"late": late}
 
-    def end(self) -> dict:
-        """What was found in the call; launches that come after it are refused."""
+    def end(self, *, outputs: list[tuple[int, int]] | None = None) -> dict:
+        """What was found in the call, whose ``outputs`` (offset and size; None: the tensors that kernels may write)
+        launches should have made; launches that come after it are refused."""
         call, self._call = self._call, None
         if self._traced is not None:
             self._traced.write(self._trace)
         launches = call.told(self._inspect)
-        outputs = [(offset, size) for offset, size, _, writable in call.parts if writable]
+        if outputs is None:
+            outputs = [(offset, size) for offset, size, _, writable in call.parts if writable]
         told = {"stopped": call.stopped(self._schedule), "work": call.work.told(outputs)}
         return told | {"launches": [launch.model_dump() for launch in launches]}
 

@@ -130,7 +130,7 @@ class Runner:
         """
         self._started()
         staged = self._stage(case, seed, calls)
-        request = {"op": "call", "case": _shape(case), "batch": self._batch, "order": list(staged), "timed": timed}
+        request = {"op": "call", "case": self._told(case), "batch": self._batch, "order": list(staged), "timed": timed}
         how = {"schedule": schedule, "trace": trace, "clocked": timed, "parts": self._parts(case, staged)}
         timeout = self._timeout_of(calls)
         doing = "running custom_kernel"
@@ -147,7 +147,7 @@ class Runner:
         a profile of each."""
         self._started()
         staged = self._stage(case, seed, 1)
-        request = {"op": "profile", "case": _shape(case), "order": list(staged)}
+        request = {"op": "profile", "case": self._told(case), "order": list(staged)}
         how = {"profiled": report, "parts": self._parts(case, staged)}
         answer, found = self._watched(lambda: self._ask(request, "profiling custom_kernel"), **how)
         return answer.table, found.launches[len(found.launches) // 2 :]
@@ -177,7 +177,7 @@ class Runner:
         except CallFailed as error:
             failure = error
         if self._simulated and processes.running:
-            found = Found.model_validate(processes.device("end"))
+            found = Found.model_validate(processes.device("end", outputs=self._made(answer)))
         self._check_hazards(found, answer, failure)
         if failure is not None:
             raise failure
@@ -188,6 +188,9 @@ class Runner:
         if left:
             raise self._refusal(left)
         return answer, found
+
+    def _made(self, answer: Answer | None) -> list[tuple[int, int]] | None:
+        """Where outputs lie that launches should have made; None: the outputs among the tensors of the call."""
 
     def _check_hazards(self, found: Found, answer: Answer | None, failure: CallFailed | None) -> None:
         """Raises CallFailed for what the device stopped, and for hazards between streams."""
@@ -209,6 +212,10 @@ class Runner:
 
     # staging
 
+    def _told(self, case: Case) -> Case:
+        """What the submission's process may know of a case: not its seed."""
+        return {name: value for name, value in case.items() if name != "seed"}
+
     def _stage(self, case: Case, seed: int, calls: int) -> dict[int, dict[str, torch.Tensor]]:
         """Draws inputs for each call and hands them over; returns private copies by call, in the order of the calls.
 
@@ -223,7 +230,7 @@ class Runner:
             for slot in layout.inputs:
                 self._arena.write(start + slot.offset, inputs[slot.buffer.name])
             if self._home == "cuda":
-                request = {"op": "stage", "case": _shape(case), "index": place, "batch": self._batch}
+                request = {"op": "stage", "case": self._told(case), "index": place, "batch": self._batch}
                 self._ask(request, "taking its inputs")
             else:
                 for slot in [*layout.outputs, *layout.results]:
@@ -360,11 +367,6 @@ class Runner:
             if out.at < at + slot.offset + slot.nbytes and at + slot.offset < last
         )
         return list(dict.fromkeys(slot.buffer.name for slot in both))
-
-
-def _shape(case: Case) -> Case:
-    """What the submission's process may know of a case: not its seed."""
-    return {name: value for name, value in case.items() if name != "seed"}
 
 
 def _nan(shape: Sequence[int], dtype: str) -> torch.Tensor:

@@ -22,7 +22,7 @@ from cute_nvfp4.runtime.simulating import surroundings
 
 
 class NVFP4Linear(HeldWeight):
-    """y = x · Wᵀ + bias with W (N, K) in NVFP4 and x quantized to NVFP4 on the way in.
+    """A linear layer, y = x · Wᵀ + bias, with W (N, K) in NVFP4 and x quantized to NVFP4 on the way in.
 
     Weights are buffers (``weight_data``, ``weight_scale`` blocked and flat, ``weight_global_scale``), so that they
     move and save with the module and no optimizer sees them. The gradient flows to x and to the bias, through the

@@ -215,7 +215,7 @@ class Operation:
         return call
 
     def _exact(self, *given: Any, like: Any) -> Any:
-        """By exact torch. like: a result of the same kind."""
+        """Computes the request in exact torch. like: a result of the same kind."""
         request = self.request(*given)
         if request.out is not None:
             self._overlaps(request)

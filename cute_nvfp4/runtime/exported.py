@@ -33,7 +33,7 @@ _WIDEST_LOAD = 32
 
 
 def load_exported(path: str | Path) -> Exported:
-    """The operation that ``export`` wrote to ``path``.
+    """Loads the operation that ``export`` wrote to ``path``: a callable that takes the same operands.
 
     Raises:
         OperandError: no such file, or not one of this version.

@@ -61,7 +61,7 @@ class WarpProducts(Products):
 
 
 class _ByWarps:
-    """In place of the products of ``WgmmaGemm``."""
+    """Makes products of ``mma.sync`` where ``WgmmaGemm`` makes those of ``wgmma``."""
 
     def products(self, memory: OperandMemory, columns: int, group: Int32, thread: Int32) -> WarpProducts:
         """Registers of a thread for a work tile of so many rows of x."""

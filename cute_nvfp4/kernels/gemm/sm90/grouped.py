@@ -165,7 +165,7 @@ class GroupedWgmma(WgmmaGemm):
         return cute.tile_to_shape(atom, (self.config.box_rows, TILE_K, chunks), order=(0, 1, 2))
 
     def describe(self, x: Activations, k: Int32) -> TmaCopy:
-        """On the host: copies of boxes of x."""
+        """Makes the TMA copies of boxes of x, on the host."""
         tensor = matrix(x.data, x.rows, k, x.row_stride)
         one = cute.slice_(self.chunk_layout(1), (None, None, 0))
         op = cpasync.CopyBulkTensorTileG2SOp()

@@ -177,8 +177,8 @@ class PackedRows(PackedGroups):
 
 @dataclass(frozen=True)
 class GroupScheduler:
-    """Distributes work tiles of all groups to ``workers`` CTAs: to the first to the last, to the last to the first, and
-    so on, so that where they get cheaper none has the dearest of every round."""
+    """Distributes work tiles of all groups to ``workers`` CTAs in serpentine order: from the first CTA to the last,
+    then back. Where later tiles are cheaper, this order balances the CTAs' costs."""
 
     groups: PackedGroups
     worker: Int32
