@@ -1,4 +1,4 @@
-"""The pages of docs/how-to and docs/tutorials do what they print, command by command, in the simulated GPU.
+"""README and the pages of docs/how-to and docs/tutorials do what they print, command by command, in the simulated GPU.
 
 A page's ```python blocks without a mark are one program, run as ``cute-nvfp4 sim --arch sm_90a``: what the page prints
 for an H100 needs no other line here. Marks are comments on the line before a block:
@@ -8,6 +8,7 @@ for an H100 needs no other line here. Marks are comments on the line before a bl
     <!-- run: … -->          the block is a command that is no ``cute-nvfp4``
     <!-- needs: ptxas -->    not run where ptxas is missing
     <!-- not run: WHY -->    not run
+    <!-- command: NAME -->   an installation of the README: not run here
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from cute_nvfp4.sim.clock.tools import found
 ROOT = Path(__file__).resolve().parents[2]
 HOW_TO = ROOT / "docs" / "how-to"
 PAGES = [
+    "../README.md",
     "how-to/serve_a_model.md",
     "how-to/compete.md",
     "how-to/write_kernels.md",
@@ -39,7 +41,7 @@ PAGES = [
     "tutorials/first_gemm.md",
     "tutorials/first_submission.md",
 ]
-DOORS = PAGES[:3]
+DOORS = PAGES[1:4]
 BLOCK = re.compile(r"(?:<!-- ([^>]*?) -->\n)?```(python|bash|yaml)\n(.*?)```", re.DOTALL)
 
 
@@ -79,7 +81,9 @@ def commands(block: Block) -> list[list[str]]:
 def test_the_page_runs(page: str, tmp_path: Path) -> None:
     program = ""
     for block in blocks(page):
-        if block.value("not run") is not None or (block.value("needs") == "ptxas" and not found("ptxas")):
+        if (block.value("not run") or block.value("command")) is not None or (
+            block.value("needs") == "ptxas" and not found("ptxas")
+        ):
             continue
         if (name := block.value("file")) is not None:
             (tmp_path / name).write_text(block.text)
