@@ -67,9 +67,11 @@ def bars(rows: Mapping[str, Sequence[tuple[str, float]]], limit: float, measure:
 
 def shared_memory(configs: Mapping[str, GemmConfig]) -> Picture:
     """Shared memory of a CTA for several configurations of a GEMM."""
+    from ..kernels.gemm.limits import shared_plan
+
     rows, limits = {}, set()
     for label, config in configs.items():
-        plan = _plan(config).SharedPlan(config)
+        plan = shared_plan(config)
         parts: list[Part] = []
         for _ in range(plan.stages):
             parts += [Part(name.rstrip("0123456789"), size / 1024) for name, size in plan.stage.parts]
@@ -93,11 +95,3 @@ def tensor_memory(configs: Mapping[str, GemmConfig]) -> Picture:
         parts += [Part("SFA", plan.sfa)] * config.counts[0] + [Part("SFB", plan.sfb)] * config.counts[1]
         rows[label] = [*parts, Part("allocated", plan.allocated - plan.used)]
     return bars(rows, TMEM_COLUMNS, "columns", "tensor memory of a CTA")
-
-
-def _plan(config: GemmConfig):
-    """The module that plans the memory of the architecture of ``config``."""
-    from ..kernels.gemm.sm100 import memory_plan as sm100
-    from ..kernels.gemm.sm120 import memory_plan as sm120
-
-    return sm120 if config.arch.generation == "sm120" else sm100

@@ -158,13 +158,15 @@ class Device:
         late, self._late = self._late, 0
         return {"late": late}
 
-    def end(self) -> dict:
-        """What was found in the call; launches that come after it are refused."""
+    def end(self, *, outputs: list[tuple[int, int]] | None = None) -> dict:
+        """What was found in the call, whose ``outputs`` (offset and size; None: the tensors that kernels may write)
+        launches should have made; launches that come after it are refused."""
         call, self._call = self._call, None
         if self._traced is not None:
             self._traced.write(self._trace)
         launches = call.told(self._inspect)
-        outputs = [(offset, size) for offset, size, _, writable in call.parts if writable]
+        if outputs is None:
+            outputs = [(offset, size) for offset, size, _, writable in call.parts if writable]
         told = {"stopped": call.stopped(self._schedule), "work": call.work.told(outputs)}
         return told | {"launches": [launch.model_dump() for launch in launches]}
 
@@ -240,6 +242,7 @@ def answer(device: Device, connection: Connection, known: tuple[str, ...]) -> No
 
 
 def main() -> None:
+    """Serves the launches of one submission, until its worker or the judge hangs up."""
     control, launches, arena, nbytes, calls = (int(argument) for argument in sys.argv[1:6])
     sandbox.shield()
     judge, worker = Connection(control), Connection(launches)

@@ -53,12 +53,12 @@ def grouped_gemm_contiguous(
     config: Plan | None = None,
     backend: Backend = "auto",
 ) -> torch.Tensor:
-    """Rows of group e of A times the matrix e of a stack B: C[r] = alphaₑ · A[r] · B[e]ᵀ, (T, N), a mixture of experts.
+    """Multiplies rows of group e of A by matrix e of a stack B: C[r] = alphaₑ · A[r] · B[e]ᵀ, (T, N): experts.
 
     Args:
         a: rows (T, K) of E groups with their offsets; b: (E, N, K), of the same format. Groups may have no rows. Or b
-            is a ``PreparedWeight`` (E, N, K) on sm_90a, and a is numbers (T, K) of its dtype, or NVFP4.
-        offsets: of a that is numbers, as those of ``GroupedRows``.
+            is a ``PreparedWeight`` (E, N, K), for sm_90a, and a (T, K) has its dtype, or is NVFP4.
+        offsets: the groups' offsets, where a has none of its own; as those of ``GroupedRows``.
         gate: with a prepared weight of gate and up, the result is gate(A · gateᵀ) ∘ (A · upᵀ): as in ``gated_gemm``.
         alpha: a number, or a float32 tensor on the operands' device of one element, or of one for each group.
         out, out_dtype, config, backend: as in ``grouped_gemm``. Rows of no group are not written.

@@ -98,6 +98,7 @@ def check_spans(spans: list[tuple[int, int, str, int, bool]]) -> None:
 
 
 def check_rows(name: str, out: torch.Tensor) -> None:
+    """Raises unless the rows of an output are contiguous."""
     if out.shape[-1] > 1 and out.stride(-1) != 1:
         raise OperandError.of(f"stride of {name} along N", got=out.stride(-1), expected="1")
 

@@ -108,6 +108,7 @@ class ListOutput(Operator):
 
 
 def check_one_format(name: str, side: list) -> None:
+    """Raises unless the operands of one side, those that are not None, have one format."""
     formats = list(dict.fromkeys(x.format.name for x in side if x is not None))
     if len(formats) > 1:
         raise OperandError.of(f"format of {name}", got=formats[1], expected=formats[0])

@@ -22,7 +22,7 @@ from ..errors import OperandError
 from ..runtime.backend import resolve
 from ..runtime.bounded import Bounded
 from ..runtime.kernel import Kernel
-from ..runtime.simulating import SESSIONS, session_number, world
+from ..runtime.simulating import SESSIONS, session_number, surroundings
 from ..runtime.torch_private import increment_versions
 from ..target import Target
 from ..tensors import check_all_dense
@@ -59,7 +59,7 @@ its kind, is new, or is recorded by torch takes the other road."""
 _SCOPE = {
     **{"Tensor": Tensor, "PLAIN_TYPES": PLAIN_TYPES, "modes": modes, "is_grad_enabled": is_grad_enabled},
     **{"is_dynamo_compiling": is_dynamo_compiling, "increment_versions": increment_versions, "written_to": written_to},
-    **{"world": world, "session_number": session_number, "SESSIONS": SESSIONS, "modules": sys.modules},
+    **{"surroundings": surroundings, "session_number": session_number, "SESSIONS": SESSIONS, "modules": sys.modules},
 }
 """What the expressions of that road name."""
 
@@ -148,7 +148,7 @@ class Operation:
             places = [kind.on_cpu.format(x=x) for x, kind in kinds.items() if kind.on_cpu]
             # an operand says it sooner than a tensor
             place = max(reversed(places), key=lambda x: ".key." in x)
-            around = f"world(True) if {place} else session_number() if SESSIONS in modules else 0"
+            around = f"surroundings(True) if {place} else session_number() if SESSIONS in modules else 0"
             source = f"({of_all('key', ', ')}, {around})"
         scope = _SCOPE | {"operation": self, "key": key}
         exec(
@@ -215,7 +215,7 @@ class Operation:
         return call
 
     def _exact(self, *given: Any, like: Any) -> Any:
-        """By exact torch. like: a result of the same kind."""
+        """Computes the request in exact torch. like: a result of the same kind."""
         request = self.request(*given)
         if request.out is not None:
             self._overlaps(request)

@@ -72,7 +72,7 @@ def quantize(
     out: BlockScaledTensor | None = None,
     backend: Backend = "auto",
 ) -> BlockScaledTensor | RowScaledTensor:
-    """``x`` in a block-scaled format: data and scales as ``uint8``, ready for the products of this library.
+    """Quantizes ``x`` to a block-scaled format: data and scales as ``uint8``, ready for the products of this library.
 
     Args:
         x: float32, float16 or bfloat16; (MN, K) or (L, MN, K), or (K,), which is taken as (1, K) because operands are
@@ -271,9 +271,9 @@ QUANTIZE = quantizing(
 def explain_backend(
     x: torch.Tensor, format: str | Format = "nvfp4", rule: str = "max", *, backend: Backend = "auto", **options: Any
 ) -> BackendChoice:
-    """What ``quantize`` with these arguments runs: ``(backend, reason)``, a named tuple.
+    """Says what ``quantize`` with these arguments runs: ``(backend, reason)``, a named tuple.
 
-    ``backend`` is "cuda", "sim" or "reference", ``reason`` says why it is not the kernels' (empty where it is).
+    ``backend`` is "cuda", "sim" or "reference". ``reason`` says why the kernels do not run (empty where they do).
     ``options`` are those of ``quantize``. Nothing is quantized, and nothing waits for the device.
 
     Raises:
@@ -294,7 +294,7 @@ def _stored(result: BlockScaledTensor, out: BlockScaledTensor) -> BlockScaledTen
 
 
 def tensor_amax(x: torch.Tensor, *, hadamard: Hadamard | int | None = None) -> torch.Tensor:
-    """The largest finite magnitude of ``x``, rotated first if asked: float32, no dimensions; 0 if there is none."""
+    """Finds the largest finite magnitude of ``x``, rotated first if asked: float32, 0 if there is none."""
     views, rotation = matrices(x), resolve_hadamard(hadamard)
     size = 1 if rotation is None else rotation.size
     return amax(Source(views, -(-views.shape[-1] // size) * size, rotation, 1))

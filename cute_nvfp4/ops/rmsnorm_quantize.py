@@ -65,7 +65,7 @@ def rmsnorm_quantize(
     residual_out: torch.Tensor | None = None,
     backend: Backend = "auto",
 ) -> BlockScaledTensor | RmsnormQuantized:
-    """rmsnorm(x + residual) · weight, quantized, in one pass over x.
+    """Computes rmsnorm(x + residual) · weight and quantizes it, in one pass over x.
 
     Args:
         x: (M, K) or (K,), float32, float16 or bfloat16, any row stride. Its gradient is not followed.
@@ -170,7 +170,7 @@ def _copied(r: Any) -> Any:
 
 
 def _reference(r: Any) -> Fused:
-    """By exact torch."""
+    """Computes the request in exact torch."""
     x, weight, residual = (None if t is None else t.detach() for t in (r.x, r.weight, r.residual))
     rows, new = x if x.ndim == 2 else x[None], r.residual_out
     if residual is not None:

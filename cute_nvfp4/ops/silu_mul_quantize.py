@@ -57,7 +57,7 @@ def silu_mul_quantize(
     out: BlockScaledTensor | None = None,
     backend: Backend = "auto",
 ) -> BlockScaledTensor | SiluMulQuantized:
-    """silu(gate) · up, quantized, in one pass.
+    """Computes silu(gate) · up and quantizes it, in one pass.
 
     Args:
         gate: (M, N) or (N,), float32, float16 or bfloat16, any row stride; without ``up`` (M, 2N) or (2N,), whose first
@@ -137,7 +137,7 @@ def _shape(r: Any, half: torch.Tensor) -> tuple[int, ...]:
 
 
 def _reference(r: Any) -> Fused:
-    """By exact torch."""
+    """Computes the request in exact torch."""
     gate, up = halves(r.gate, r.up)
     activation = silu_mul_reference(gate, up)
     values = activation.reshape(_shape(r, gate)).contiguous()

@@ -104,7 +104,7 @@ def current_session() -> Any:
     return None if session is None else session.current_session()
 
 
-def world(on_cpu: bool) -> Any:
+def surroundings(on_cpu: bool) -> Any:
     """What decides where a call runs besides its tensors and ``backend``: the simulation or the session around it."""
     if not on_cpu:
         return session_number()

@@ -120,6 +120,7 @@ def check_x(x: X, weight: PreparedWeight, stack: bool = False) -> int:
 
 
 def check_bias(bias: torch.Tensor | None, weight: PreparedWeight) -> None:
+    """Raises unless a bias fits the rows of a prepared weight."""
     if bias is None:
         return
     check_dense("bias", bias)

@@ -121,8 +121,8 @@ def _worst(spots: tuple[HotSpot, ...], reasons: tuple[str, ...]) -> str:
 
 
 def _useless_sectors(facts: Facts) -> Mapping[str, float]:
-    """By how much L2, the ways from it and DRAM would be faster if loads fetched only what their lanes ask for. Of DRAM
-    it is what nobody asks for of the sectors that somebody does."""
+    """Says how much faster L2, its links and DRAM would be if loads fetched only what their lanes ask for. For DRAM
+    only those bytes count that no lane asks for, in sectors that some lane asks for."""
     loads = [m for m in facts.result.memory if m.space == "global" and m.kind == "load"]
     fetched, asked = 32 * sum(m.sectors for m in loads), sum(m.bytes for m in loads)
     if not asked or fetched < _WASTED * asked:

@@ -15,7 +15,7 @@ import cute_nvfp4
 from cute_nvfp4 import gemm, quantize, show, simulating
 from cute_nvfp4.display import hazards, memory, showing, svg, timelines
 from cute_nvfp4.errors import OperandError, OperandTypeError, SimError
-from cute_nvfp4.kernels.gemm.sm100.memory_plan import SharedPlan, TensorPlan, pipelines
+from cute_nvfp4.kernels.gemm.sm100.memory_plan import Tcgen05SharedPlan, TensorPlan, pipelines
 from cute_nvfp4.planning.gemm import GemmProblem, choose
 from cute_nvfp4.planning.packed import PackedProblem
 from cute_nvfp4.planning.packed import choose as choose_packed
@@ -65,7 +65,7 @@ def test_the_plan_is_drawn_with_its_counts(launch: SimpleNamespace) -> None:
         for kind, arrivals in edge.arrivals.items():
             assert f"{edge.name} {kind} ({edge.stages})" in picture.words and str(arrivals) in picture.words
     words = show(launch.config).words
-    assert f"= {SharedPlan(launch.config).bytes / 1024:g}" in words
+    assert f"= {Tcgen05SharedPlan(launch.config).bytes / 1024:g}" in words
     assert f"= {TensorPlan(launch.config).allocated}" in words
 
 
