@@ -1,8 +1,9 @@
 """The tables and counts of the pages, written from records: ``python docs/tables.py --write``.
 
 A page has ``<!-- table: NAME -->`` … ``<!-- table: end -->`` around a table, and ``<!-- count: NAME -->`` …
-``<!-- end -->`` around a number. Without ``--write`` the script says which of them differ from their records and exits with 1; a test
-does the same. Records are ``benchmarks/results/*.json``, ``tests/data``, and for ``support`` the package's own answers.
+``<!-- end -->`` around a number. Without ``--write`` the script says which of them differ from their records and exits
+with 1; a test does the same. Records are ``benchmarks/results/*.json``, ``tests/data``, and for ``support`` the
+package's own answers.
 """
 
 from __future__ import annotations
@@ -181,31 +182,34 @@ def launch() -> str:
     return machine(of["machine"], how) + table(["call", "µs", "of `torch.mm(out=)`"], rows)
 
 
+def _starting(name: str, *texts: str) -> list[dict[str, Any]]:
+    """The products of a set whose sizes begin with one of ``texts``."""
+    return [row for row in _products([name]) if row["text"].startswith(texts)]
+
+
+def _result(operation: str, row: dict[str, Any], how: str) -> list[str]:
+    """A row of the README of a product, which ``gemm.py`` has timed in a graph."""
+    sizes = row["text"].replace(", ", " × ")
+    if len(row["m"]) > 1:
+        sizes = f"{len(row['m'])} groups of {min(row['m'])} to {max(row['m'])} rows, {row['n']} × {row['k']}"
+    ours, peer = row["us"]["w4a16"], row["us"]["cublas"]
+    name = f"`{operation}` {sizes}, {how}"
+    return [name, "graph", us(ours), f"cuBLAS bf16 {us(peer)}", times(peer / ours), us(row["us"]["quack"])]
+
+
 def results() -> str:
     """The results of the README: a few rows of each record, each with the peers of its own run."""
     sets = record("gemm_nvidia_h200")["sets"]
     rows: list[list[str]] = []
     for shape in record("gemv_nvidia_h200")["shapes"]:
-        rows.append([_gemv_name(shape["shape"]), "call", us(shape["median_us"]), f"bf16 `bmm` {us(shape['torch_bf16_bmm_us'])}",
-                     times(shape["times_faster_than_bf16"]), ""])  # fmt: skip
-    wanted = {
-        "m-sweep": ("16", "64", "128", "512"),
-        "gated": ("512, 3072",),
-        "grouped": ("80+",),
-    }
-    for name, starts in wanted.items():
-        for row in (
-            r for r in _products([name]) if r["text"].startswith(tuple(f"{s}," if s.isdigit() else s for s in starts))
-        ):
-            ours, peer = row["us"]["w4a16"], row["us"]["cublas"]
-            text = {
-                "m-sweep": f"`gemm` {row['text'].replace(', ', ' × ')}, bf16 times a prepared weight",
-                "gated": f"`gated_gemm` {row['text'].replace(', ', ' × ')}",
-                "grouped": f"`grouped_gemm`, {len(row['m'])} groups of {min(row['m'])} to {max(row['m'])} rows, {row['n']} × {row['k']}",
-            }[name]
-            rows.append(
-                [text, "graph", us(ours), f"cuBLAS bf16 {us(peer)}", times(peer / ours), us(row["us"]["quack"])]
-            )
+        ours, peer = us(shape["median_us"]), f"bf16 `bmm` {us(shape['torch_bf16_bmm_us'])}"
+        rows.append([_gemv_name(shape["shape"]), "call", ours, peer, times(shape["times_faster_than_bf16"]), ""])
+    rows += [
+        _result("gemm", row, "bf16 times a prepared weight")
+        for row in _starting("m-sweep", "16,", "64,", "128,", "512,")
+    ]
+    rows += [_result("gated_gemm", row, "prepared gate and up") for row in _starting("gated", "512, 3072")]
+    rows += [_result("grouped_gemm", row, "prepared weights") for row in _starting("grouped", "80+")]
     of = record("quantize_nvidia_h200")
     for rule in ("max", "four_six_mse"):
         ours = next(r for r in of["rows"] if r["rule"] == rule and r["note"] == "given" and r["dtype"] == "bfloat16")
