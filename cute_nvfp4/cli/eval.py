@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from .eval_lines import judge_lines, told_errors
 from .eval_options import (
     Allow,
     Arch,
@@ -19,6 +21,7 @@ from .eval_options import (
     DslCompat,
     Html,
     Jobs,
+    JsonLines,
     Mode,
     OneSubmission,
     ProblemName,
@@ -49,6 +52,7 @@ def evaluate(
     arch: Arch = None,
     data: Data = "public",
     json: JsonOption = "",
+    json_lines: JsonLines = False,
     html: Html = None,
     seed: Seed = None,
     case: CaseNumber = None,
@@ -72,7 +76,7 @@ def evaluate(
     for option, file in (("--trace", trace), ("--html", html), ("--report", profile_report)):
         check_writable(option, str(file or ""))
     paths = [*(submissions or []), *([submission] if submission else [])]
-    with shown_errors():
+    with shown_errors(), told_errors() if json_lines else contextlib.nullcontext():
         from ..harness.errors import EXIT_CHECK_FAILED, HarnessError
         from ..harness.evaluation import Evaluation, Options, task_of
         from ..harness.folder.task import is_folder
@@ -94,7 +98,11 @@ def evaluate(
         def prepare(path: Path | None) -> Evaluation:
             return Evaluation(replace(options, submission=path))
 
-        if several or html:
+        if json_lines:
+            if json or html:
+                raise HarnessError("--json-lines takes the place of --json and --html: give one of them")
+            passed = judge_lines(paths or [None], prepare, profile_report)
+        elif several or html:
             passed = _compare(paths or [prepare(None).submission.path], prepare, task_of(options), json, html)
         else:
             passed = _judge(prepare(paths[0] if paths else None), json)

@@ -32,6 +32,9 @@ Arch = Annotated[
 Data = Annotated[
     str, typer.Option(help="public (the problem's kind draws) or full (all E2M1 codes, scales of any size).")
 ]
+JsonLines = Annotated[
+    bool, typer.Option("--json-lines", help="Prints events for programs, a line of JSON each, as they happen.")
+]
 Html = Annotated[
     Path | None,
     typer.Option(help="Writes a page with tables and plots, one file that needs no other.", show_default=False),

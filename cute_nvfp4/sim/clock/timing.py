@@ -40,7 +40,7 @@ class Clock:
         if target != self.machine.arch:
             raise ClockError.of(f"the clock {self.machine.name}", got=f"PTX for {target}", expected=self.machine.arch)
         self._launch = launch
-        self.code = _code(program, kernel)
+        self.code = code_of(program, kernel)
         static = kernel.layout.static_shared
         self._room = math.prod(launch.block), static + launch.dynamic_smem, self.code.registers
         self._sample: Sample = sample(launch, self.machine, static, self.code.registers, SAMPLES)
@@ -157,7 +157,8 @@ _differing = functools.lru_cache(maxsize=256)(differing)
 _CODES: dict[tuple[int, str], MachineCode] = {}
 
 
-def _code(program: Program, kernel: CompiledKernel) -> MachineCode:
+def code_of(program: Program, kernel: CompiledKernel) -> MachineCode:
+    """The machine code of a kernel, made once in a process. Raises ``ClockError`` where ptxas or nvdisasm cannot."""
     key = (hash(program.text), kernel.source.name)
     if key not in _CODES:
         _CODES[key] = machine_code(program.text, program.module.target, kernel.source, kernel.blocks)
