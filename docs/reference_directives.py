@@ -135,6 +135,8 @@ def _process(app: Sphinx, what: str, name: str, value: object, options: object, 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Adds the directives ``public``, ``command`` and ``gates``."""
+    # imported before autodoc looks into pydantic's classes, after which pydantic refuses new ones with extra fields
+    importlib.import_module("cute_nvfp4.harness.evaluation")
     for function in (public, command, gates):
         directive = type(function.__name__, (_Written,), {"write": staticmethod(function)})
         app.add_directive(function.__name__, directive)
