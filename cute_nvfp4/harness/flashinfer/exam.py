@@ -115,5 +115,5 @@ def _listed(result: Any, names: list[str]) -> list[torch.Tensor]:
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
-    """Its values in float64; of packed E2M1 the bytes."""
+    """The tensor's values in float64; of packed E2M1 the bytes."""
     return (tensor.view(torch.uint8) if tensor.dtype == torch.float4_e2m1fn_x2 else tensor).double()

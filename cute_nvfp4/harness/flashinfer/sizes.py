@@ -33,7 +33,7 @@ def sizes(definition: Definition, axes: Mapping[str, int]) -> dict[str, int]:
 
 
 def shape_of(tensor: TensorOf, known: Mapping[str, int]) -> tuple[int, ...]:
-    """Its shape in memory: two elements of float4_e2m1 share a byte, along the last axis."""
+    """The shape of a tensor in memory: two elements of float4_e2m1 share a byte, along the last axis."""
     shape = [known[name] for name in tensor.shape or ()]
     if tensor.dtype == "float4_e2m1":
         shape[-1] //= 2
