@@ -180,8 +180,12 @@ def test_without_tools_there_is_ptx_alone(tmp_path, monkeypatch):
 @needs_ptxas
 def test_a_gpu_without_a_clock_has_sass_and_no_times(tmp_path):
     """What is printed for sm_120a: counted shares, and the machine code without any."""
-    result = invoke(program(tmp_path), "--arch", "sm_120a", "--all")
+    result = invoke(program(tmp_path), "--arch", "sm_120a", "--all", "--report", tmp_path / "details.json")
     assert result.exit_code == 0, result.output
+    (page,) = json.loads((tmp_path / "details.json").read_text())["profiles"]
+    told = {metric["name"]: metric for section in page["sections"] for metric in section["metrics"]}
+    assert told["Duration"]["source"] == "not modelled" and told["Global Load Bytes Per Sector"]["value"] == 32
+    assert f"{told['Executed PTX Instructions']['value']:,} PTX instructions of warps" in result.output
     assert "share of the executed instructions (counted)" in result.output and "modelled on" not in result.output
     assert "value = value + 1.5" in result.output and "FADD" in result.output
 
@@ -208,6 +212,7 @@ def test_an_operation_by_its_name():
         (["{nothing}"], "launched no kernel"),
         (["{program}", "--launch", "7"], "launch 7 does not exist: 1 launches, numbered from 0"),
         (["gemv", "--html", "/nowhere/page.html"], "--html: cannot write /nowhere/page.html"),
+        (["gemv", "--report", "page.pdf"], "--report page.pdf: expected a name that ends in .txt, .csv, .json"),
     ],
 )
 def test_what_a_user_can_get_wrong(arguments, message, tmp_path):
