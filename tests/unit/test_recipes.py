@@ -38,6 +38,7 @@ PAGES = [
     "how-to/use_a_prepared_weight.md",
     "how-to/judge_a_kernel.md",
     "how-to/time_a_kernel.md",
+    "explanation/formats.md",
     "tutorials/first_gemm.md",
     "tutorials/first_submission.md",
 ]
