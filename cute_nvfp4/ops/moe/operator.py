@@ -1,0 +1,72 @@
+"""moe as an operator of ``torch.library``: experts are the tensors of their weights, factors and biases."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import torch
+
+from ...operand import BlockScaledTensor
+from ...prepared_weight import PreparedWeight
+from ...quantization.rules import resolve_format
+from ...scale_layout import blocked_flat
+from ..operator import Operator
+from .activation import ActivationFunction
+from .experts import Experts
+
+ARGUMENTS = (
+    "Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor gate_up, Tensor? gate_up_scale, "
+    "Tensor? gate_up_global_scale, Tensor? up_global_scale, Tensor down, Tensor? down_scale, "
+    "Tensor? down_global_scale, Tensor? gate_up_factor=None, Tensor? down_factor=None, Tensor? gate_up_bias=None, "
+    "Tensor? down_bias=None, *, int inner, ScalarType? dtype=None, bool gated=False, str weight_format, "
+    'str activation="silu", float activation_alpha=1.702, float activation_limit=7.0, int offset=0, str backend="auto"'
+)
+
+
+class ExpertsOperator(Operator):
+    """The operator of ``moe``. weight_format: of block-scaled weights, or the packing of prepared ones."""
+
+    def adapted(self, request: Any) -> Any:
+        e, first = request.experts, request.experts.gate_up
+        values = request._asdict() | {
+            "inner": e.inner,
+            "dtype": e.dtype,
+            "gated": e.gated,
+            "weight_format": first.packing if e.dtype is not None else first.format.name,
+            "activation": e.activation.name,
+            "activation_alpha": e.activation.alpha,
+            "activation_limit": e.activation.limit,
+            "up_global_scale": getattr(first, "up_global_scale", None),
+        }
+        for name, weight in (("gate_up", first), ("down", e.down)):
+            values[name] = weight.packed if e.dtype is not None else weight.data
+            values[f"{name}_scale"] = None if e.dtype is not None else blocked_flat(weight.scale)
+            values[f"{name}_global_scale"] = weight.global_scale
+            values |= {f"{name}_{part}": getattr(e, f"{name}_{part}") for part in ("factor", "bias")}
+        return namedtuple("Flat", values)(**values)
+
+    def given(self, values: dict[str, Any]) -> None:
+        """Puts the experts together again."""
+        hidden, inner = values["x"].shape[-1], values["inner"]
+        function = ActivationFunction(*(values[x] for x in ("activation", "activation_alpha", "activation_limit")))
+        rows = inner * (1 if values["gated"] else function.halves)
+        optional = (values[f"{name}_{part}"] for part in ("factor", "bias") for name in ("gate_up", "down"))
+        values["experts"] = Experts(
+            _weight("gate_up", values, rows, hidden, values["gated"]),
+            _weight("down", values, hidden, inner, False),
+            *optional,
+            function,
+        )
+
+
+def _weight(
+    name: str, values: dict[str, Any], rows: int, k: int, gated: bool
+) -> PreparedWeight | BlockScaledTensor:
+    """One of the two stacks."""
+    data, factor, kind = values[name], values[f"{name}_global_scale"], values["weight_format"]
+    dtype: torch.dtype | None = values["dtype"]
+    if dtype is None:
+        return BlockScaledTensor(data, values[f"{name}_scale"], factor, resolve_format(kind))
+    up = values["up_global_scale"] if gated else None
+    return PreparedWeight(data, rows, k, dtype, factor, gated, up, kind)
