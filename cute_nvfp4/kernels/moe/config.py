@@ -85,9 +85,8 @@ def can_activate(c: ActivationConfig) -> str:
     return ""
 
 
-def dsl_dtype(name: str) -> str:
-    """The DSL's name of a dtype."""
-    return {"float16": "Float16", "bfloat16": "BFloat16", "float32": "Float32", "int32": "Int32", "int64": "Int64"}[name]
+DSL_DTYPES = {name.lower(): name for name in ("Float16", "BFloat16", "Float32", "Int32", "Int64")}
+"""The DSL's names of dtypes."""
 
 
 _BIAS = PerConfig(lambda c: Pointer("Float32", VECTOR_BYTES) if c.bias else None)
@@ -96,7 +95,7 @@ _BIAS = PerConfig(lambda c: Pointer("Float32", VECTOR_BYTES) if c.bias else None
 class MapsArguments(NamedTuple):
     """maps (:func:`maps_size`) of ids (slots,), of which ``offset`` is expert 0 here."""
 
-    ids: Pointer = Pointer(lambda c: dsl_dtype(c.ids), lambda c: int(c.ids[3:]) // 8)
+    ids: Pointer = Pointer(lambda c: DSL_DTYPES[c.ids], lambda c: int(c.ids[3:]) // 8)
     maps: Pointer = Pointer("Int32", 4)
     slots: Scalar = INT32
     experts: Scalar = INT32
@@ -134,7 +133,7 @@ class CombineArguments(NamedTuple):
     token, and the bias (experts, hidden)."""
 
     rows: Pointer = Pointer("Uint8", VECTOR_BYTES)
-    weights: Pointer = Pointer(lambda c: dsl_dtype(c.weights), lambda c: 4 if c.weights == "float32" else 2)
+    weights: Pointer = Pointer(lambda c: DSL_DTYPES[c.weights], lambda c: 4 if c.weights == "float32" else 2)
     bias: Pointer | None = _BIAS
     maps: Pointer = Pointer("Int32", 4)
     out: Pointer = Pointer("Uint8", VECTOR_BYTES)

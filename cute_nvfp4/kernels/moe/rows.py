@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int64, Uint32
 
 from ...ptx.arithmetic import add_rn, fma_rn, mul_rn
 from ...ptx.convert import bf16x2_to_f32, f16x2_to_f32

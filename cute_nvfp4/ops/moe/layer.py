@@ -139,7 +139,8 @@ def _plan(r: Any, target: Target) -> Any:
     generation = target.arch.generation
     if r.experts.dtype is None and generation == "sm90":
         hint = "prepare_experts(…, dtype=torch.bfloat16) makes experts for it."
-        raise OperandError.of("experts", got="block-scaled weights", expected=f"prepared ones on {generation}", hint=hint)
+        expected = f"prepared ones on {generation}"
+        raise OperandError.of("experts", got="block-scaled weights", expected=expected, hint=hint)
     if r.experts.dtype is not None and generation == "sm100":
         hint = "prepare_experts(…, dtype=None) makes experts for it."
         got = f"weights for {r.experts.dtype}"

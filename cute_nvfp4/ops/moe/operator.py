@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,27 +23,75 @@ ARGUMENTS = (
 )
 
 
+class Flat(NamedTuple):
+    """A request, with the parts of its experts as arguments of the operator. weight_format: of block-scaled weights, or
+    the packing of prepared ones."""
+
+    x: torch.Tensor
+    topk_ids: torch.Tensor
+    topk_weights: torch.Tensor
+    gate_up: torch.Tensor
+    gate_up_scale: torch.Tensor | None
+    gate_up_global_scale: torch.Tensor | None
+    up_global_scale: torch.Tensor | None
+    down: torch.Tensor
+    down_scale: torch.Tensor | None
+    down_global_scale: torch.Tensor | None
+    gate_up_factor: torch.Tensor | None
+    down_factor: torch.Tensor | None
+    gate_up_bias: torch.Tensor | None
+    down_bias: torch.Tensor | None
+    inner: int
+    dtype: torch.dtype | None
+    gated: bool
+    weight_format: str
+    activation: str
+    activation_alpha: float
+    activation_limit: float
+    offset: int
+    out: torch.Tensor | None
+    backend: str
+
+    @classmethod
+    def of(cls, r: Any) -> Flat:
+        """The arguments of a request of ``moe``."""
+        e, first, prepared = r.experts, r.experts.gate_up, r.experts.dtype is not None
+        return cls(
+            r.x,
+            r.topk_ids,
+            r.topk_weights,
+            *_parts(first, prepared),
+            getattr(first, "up_global_scale", None),
+            *_parts(e.down, prepared),
+            e.gate_up_factor,
+            e.down_factor,
+            e.gate_up_bias,
+            e.down_bias,
+            inner=e.inner,
+            dtype=e.dtype,
+            gated=e.gated,
+            weight_format=first.packing if prepared else first.format.name,
+            activation=e.activation.name,
+            activation_alpha=e.activation.alpha,
+            activation_limit=e.activation.limit,
+            offset=r.offset,
+            out=r.out,
+            backend=r.backend,
+        )
+
+
+def _parts(weight: Any, prepared: bool) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """The bytes of a stack, its scales, and its global scale."""
+    if prepared:
+        return weight.packed, None, weight.global_scale
+    return weight.data, blocked_flat(weight.scale), weight.global_scale
+
+
 class ExpertsOperator(Operator):
-    """The operator of ``moe``. weight_format: of block-scaled weights, or the packing of prepared ones."""
+    """The operator of ``moe``."""
 
     def adapted(self, request: Any) -> Any:
-        e, first = request.experts, request.experts.gate_up
-        values = request._asdict() | {
-            "inner": e.inner,
-            "dtype": e.dtype,
-            "gated": e.gated,
-            "weight_format": first.packing if e.dtype is not None else first.format.name,
-            "activation": e.activation.name,
-            "activation_alpha": e.activation.alpha,
-            "activation_limit": e.activation.limit,
-            "up_global_scale": getattr(first, "up_global_scale", None),
-        }
-        for name, weight in (("gate_up", first), ("down", e.down)):
-            values[name] = weight.packed if e.dtype is not None else weight.data
-            values[f"{name}_scale"] = None if e.dtype is not None else blocked_flat(weight.scale)
-            values[f"{name}_global_scale"] = weight.global_scale
-            values |= {f"{name}_{part}": getattr(e, f"{name}_{part}") for part in ("factor", "bias")}
-        return namedtuple("Flat", values)(**values)
+        return Flat.of(request)
 
     def given(self, values: dict[str, Any]) -> None:
         """Puts the experts together again."""
@@ -60,9 +107,7 @@ class ExpertsOperator(Operator):
         )
 
 
-def _weight(
-    name: str, values: dict[str, Any], rows: int, k: int, gated: bool
-) -> PreparedWeight | BlockScaledTensor:
+def _weight(name: str, values: dict[str, Any], rows: int, k: int, gated: bool) -> PreparedWeight | BlockScaledTensor:
     """One of the two stacks."""
     data, factor, kind = values[name], values[f"{name}_global_scale"], values["weight_format"]
     dtype: torch.dtype | None = values["dtype"]
