@@ -17,7 +17,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "BlockScaledTensor": "operand",
     "Format": "formats",
-    "GroupedRows": "ops.grouped_rows",
+    "GroupedRows": "grouped_rows",
     "Hadamard": "quantization.hadamard",
     "MXFP4": "formats",
     "MXFP8": "formats",
@@ -37,6 +37,7 @@ _PUBLIC = {
     "grouped_gemm_contiguous": "ops.grouped_gemm_contiguous",
     "interleave": "ops.interleave",
     "load_exported": "runtime.exported",
+    "load_ipython_extension": "display.magic",
     "moe": "ops.moe.layer",
     "prepare": "ops.prepare",
     "prepare_experts": "ops.moe.experts",
@@ -44,6 +45,7 @@ _PUBLIC = {
     "quantize": "ops.quantize",
     "quantize_model": "nn.quantize_model",
     "rmsnorm_quantize": "ops.rmsnorm_quantize",
+    "show": "display.showing",
     "silu_mul_quantize": "ops.silu_mul_quantize",
     "simulating": "runtime.simulating",
     "tensor_amax": "ops.quantize",
@@ -52,3 +54,8 @@ _PUBLIC = {
 
 __all__ = sorted([*_PUBLIC, "__version__"])
 __getattr__, __dir__ = lazy_names(__name__, _PUBLIC)
+
+if (_shell := getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()) is not None:
+    from .display.registered import register  # in a notebook results, hazards and plans are shown as pictures
+
+    register(_shell)

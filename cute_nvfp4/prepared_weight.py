@@ -36,13 +36,15 @@ class PreparedWeight:
     """A block-scaled matrix (N, K), or a stack (L, N, K) of them, as ``prepare_weight`` packs it for the tensor cores
     of sm_90a.
 
-    packed: (row tiles, K tiles, bytes), of a stack (L, …), of uint8 (:mod:`.weight_layout`). rows, k: N and K. dtype:
-    bfloat16 or float16, what tensor cores multiply it in, exactly, and that of x where x is not quantized; or
-    float8_e4m3fn, to which each element is rounded once. global_scale:
-    None, or one float32 number on the same device that multiplies every value. gated: each is two matrices (N, K), gate
-    and up, for gated products; global_scale is then that of gate. packing: which of ``weight_layout.PACKINGS`` it has.
-    row_factor: for float8_e4m3fn, float32 powers of two that multiply the rows, of packed rows padded to 16, of a stack
-    (L, rows). promoted: whether sums of its FP8 products are added in fp32 after every 128 of K.
+    packed: uint8 (row tiles, K tiles, bytes), for a stack (L, …) (:mod:`.weight_layout`).
+    rows, k: N and K.
+    dtype: what tensor cores multiply it in, and the dtype of x where x is not quantized: bfloat16 or float16, which are
+        exact; or float8_e4m3fn, to which each element is rounded once.
+    global_scale: None, or one float32 number on the same device that multiplies every value.
+    gated: whether it is two matrices (N, K), gate and up; global_scale is then that of gate.
+    packing: the key of its ``weight_layout.PACKINGS``.
+    row_factor: for float8_e4m3fn, float32 powers of two that multiply the rows (padded to 16; for a stack (L, rows)).
+    promoted: whether sums of FP8 products are added in fp32 after every 128 of K.
 
     Raises:
         OperandError, OperandTypeError: tensors that no ``prepare_weight`` gives.

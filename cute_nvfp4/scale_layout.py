@@ -165,7 +165,7 @@ def _check_bytes(what: str, scale: torch.Tensor) -> None:
 
 
 def to_blocked(scale: torch.Tensor) -> torch.Tensor:
-    """Row-major (MN, KS) or (L, MN, KS) scales to the blocked layout, padded with zeros: a copy.
+    """Copies row-major scales (MN, KS) or (L, MN, KS) to the blocked layout, padded with zeros.
 
     Any one-byte dtype, kept; any strides. Returns the (32, 4, rest_m, 4, rest_k, L) view of memory ordered
     (L, rest_m, rest_k, 32, 4, 4); L is 1 for a matrix.
@@ -185,7 +185,7 @@ def to_blocked(scale: torch.Tensor) -> torch.Tensor:
 
 
 def from_blocked(blocked: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
-    """Blocked scales to (L, ``rows``, ``cols``), row-major, padding dropped: a copy. The dtype is kept.
+    """Copies blocked scales to row-major ones, (L, ``rows``, ``cols``), without the padding. The dtype is kept.
 
     ``blocked`` is the six-dimensional view (any strides: the indices alone say where a scale is), or the bytes in
     one dimension, whose length then tells L.

@@ -16,7 +16,7 @@ from cute_nvfp4.kernels.gemm.packed.pipelines import wgmma_pipelines as wgmma_gr
 from cute_nvfp4.kernels.gemm.shared_plan import OUT_STAGES, StagePlan
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
 from cute_nvfp4.kernels.gemm.sm100 import loader, memory_plan
-from cute_nvfp4.kernels.gemm.sm100.memory_plan import ATOM_COLUMNS, TMEM_COLUMNS, SharedPlan, TensorPlan
+from cute_nvfp4.kernels.gemm.sm100.memory_plan import ATOM_COLUMNS, TMEM_COLUMNS, Tcgen05SharedPlan, TensorPlan
 from cute_nvfp4.kernels.gemm.sm100.warp_roles import ROLES
 from cute_nvfp4.kernels.gemm.tile_scheduler import CtaPlace
 from cute_nvfp4.scale_layout import ATOM_COLS, ATOM_ROWS
@@ -42,7 +42,7 @@ def shared_memory(ax: Any, configs: list[GemmConfig], labels: list[str]) -> None
     """Shared memory of a CTA for several configurations, to scale, up to the limit of the architecture."""
     limit = configs[0].arch.shared_bytes / 1024
     for row, config in enumerate(configs):
-        plan = SharedPlan(config)
+        plan = Tcgen05SharedPlan(config)
         parts: list[tuple[str, float, Any]] = []
         for _ in range(plan.stages):
             for name, size in plan.stage.parts:

@@ -12,7 +12,7 @@ from typing import Any
 
 from cute_nvfp4.kernels.gemm.config import GemmConfig
 from cute_nvfp4.kernels.gemm.shared_plan import StagePlan
-from cute_nvfp4.kernels.gemm.sm100.memory_plan import SharedPlan, TensorPlan
+from cute_nvfp4.kernels.gemm.sm100.memory_plan import Tcgen05SharedPlan, TensorPlan
 from cute_nvfp4.kernels.gemm.sm100.warp_roles import ROLES
 from cute_nvfp4.planning import rates
 from cute_nvfp4.sim.observe.trace import Row, Trace
@@ -112,7 +112,7 @@ def from_trace(trace: Trace, config: GemmConfig, cta: str | None = None) -> Pipe
     cta = cta or trace.rows()[0].cta
     rows = [r for r in trace.rows() if r.cta == cta]
     end = max(r.end for r in rows)
-    stages, accs = SharedPlan(config).stages, TensorPlan(config).acc_stages
+    stages, accs = Tcgen05SharedPlan(config).stages, TensorPlan(config).acc_stages
     counts = segment_steps(trace, config, cta)
     # a loader may be ahead of the last MMA of a run that was stopped
     tile_of = [t for t, count in enumerate(counts) for _ in range(count)] + [max(len(counts) - 1, 0)] * stages
@@ -163,7 +163,7 @@ def from_model(config: GemmConfig, counts: list[int]) -> Pipeline:
     """The same by arithmetic: a stage is asked for when its buffer is free, comes after a latency and its transfer, and
     is multiplied when the tensor core and an accumulator are free. Durations are from ``planning.rates``: a model.
     """
-    shared, tensor = SharedPlan(config), TensorPlan(config)
+    shared, tensor = Tcgen05SharedPlan(config), TensorPlan(config)
     stages, accs = shared.stages, tensor.acc_stages
     transfer = shared.stage.loaded / rates.SM_BYTES_S * 1e6
     cycles = config.products * config.blocks_k * rates.MMA_CYCLES[config.ctas, config.tile_n]

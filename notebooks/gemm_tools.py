@@ -21,7 +21,7 @@ from cute_nvfp4 import BlockScaledTensor, gemm, simulating
 from cute_nvfp4.errors import SimError
 from cute_nvfp4.kernels.gemm import pipeline_graph as graph
 from cute_nvfp4.kernels.gemm.config import GemmConfig
-from cute_nvfp4.kernels.gemm.sm100.memory_plan import SharedPlan, pipelines
+from cute_nvfp4.kernels.gemm.sm100.memory_plan import Tcgen05SharedPlan, pipelines
 from cute_nvfp4.ops.gemm import KERNEL
 from cute_nvfp4.planning.gemm import GemmProblem, Plan
 from cute_nvfp4.reference import gemm_reference
@@ -256,7 +256,7 @@ def first_hazard(c: Case, plan: Plan, kernel: CompiledKernel, schedules: list) -
 
 def barrier_name(config: GemmConfig, address: int) -> str:
     """``operands.empty[1]`` for a shared address; the barriers lie after everything else that the plan has."""
-    plan = SharedPlan(config)
+    plan = Tcgen05SharedPlan(config)
     first = SHARED_BASE + plan.stages * plan.stage.bytes + plan.staged_output + plan.partials
     index = (address - first) // 8
     for edge in pipelines(config):

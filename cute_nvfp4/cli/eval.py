@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from .eval_lines import judge_lines, told_errors
+from .eval_options import (
+    Allow,
+    Arch,
+    Backend,
+    CaseNumber,
+    Collect,
+    Data,
+    DslCompat,
+    Html,
+    Jobs,
+    JsonLines,
+    Mode,
+    OneSubmission,
+    ProblemName,
+    ProfileReport,
+    Schedules,
+    ScheduleText,
+    Seed,
+    Strict,
+    Submissions,
+    TaskFile,
+    Timeout,
+    TraceFile,
+)
 from .output import STDOUT, JsonOption, check_writable, shown_errors, stderr, stdout, write_json
 
 if TYPE_CHECKING:
@@ -18,90 +44,65 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    problem: Annotated[str, typer.Argument(help="Name of the problem, such as nvfp4_gemv.", show_default=False)],
-    submissions: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Python files with custom_kernel(data): several are compared. The library's own kernel by default.",
-            show_default=False,
-        ),
-    ] = None,
-    submission: Annotated[Path | None, typer.Option(help="The same, for one file.", show_default=False)] = None,
-    mode: Annotated[
-        str, typer.Option(help="test (is it right), benchmark (time it), leaderboard (check every repeat), profile.")
-    ] = "test",
-    backend: Annotated[
-        str, typer.Option(help="auto (cuda where there is a GPU, else sim), cuda, sim or reference.")
-    ] = "auto",
-    arch: Annotated[
-        str | None, typer.Option(help="Architecture the simulator runs: sm_100a, sm_90a, ...", show_default="sm_100a")
-    ] = None,
-    data: Annotated[
-        str, typer.Option(help="public (the problem's kind draws) or full (all E2M1 codes, scales of any size).")
-    ] = "public",
+    problem: ProblemName = None,
+    submissions: Submissions = None,
+    submission: OneSubmission = None,
+    mode: Mode = "test",
+    backend: Backend = "auto",
+    arch: Arch = None,
+    data: Data = "public",
     json: JsonOption = "",
-    html: Annotated[
-        Path | None,
-        typer.Option(help="Writes a page with tables and plots, one file that needs no other.", show_default=False),
-    ] = None,
-    seed: Annotated[int | None, typer.Option(help="Replaces the seed of every case.", show_default=False)] = None,
-    case: Annotated[int | None, typer.Option(help="Runs one case only, numbered from 0.", show_default=False)] = None,
-    timeout: Annotated[
-        float | None, typer.Option(help="Seconds that one call may take.", show_default="the task file's")
-    ] = None,
-    task: Annotated[
-        Path | None,
-        typer.Option(help="Task file with other shapes, seeds or tolerances.", show_default="the problem's"),
-    ] = None,
-    jobs: Annotated[int, typer.Option(metavar="N", help="Without a GPU: N processes share the cases.")] = 1,
-    schedules: Annotated[
-        int, typer.Option(metavar="N", help="Simulator: N schedules of warps and engines that look for trouble.")
-    ] = 1,
-    schedule: Annotated[
-        str, typer.Option(metavar="TEXT", help="Simulator: one schedule of your own, such as seed=3,tma=lazy.")
-    ] = "",
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="Simulator: writes a timeline of the first call for ui.perfetto.dev.", show_default=False),
-    ] = None,
-    allow: Annotated[
-        list[str] | None,
-        typer.Option(metavar="CLASS", help="Simulator: go on past hazards of this class; may be given again."),
-    ] = None,
-    collect: Annotated[
-        bool, typer.Option("--continue", help="Simulator: go on past every hazard a check finds, and list them all.")
-    ] = False,
-    dsl_compat: Annotated[
-        bool, typer.Option("--dsl-compat", help="Names that the CuTe DSL has dropped since 4.2 are there, and told.")
-    ] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Simulator: warn of fences and barriers that NVIDIA's kernels leave out.")
-    ] = False,
+    json_lines: JsonLines = False,
+    html: Html = None,
+    seed: Seed = None,
+    case: CaseNumber = None,
+    timeout: Timeout = None,
+    task: TaskFile = None,
+    jobs: Jobs = 1,
+    schedules: Schedules = 1,
+    schedule: ScheduleText = "",
+    trace: TraceFile = None,
+    profile_report: ProfileReport = None,
+    allow: Allow = None,
+    collect: Collect = False,
+    dsl_compat: DslCompat = False,
+    strict: Strict = False,
 ) -> None:
     """Runs submissions on a problem: are they right, how fast are they.
 
     Exit codes: 0 pass, 112 a check failed, 113 bad task file, 2 anything unknown. With POPCORN_FD set, the results of
     one submission are also written there as 'key: value' lines; POPCORN_SEED is mixed into every case's seed.
     """
-    check_writable("--trace", str(trace or ""))
-    check_writable("--html", str(html or ""))
+    for option, file in (("--trace", trace), ("--html", html), ("--report", profile_report)):
+        check_writable(option, str(file or ""))
     paths = [*(submissions or []), *([submission] if submission else [])]
-    with shown_errors():
+    with shown_errors(), told_errors() if json_lines else contextlib.nullcontext():
         from ..harness.errors import EXIT_CHECK_FAILED, HarnessError
         from ..harness.evaluation import Evaluation, Options, task_of
+        from ..harness.folder.task import is_folder
 
+        if task is not None and is_folder(task):
+            paths, problem = [*([Path(problem)] if problem else []), *paths], ""
+        elif problem is None:
+            raise HarnessError("what to judge? Name a problem (nvfp4_gemv, ...), or --task FOLDER/task.yml")
         options = Options(problem, mode, None, backend, arch, data, task, seed=seed, case=case, timeout=timeout)
         several = len(paths) > 1
-        if several and trace:
-            raise HarnessError("--trace writes the timeline of one submission; several were given")
+        if several and (trace or profile_report):
+            what = "--trace writes the timeline" if trace else "--report writes the profile"
+            raise HarnessError(f"{what} of one submission; several were given")
         options = replace(options, schedules=schedules, schedule=schedule, trace=trace, inspect=several or bool(html))
+        options = replace(options, report=profile_report)
         options = replace(options, allow=tuple(allow or ()), collect=collect, strict=strict, jobs=jobs)
         options = replace(options, dsl_compat=dsl_compat)
 
         def prepare(path: Path | None) -> Evaluation:
             return Evaluation(replace(options, submission=path))
 
-        if several or html:
+        if json_lines:
+            if json or html:
+                raise HarnessError("--json-lines takes the place of --json and --html: give one of them")
+            passed = judge_lines(paths or [None], prepare, profile_report)
+        elif several or html:
             passed = _compare(paths or [prepare(None).submission.path], prepare, task_of(options), json, html)
         else:
             passed = _judge(prepare(paths[0] if paths else None), json)
@@ -112,6 +113,7 @@ def evaluate(
 def _judge(evaluation: Evaluation, json: str) -> bool:
     """Runs one submission and shows what it did; whether it passed."""
     from ..harness.errors import SubmissionError
+    from ..harness.profile_report import write_report
     from ..harness.protocol import report, report_refusal
     from ..harness.report import print_run
 
@@ -125,6 +127,8 @@ def _judge(evaluation: Evaluation, json: str) -> bool:
         write_json(run.to_dict(), json)
     if json != STDOUT:
         print_run(run, evaluation.task, stdout())
+    if evaluation.options.report:
+        write_report(run, evaluation.options.report, stderr() if json == STDOUT else stdout())
     return run.passed
 
 

@@ -122,6 +122,7 @@ def _compile_quantize(
 
 def _compile_gemm(arch: str, m: int, n: int, k: int, batch: int) -> tuple[CompiledKernel, str, dict[str, Any]]:
     """The kernel that ``gemm`` would run on this problem, its plan in words, and where everything lies."""
+    from ..kernels.gemm.limits import shared_plan
     from ..kernels.gemm.sm100 import memory_plan as sm100
     from ..kernels.gemm.sm100.mainloop import UNROLL
     from ..kernels.gemm.sm120 import memory_plan as sm120
@@ -139,7 +140,7 @@ def _compile_gemm(arch: str, m: int, n: int, k: int, batch: int) -> tuple[Compil
     architecture_plan, opcode, scales = (sm120, "OMMA", "LDS") if warps else (sm100, "UTCOMMA", "UTCCP")
     loop = innermost_loop(disassemble(compiled.cubin), opcode)
     plan = {
-        "shared_memory": architecture_plan.SharedPlan(config).arithmetic,
+        "shared_memory": shared_plan(config).arithmetic,
         "tensor_memory": "none" if warps else sm100.TensorPlan(config).arithmetic,
         "pipelines": _edges(architecture_plan.pipelines(config)),
         "mma_loop": {

@@ -9,6 +9,7 @@ import typer
 from .. import __version__
 from .doctor import doctor
 from .eval import evaluate
+from .explain import explain
 from .inspect import inspect
 from .new import new
 from .output import JsonCommand
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command("eval", cls=JsonCommand)(evaluate)
 app.command("new")(new)
 app.command("inspect", cls=JsonCommand)(inspect)
+app.command("explain", cls=JsonCommand)(explain)
 app.command("sim", context_settings=SETTINGS)(sim)
 app.command("tune", cls=JsonCommand)(tune)
 app.command("quantize", cls=JsonCommand)(quantize)

@@ -96,9 +96,9 @@ def _advice(found: BaseException, outcome: str) -> list[str]:
 
         name = match[1] if (match := _INSTRUCTION.search(str(found))) else ""
         if not name:
-            return ["please report it with these lines; docs/explanation/simulator.md lists what is modelled"]
+            return ["please report it with these lines; docs/reference/simulator.md lists what is modelled"]
         part = f"other forms of {name} are modelled, this one is not" if name in OPCODES else f"no {name} is modelled"
-        return [f"{part}; docs/explanation/simulator.md lists what is. Please report it with these lines"]
+        return [f"{part}; docs/reference/simulator.md lists what is. Please report it with these lines"]
     hint = _HINTS.get(type(found).__name__)
     if name := re.search(r"\[([a-z-]+)\]$", str(found)):
         return [hint] * bool(hint) + [

@@ -20,11 +20,11 @@ A run of one schedule is an object with these keys, all of them always there:
         seconds         on this machine; it says nothing of a GPU
         instructions    warp instructions; 0 where the launch was stopped or not run
         warnings        what the checks found suspicious, a text a class; empty with --no-checks
-        timing          null without --time, else the fields of ``cute_nvfp4.sim.Timing`` but the waits, and its
-                        "phases" and "gains": a modelled time
+        timing          null without --time, else the fields of ``cute_nvfp4.sim.Timing`` but waits and code,
+                        and its "phases" and "gains": a modelled time
         counters        null without --counters, else every field of ``cute_nvfp4.sim.Result`` but findings and timing:
-                        kernel, warps, opcodes, classes, memory, distinct_bytes, engines, waits, mma, l2 and lines as
-                        described there, and bank_conflicts
+                        kernel, warps, opcodes, classes, memory, distinct_bytes, engines, waits, mma, l2, lines,
+                        executed and thread_instructions as described there, and bank_conflicts
 
 With ``--schedules N`` it is {schema, script, arguments, arch, status, schedules}: ``schedules`` has the object above
 for each schedule that was run, in order, and the last is the one that failed, if one did. Of a run that died before it
@@ -79,6 +79,6 @@ def _launch(record: LaunchRecord, counted: bool) -> dict[str, Any]:
 
 
 def _timing(timing: Timing) -> dict[str, Any]:
-    fields = dataclasses.asdict(dataclasses.replace(timing, waits=(), again=None))
-    del fields["waits"], fields["again"]
+    fields = dataclasses.asdict(dataclasses.replace(timing, waits=(), code=(), again=None))
+    del fields["waits"], fields["code"], fields["again"]
     return fields | {"phases": [phase._asdict() for phase in timing.phases()], "gains": timing.gains()}

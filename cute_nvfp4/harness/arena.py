@@ -47,15 +47,14 @@ class Layout:
 
     @classmethod
     def of(cls, problem: Problem, case: Case) -> Layout:
-        shapes = enumerate(problem.output_shapes(case))
-        results = [Buffer(f"result{i}", shape, dtype, True) for i, (shape, dtype) in shapes]
-        slots, offset = [], 0
-        for buffer in [*problem.buffers(case), *results]:
-            nbytes = prod(buffer.shape) * getattr(torch, buffer.dtype).itemsize
-            slots.append(Slot(buffer, offset, nbytes))
-            offset += -(-nbytes // ALIGNMENT) * ALIGNMENT + GAP
-        count = len(slots) - len(results)
-        return cls(slots[:count], slots[count:], offset)
+        slots, end = _placed(problem.buffers(case), 0)
+        return cls(slots, [], end).with_results(problem.output_shapes(case))
+
+    def with_results(self, kinds: Sequence[tuple[tuple[int, ...], str]]) -> Layout:
+        """This layout with places for results of these shapes and dtypes."""
+        buffers = [Buffer(f"result{i}", shape, dtype, True) for i, (shape, dtype) in enumerate(kinds)]
+        last = self.buffers[-1]
+        return Layout(self.buffers, *_placed(buffers, last.offset + _room(last.nbytes)))
 
     @property
     def inputs(self) -> list[Slot]:
@@ -64,6 +63,19 @@ class Layout:
     @property
     def outputs(self) -> list[Slot]:
         return [slot for slot in self.buffers if slot.buffer.output]
+
+
+def _placed(buffers: Sequence[Buffer], offset: int) -> tuple[list[Slot], int]:
+    """Places for them from ``offset`` on, and where the last one ends."""
+    slots = []
+    for buffer in buffers:
+        slots.append(Slot(buffer, offset, prod(buffer.shape) * getattr(torch, buffer.dtype).itemsize))
+        offset += _room(slots[-1].nbytes)
+    return slots, offset
+
+
+def _room(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT + GAP
 
 
 def tensor_at(memory: torch.Tensor, slot: Slot, start: int = 0) -> torch.Tensor:

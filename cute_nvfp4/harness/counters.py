@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
+from ..sim.profile.page import Profile
+
 if TYPE_CHECKING:
     from ..runtime.inspection import KernelReport
     from ..sim import Result
@@ -21,7 +23,8 @@ class Launch(BaseModel):
 
     ``modelled_us`` is what the clock says (docs/explanation/timing.md), never a measured time, where it was asked.
     ``counters`` (see ``summary``) are empty where the launch was stopped. ``registers`` a thread and ``spills``
-    (instructions that read or write local memory) are those of the kernel's machine code, where they were asked for.
+    (instructions that read or write local memory) are those of the kernel's machine code, and ``profile`` is the
+    launch's details page (docs/how-to/profiling.md), where they were asked for.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -37,11 +40,12 @@ class Launch(BaseModel):
     modelled_us: float | None = None
     roofline_us: float | None = None
     bound_by: str = ""
+    profile: Profile | None = None
     registers: int | None = None
     spills: int | None = None
 
     @classmethod
-    def of(cls, record: LaunchRecord, *, inspect: bool = False) -> Launch:
+    def of(cls, record: LaunchRecord, *, inspect: bool = False, profile: Profile | None = None) -> Launch:
         launch, result = record.launch, record.result
         timing = None if result is None else result.timing
         found = _inspected(launch.cubin).get(launch.kernel) if inspect and launch.cubin else None
@@ -57,6 +61,7 @@ class Launch(BaseModel):
             modelled_us=timing and timing.microseconds,
             roofline_us=timing and timing.roofline_us,
             bound_by=timing.bound_by if timing else "",
+            profile=profile,
             registers=found and found.registers,
             spills=found and found.spill_loads + found.spill_stores,
         )

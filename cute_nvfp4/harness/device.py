@@ -28,6 +28,7 @@ from ..sim.host.device import Device as Model
 from ..sim.observe.heartbeat import Heartbeat
 from ..sim.observe.touched import Runs, Touched
 from ..sim.outcome import outcome_of
+from ..sim.profile import Profile, profile
 from . import sandbox
 from .counters import Extent, Launch
 from .mapped import BASE, Mapped
@@ -76,20 +77,35 @@ class Ran:
 
     number: int
     launch: Captured
+    program: Program
     seconds: float = 0.0
     result: Result | None = None
+
+    def profile(self) -> Profile | None:
+        """None where the launch was stopped."""
+        return None if self.result is None else profile(self.program, self.launch, self.result)
 
 
 @dataclass
 class Call:
     """What one request of the judge runs: how, and what was found in it. ``parts`` are the tensors that kernels may
-    touch: offset in the arena, size, name, whether they may be written."""
+    touch: offset in the arena, size, name, whether they may be written. A ``profiled`` call
+    warms up first: the second half of its launches have a profile."""
 
     options: dict[str, Any]
     parts: list[tuple[int, int, str, bool]]
     launches: list[Ran] = field(default_factory=list)
     failure: tuple[Ran, Exception] | None = None
     work: Work = field(default_factory=Work)
+    profiled: bool = False
+
+    def told(self, inspect: bool) -> list[Launch]:
+        """The launches, as many as are told."""
+        first = len(self.launches) // 2 if self.profiled else len(self.launches)
+        return [
+            Launch.of(ran, inspect=inspect, profile=ran.profile() if ran.number >= first else None)
+            for ran in self.launches[:MAX_LAUNCHES]
+        ]
 
     def findings(self) -> Iterator[Finding]:
         for ran in self.launches:
@@ -132,23 +148,25 @@ class Device:
         self._options |= {"counters": True, "sm_count": Model.of(arch).sm_count}
         return {}
 
-    def begin(self, *, schedule: str, trace: str, clocked: bool, parts: list) -> dict:
+    def begin(self, *, schedule: str, trace: str, clocked: bool, profiled: bool, parts: list) -> dict:
         """Launches from here on belong to one call."""
         self._schedule, self._trace, self._traced = schedule, trace, Trace() if trace else None
         options = self._options | {"schedule": Schedule.parse(schedule), "trace": self._traced}
         options |= {"others": (self._heartbeat,)}
-        options |= {"clock": self._clock} if self._clock and clocked else {}
-        self._call = Call(options, parts, work=Work(self._memory if clocked else None))
+        options |= {"clock": self._clock} if self._clock and (clocked or profiled) else {}
+        self._call = Call(options, parts, work=Work(self._memory if clocked else None), profiled=profiled)
         late, self._late = self._late, 0
         return {"late": late}
 
-    def end(self) -> dict:
-        """What was found in the call; launches that come after it are refused."""
+    def end(self, *, outputs: list[tuple[int, int]] | None = None) -> dict:
+        """What was found in the call, whose ``outputs`` (offset and size; None: the tensors that kernels may write)
+        launches should have made; launches that come after it are refused."""
         call, self._call = self._call, None
         if self._traced is not None:
             self._traced.write(self._trace)
-        launches = [Launch.of(ran, inspect=self._inspect) for ran in call.launches[:MAX_LAUNCHES]]
-        outputs = [(offset, size) for offset, size, _, writable in call.parts if writable]
+        launches = call.told(self._inspect)
+        if outputs is None:
+            outputs = [(offset, size) for offset, size, _, writable in call.parts if writable]
         told = {"stopped": call.stopped(self._schedule), "work": call.work.told(outputs)}
         return told | {"launches": [launch.model_dump() for launch in launches]}
 
@@ -167,7 +185,7 @@ class Device:
             raise CuteNvfp4Error("a launch after custom_kernel had returned: no call is under way")
         asked = Asked.model_validate(asked)
         program, cubin = self._programs[asked.program]
-        ran = Ran(len(call.launches), asked.launch(cubin))
+        ran = Ran(len(call.launches), asked.launch(cubin), program)
         call.launches.append(ran)
         begin = time.perf_counter()
         try:
@@ -224,6 +242,7 @@ def answer(device: Device, connection: Connection, known: tuple[str, ...]) -> No
 
 
 def main() -> None:
+    """Serves the launches of one submission, until its worker or the judge hangs up."""
     control, launches, arena, nbytes, calls = (int(argument) for argument in sys.argv[1:6])
     sandbox.shield()
     judge, worker = Connection(control), Connection(launches)

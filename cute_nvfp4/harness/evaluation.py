@@ -14,15 +14,19 @@ from typing import Any
 
 import torch
 
+from ..sim.profile.page import FORMATS
 from . import sandbox
 from .errors import HarnessError, TaskFileError
+from .folder.modes import FolderModes
+from .folder.runner import FolderRunner
+from .folder.task import FolderProblem, is_folder, read_folder
 from .modes import Modes, Pace, Progress
 from .problem import DATA_KINDS, MODES, DataKind, Problem, get_problem, mix_seed, problem_name
 from .results import CaseResult, RunResult
 from .runner import Runner
 from .schema import Case, Task, load_task
 from .submission import Submission
-from .timing import ColdL2, copy_bandwidth, geometric_mean
+from .timing import ColdL2, copy_bandwidth, score
 
 SEED_VARIABLE = "POPCORN_SEED"
 _BACKENDS = ("auto", "cuda", "sim", "reference")
@@ -36,9 +40,10 @@ class Options:
     dropped are there (``dsl_compat``).
 
     In the simulator: ``schedules`` is how many adversarial schedules each case runs under (mode test), ``schedule`` one
-    of one's own, ``trace`` a file for the timeline of the first case's first call; hazards of the classes ``allow`` are
-    warnings, and with ``collect`` none stops a launch, though the case fails; ``strict`` adds warnings; with
-    ``inspect``, launches tell registers and spills.
+    of one's own, ``trace`` a file for the timeline of the first case's first call, ``report`` one
+    for the profile of every launch (mode profile); hazards of the classes ``allow`` are warnings, and with ``collect``
+    none stops a launch, though the case fails; ``strict`` adds warnings; with ``inspect``, launches tell registers and
+    spills.
     """
 
     problem: str
@@ -54,6 +59,7 @@ class Options:
     schedules: int = 1
     schedule: str = ""
     trace: Path | None = None
+    report: Path | None = None
     allow: tuple[str, ...] = ()
     collect: bool = False
     strict: bool = False
@@ -62,13 +68,27 @@ class Options:
     dsl_compat: bool = False
 
 
+def problem_of(options: Options) -> Problem | FolderProblem:
+    """The problem that is asked for: a known one, or that of a task file in the public format.
+
+    Raises:
+        HarnessError: an unknown problem, or a bad folder.
+    """
+    if options.task_file is not None and is_folder(options.task_file):
+        return read_folder(options.task_file)
+    return get_problem(options.problem)
+
+
 def task_of(options: Options) -> Task:
     """The task that is asked for: shapes, tolerances, limits.
 
     Raises:
         HarnessError: an unknown problem, or a bad task file.
     """
-    return load_task(options.task_file or get_problem(options.problem).folder / "task.yml")
+    problem = problem_of(options)
+    if isinstance(problem, FolderProblem):
+        return problem.task
+    return load_task(options.task_file or problem.folder / "task.yml")
 
 
 class Evaluation:
@@ -84,13 +104,18 @@ class Evaluation:
         _one_of("backend", options.backend, _BACKENDS)
         _one_of("data", options.data, DATA_KINDS)
         self.options = options
-        self.problem: Problem = get_problem(options.problem)
+        self.problem = problem_of(options)
         self.task = task_of(options)
+        self.of_folder = isinstance(self.problem, FolderProblem)
+        if self.of_folder and options.data != "public":
+            raise HarnessError(f"--data {options.data}: a folder draws its data itself, by generate_input")
         if self.task.name != self.problem.name:
             raise TaskFileError(f"{options.task_file} is for problem {self.task.name!r}, not {options.problem!r}")
         self.submission = Submission.read(options.submission or self.problem.folder / "submission.py")
+        if self.of_folder:
+            self.submission = self.submission.beside(self.problem.files)
         named = self.submission.leaderboard
-        if named is not None and problem_name(named) != self.problem.name:
+        if not self.of_folder and named is not None and problem_name(named) != self.problem.name:
             raise HarnessError(
                 f"{self.submission.path} is a submission to {named!r} (its #!POPCORN line), not {options.problem!r}"
             )
@@ -101,7 +126,9 @@ class Evaluation:
         self.batch = self._batch()
         self.schedules = self._schedules()
         self._check_hazards()
-        self.clock = clock_for(self.arch) if self.backend == "sim" and options.mode == "benchmark" else ""
+        self._check_report()
+        timed = options.mode == "benchmark" or options.report is not None
+        self.clock = clock_for(self.arch) if self.backend == "sim" and timed else ""
         full = options.data == "full"
         self.tolerances = self.task.full_range_tolerances if full else self.task.tolerances
         self._mixed = _environment_seed()
@@ -160,6 +187,16 @@ class Evaluation:
             if given and self.backend != "sim":
                 raise HarnessError(f"{name} is for the simulator: it needs --backend sim")
 
+    def _check_report(self) -> None:
+        """Refuses a report that nobody could fill, or of a kind that nobody knows."""
+        report = self.options.report
+        if report is None:
+            return
+        if self.backend != "sim" or self.options.mode != "profile":
+            raise HarnessError("--report is of simulated launches: it needs --backend sim and --mode profile")
+        if report.suffix not in FORMATS:
+            raise HarnessError(f"--report {report}: expected a name that ends in {', '.join(FORMATS)}")
+
     def _simulation(self) -> dict[str, Any]:
         """The options of the simulated GPU."""
         options = self.options
@@ -167,7 +204,7 @@ class Evaluation:
         return told | {"clock": self.clock}
 
     def _seed(self, case: Case) -> int:
-        seed = case["seed"] if self.options.seed is None else self.options.seed
+        seed = case.get("seed", 0) if self.options.seed is None else self.options.seed
         return seed if self._mixed is None else mix_seed(seed, self._mixed)
 
     def run(self, progress: Progress = lambda result, state: None) -> RunResult:
@@ -183,6 +220,7 @@ class Evaluation:
             seed=self._mixed,
             versions=_versions(),
             clock=self.clock,
+            ranking_by=self.task.ranking_by,
         )
         for index, case in self.numbered:
             result = CaseResult(index, case, self._seed(case), useful_bytes=self.problem.useful_bytes(case))
@@ -194,16 +232,17 @@ class Evaluation:
         out_of_reach = sandbox.OUT_OF_REACH in run.isolation
         means = [case.gpu.mean / 1e3 for case in run.cases if case.gpu]
         if run.passed and out_of_reach and len(means) == len(run.cases):
-            run.score_us = geometric_mean(means)
+            run.score_us = score(means, self.task.ranking_by)
         modelled = [case.modelled_us for case in run.cases if case.modelled_us is not None and not case.unscored]
-        if run.passed and out_of_reach and len(modelled) == len(run.cases):
-            run.modelled_score_us = geometric_mean(modelled)
+        scored = self.options.mode == "benchmark" and run.passed and out_of_reach
+        if scored and len(modelled) == len(run.cases):
+            run.modelled_score_us = score(modelled, self.task.ranking_by)
         return run
 
     def _modes(self, run: RunResult) -> Modes:
         """What runs the cases; on a GPU what they are timed with is measured first."""
         limits = self.task.limits
-        modes = Modes(
+        modes = (FolderModes if self.of_folder else Modes)(
             problem=self.problem,
             mode=self.options.mode,
             gpu=self.device == "cuda",
@@ -215,6 +254,7 @@ class Evaluation:
             first=self.numbered[0][0],
             cases=len(self.numbered),
             trace=self.options.trace,
+            report=self.options.report is not None,
         )
         if modes.gpu and self.options.mode in _GPU_MODES:
             modes.copy_bytes_s = run.copy_bytes_s = copy_bandwidth()
@@ -223,7 +263,7 @@ class Evaluation:
 
     def _work(self, todo: Iterator[CaseResult], modes: Modes, run: RunResult, progress: Progress) -> None:
         """Runs cases in a process of the submission until none is left to do."""
-        with Runner(
+        with (FolderRunner if self.of_folder else Runner)(
             self.problem,
             self.submission,
             [case for _, case in self.numbered],

@@ -36,7 +36,7 @@ class Mapped:
         return np.frombuffer((ctypes.c_uint8 * size).from_address(BASE + offset), np.uint8)
 
     def copy(self) -> np.ndarray:
-        """Its bytes as they are now; memory is taken for what was ever written."""
+        """The bytes of the memory as they are now; memory is taken for what was ever written."""
         copied = np.frombuffer(mmap.mmap(-1, self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE), np.uint8)
         last = 0
         while True:

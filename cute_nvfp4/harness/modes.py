@@ -59,7 +59,7 @@ class Pace:
 @dataclass
 class Modes:
     """Runs cases of ``problem`` in ``mode``. ``smallest`` is the case that is called a second time in mode test, and
-    ``trace`` a file for the timeline of case ``first``."""
+    ``trace`` a file for the timeline of case ``first``; with ``report`` mode profile profiles every launch."""
 
     problem: Problem
     mode: str
@@ -72,6 +72,7 @@ class Modes:
     first: int
     cases: int
     trace: Path | None = None
+    report: bool = False
     clear: ColdL2 | None = None
     copy_bytes_s: float | None = None
 
@@ -167,9 +168,9 @@ class Modes:
             self._time_peer(result)
 
     def _profile(self, runner: Runner, result: CaseResult) -> None:
-        result.profile, launches = runner.profile(result.case, result.seed)
-        result.add_launches(launches)
         self._checked(runner, result, mix_seed(result.seed, 1))
+        result.profile, launches = runner.profile(result.case, result.seed, self.report)
+        result.add_launches(launches)
 
     def _time_peer(self, result: CaseResult) -> None:
         """Times the library call as the submission is timed, on enough different inputs to leave nothing in L2."""

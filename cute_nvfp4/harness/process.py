@@ -19,7 +19,7 @@ from collections.abc import Callable
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -35,7 +35,7 @@ _CAPTURE_TAIL = 4000
 _START_TIMEOUT_S = 120.0
 _MOST_BYTES = 64 << 20
 """Of an answer."""
-_SECRETS = ("POPCORN_FD", "POPCORN_SEED")
+SECRETS = ("POPCORN_FD", "POPCORN_SEED")
 _CACHED = "caches"
 _CACHES = {"XDG_CACHE_HOME": "", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
 _CACHES |= {"TORCH_EXTENSIONS_DIR": "extensions", "CUDA_CACHE_PATH": "nv", "CUTE_DSL_CACHE_DIR": "cute"}
@@ -70,6 +70,7 @@ class Answer(BaseModel):
     table: str = ""
     traceback: str = ""
     layers: list[str] = []
+    structures: list[Any] = []
 
 
 class Found(BaseModel):
@@ -129,29 +130,20 @@ class Processes:
             self.device("configure", arch=self._simulate, **self._hazards)
         hazards = {name: self._hazards[name] for name in ("allow", "collect")} if self._simulate else {}
         if self._simulate:
-            self.device("begin", schedule="", trace="", clocked=False, parts=[])  # launches while it is imported
+            how = {"schedule": "", "trace": "", "clocked": False, "profiled": False}
+            self.device("begin", **how, parts=[])  # launches while it is imported
         request = {"op": "load", "path": str(path), "simulate": self._simulate, "hazards": hazards}
         answer = self.ask(request | load, "loading the submission", _START_TIMEOUT_S)
         self._files = self._own_files()
         return answer
 
     def _popen(self, module: list[str], descriptors: tuple[int, ...], environment: dict[str, str]) -> subprocess.Popen:
-        root = str(Path(__file__).resolve().parents[2])
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
         words = [*module, str(os.getpid())] if module[0].endswith("worker") else module
-        return subprocess.Popen(
-            [sys.executable, "-m", *words],
-            pass_fds=descriptors,
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            env=environment,
-            start_new_session=True,
-        )
+        return start(words, descriptors, self._log, environment)
 
     def _environment(self, folder: Path) -> dict[str, str]:
         """The worker's: nothing that is the judge's to know, and every cache in its folder."""
-        found = {name: value for name, value in os.environ.items() if name not in _SECRETS}
+        found = {name: value for name, value in os.environ.items() if name not in SECRETS}
         caches = folder / _CACHED
         caches.mkdir()
         found |= {name: str(caches / place) for name, place in _CACHES.items()}
@@ -178,7 +170,7 @@ class Processes:
             pass
         sandbox.end([*left, *sandbox.strays(worker.pid, self._mark)])
         for process in filter(None, (worker, device)):
-            _kill_group(process)
+            kill_group(process)
         self._folder.cleanup()
 
     def close(self) -> None:
@@ -276,10 +268,31 @@ class Processes:
         """``text`` for the user: with the submission's own folder, and without what a terminal would obey."""
         if self._folder is not None:
             text = text.replace(self._folder.name, str(self._submission.path.resolve().parent))
-        return _UNPRINTABLE.sub("\ufffd", text)
+        return printable(text)
 
 
-def _kill_group(process: subprocess.Popen) -> None:
+def printable(text: str) -> str:
+    """``text`` without what a terminal would obey."""
+    return _UNPRINTABLE.sub("\ufffd", text)
+
+
+def start(words: list[str], descriptors: tuple[int, ...], log: IO, environment: dict[str, str]) -> subprocess.Popen:
+    """Starts Python on the module ``words[0]``, in a group of its own; what it prints goes to ``log``."""
+    root = str(Path(__file__).resolve().parents[2])
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
+    return subprocess.Popen(
+        [sys.executable, "-m", *words],
+        pass_fds=descriptors,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=environment,
+        start_new_session=True,
+    )
+
+
+def kill_group(process: subprocess.Popen) -> None:
+    """Ends a process that ``start`` has started, and its group."""
     try:
         os.killpg(process.pid, signal.SIGKILL)  # its own session: it and what it started
     except ProcessLookupError:

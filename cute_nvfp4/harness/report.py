@@ -13,6 +13,7 @@ from .evaluation import percent_of_copy
 from .results import CaseResult, RunResult
 from .sandbox import OUT_OF_REACH
 from .schema import Case, Task, spec
+from .timing import SCORES
 
 _KERNEL_WIDTH = 32
 COUNTED = (
@@ -28,16 +29,18 @@ COUNTED = (
 
 
 def table_of(title: str | None = None) -> Table:
+    """A new table in the style of all reports."""
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
 
 
 def shape_text(case: Case, task: Task) -> str:
-    return " ".join(f"{name}={_value(case[name])}" for name in task.parameters)
+    """The sizes of a case in a line: ``m=128 n=4096``."""
+    return " ".join(f"{name}={_value(case[name])}" for name in task.parameters if name in case)
 
 
-def _value(value: int | list[int]) -> str:
+def _value(value: object) -> str:
     """A number, or those of each group: ``80,176,128``; ``8×4096`` where all are the same."""
-    if isinstance(value, int):
+    if not isinstance(value, list):
         return str(value)
     if len(value) > 1 and len(set(value)) == 1:
         return f"{len(value)}×{value[0]}"
@@ -242,7 +245,8 @@ def print_run(run: RunResult, task: Task, console: Console) -> None:
     style = "bold green" if run.passed else "bold red"
     console.print(f"{passed} of {len(run.cases)} cases passed: {run.submission}", style=style, soft_wrap=True)
     if run.modelled_score_us is not None:
-        what = f"modelled score (geometric mean of modelled times): {run.modelled_score_us:.2f} µs"
+        what = f"modelled score ({SCORES[run.ranking_by]} of modelled times): {run.modelled_score_us:.2f} µs"
         console.print(f"{what} by the clock of {run.clock.upper()}, not measured")
     if run.score_us is not None:
-        console.print(f"score (geometric mean of the means): {run.score_us:.2f} µs on {run.device}", style="bold")
+        what = f"score ({SCORES[run.ranking_by]} of the means): {run.score_us:.2f} µs on {run.device}"
+        console.print(what, style="bold")

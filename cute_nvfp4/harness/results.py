@@ -67,8 +67,9 @@ class CaseResult:
 
 @dataclass
 class RunResult:
-    """A run of one submission in one mode; ``isolation`` are the layers between it and the judge
-    (``sandbox``), ``notes`` what was done for the submission that it should know."""
+    """A run of one submission in one mode; ``isolation`` are the layers between it and the judge (``sandbox``),
+    ``ranking_by`` what a score is of the cases' times (``timing.SCORES``), ``notes`` what was done for the submission
+    that it should know."""
 
     problem: str
     mode: str
@@ -84,6 +85,7 @@ class RunResult:
     score_us: float | None = None
     modelled_score_us: float | None = None
     clock: str = ""
+    ranking_by: str = "geom"
     isolation: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -93,6 +95,6 @@ class RunResult:
         return bool(self.cases) and all(case.passed for case in self.cases)
 
     def to_dict(self) -> dict:
-        """JSON-ready; times carry their unit in their name, counters come from the simulator."""
+        """The results, JSON-ready; names of times say what they are counted in, counters come from the simulator."""
         own = {name: value for name, value in vars(self).items() if name != "cases"}
         return own | {"passed": self.passed, "cases": [case.to_dict() for case in self.cases]}

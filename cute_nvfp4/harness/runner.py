@@ -26,7 +26,7 @@ from .work import Told
 
 # A GEMV cannot read DRAM faster than a copy does; this leaves room for the noise of both measurements.
 IMPLAUSIBLE_BANDWIDTH = 1.5
-_INPUTS_LOOKED_AT = 8
+_INPUTS_COMPARED = 8
 """Calls of a batch on a GPU whose inputs come back to be compared, picked when the calls have been made."""
 _HAZARDS = {"inspect": False, "allow": (), "collect": False, "strict": False, "clock": ""}
 
@@ -130,7 +130,7 @@ class Runner:
         """
         self._started()
         staged = self._stage(case, seed, calls)
-        request = {"op": "call", "case": _shape(case), "batch": self._batch, "order": list(staged), "timed": timed}
+        request = {"op": "call", "case": self._told(case), "batch": self._batch, "order": list(staged), "timed": timed}
         how = {"schedule": schedule, "trace": trace, "clocked": timed, "parts": self._parts(case, staged)}
         timeout = self._timeout_of(calls)
         doing = "running custom_kernel"
@@ -142,13 +142,14 @@ class Runner:
         work = found.work if self._simulated else None
         return Outcome(check, calls, answer.wall_ns * 1e-9 / calls, gpu_ns, found.launches, work)
 
-    def profile(self, case: Case, seed: int) -> tuple[str, list[Launch]]:
-        """One call under torch's profiler: its table, and its launches where they were simulated."""
+    def profile(self, case: Case, seed: int, report: bool = False) -> tuple[str, list[Launch]]:
+        """One call under torch's profiler: its table, and its launches where they were simulated, for a ``report`` with
+        a profile of each."""
         self._started()
         staged = self._stage(case, seed, 1)
-        request = {"op": "profile", "case": _shape(case), "order": list(staged)}
-        parts = self._parts(case, staged)
-        answer, found = self._watched(lambda: self._ask(request, "profiling custom_kernel"), parts=parts)
+        request = {"op": "profile", "case": self._told(case), "order": list(staged)}
+        how = {"profiled": report, "parts": self._parts(case, staged)}
+        answer, found = self._watched(lambda: self._ask(request, "profiling custom_kernel"), **how)
         return answer.table, found.launches[len(found.launches) // 2 :]
 
     def _started(self) -> None:
@@ -158,7 +159,7 @@ class Runner:
     def _ask(self, request: dict, doing: str, timeout: float | None = None) -> Answer:
         return self._processes.ask(request, doing, timeout or self.timeout)
 
-    def _watched(self, request, *, schedule: str = "", trace: str = "", clocked: bool = False, parts=()) -> Any:
+    def _watched(self, request, *, schedule="", trace="", clocked=False, profiled=False, parts=()) -> Any:
         """The answer to a request, and what the device found while the submission worked on it.
 
         Raises:
@@ -167,7 +168,8 @@ class Runner:
         """
         processes, answer, failure, found = self._processes, None, None, Found()
         if self._simulated and processes.running:
-            told = processes.device("begin", schedule=schedule, trace=trace, clocked=clocked, parts=list(parts))
+            how = {"schedule": schedule, "trace": trace, "clocked": clocked, "profiled": profiled}
+            told = processes.device("begin", **how, parts=list(parts))
             if told["late"]:
                 raise self._refusal(f"{told['late']} launches came after custom_kernel had returned")
         try:
@@ -175,7 +177,7 @@ class Runner:
         except CallFailed as error:
             failure = error
         if self._simulated and processes.running:
-            found = Found.model_validate(processes.device("end"))
+            found = Found.model_validate(processes.device("end", outputs=self._made(answer)))
         self._check_hazards(found, answer, failure)
         if failure is not None:
             raise failure
@@ -186,6 +188,9 @@ class Runner:
         if left:
             raise self._refusal(left)
         return answer, found
+
+    def _made(self, answer: Answer | None) -> list[tuple[int, int]] | None:
+        """Where outputs lie that launches should have made; None: the outputs among the tensors of the call."""
 
     def _check_hazards(self, found: Found, answer: Answer | None, failure: CallFailed | None) -> None:
         """Raises CallFailed for what the device stopped, and for hazards between streams."""
@@ -207,6 +212,10 @@ class Runner:
 
     # staging
 
+    def _told(self, case: Case) -> Case:
+        """What the submission's process may know of a case: not its seed."""
+        return {name: value for name, value in case.items() if name != "seed"}
+
     def _stage(self, case: Case, seed: int, calls: int) -> dict[int, dict[str, torch.Tensor]]:
         """Draws inputs for each call and hands them over; returns private copies by call, in the order of the calls.
 
@@ -221,7 +230,7 @@ class Runner:
             for slot in layout.inputs:
                 self._arena.write(start + slot.offset, inputs[slot.buffer.name])
             if self._home == "cuda":
-                request = {"op": "stage", "case": _shape(case), "index": place, "batch": self._batch}
+                request = {"op": "stage", "case": self._told(case), "index": place, "batch": self._batch}
                 self._ask(request, "taking its inputs")
             else:
                 for slot in [*layout.outputs, *layout.results]:
@@ -253,11 +262,11 @@ class Runner:
     def _judge(self, case: Case, staged: dict[int, dict[str, torch.Tensor]], answer: Answer) -> Check:
         """The verdict on every call of a batch, or on those up to the first that is wrong.
 
-        Outputs are taken at once, before any is looked at: what is written later is not in them.
+        Outputs are taken at once, before any is compared: what is written later is not in them.
         """
         gpu = self._home == "cuda"
         returned: list[list[Output] | None] = [None] * len(staged) if gpu else list(answer.outputs)
-        looked_at = set(random.sample(list(staged), min(_INPUTS_LOOKED_AT if gpu else len(staged), len(staged))))
+        compared = set(random.sample(list(staged), min(_INPUTS_COMPARED if gpu else len(staged), len(staged))))
         if len(returned) != len(staged):
             raise self._refusal("the process sent an answer of the wrong form while running custom_kernel")
         taken = [None if outputs is None else self._take(case, outputs) for outputs in returned]
@@ -265,7 +274,7 @@ class Runner:
         for number, (place, inputs) in enumerate(staged.items()):
             where = f"call {number + 1} of {len(staged)} in the batch: " if len(staged) > 1 else ""
             try:
-                check = self._judge_call(case, place, inputs, returned[number], taken[number], place in looked_at)
+                check = self._judge_call(case, place, inputs, returned[number], taken[number], place in compared)
             except CallFailed as error:
                 raise CallFailed(where + str(error), error.details, error.verdict) from error
             checks.append(replace(check, message=where + check.message) if check.message else check)
@@ -358,11 +367,6 @@ class Runner:
             if out.at < at + slot.offset + slot.nbytes and at + slot.offset < last
         )
         return list(dict.fromkeys(slot.buffer.name for slot in both))
-
-
-def _shape(case: Case) -> Case:
-    """What the submission's process may know of a case: not its seed."""
-    return {name: value for name, value in case.items() if name != "seed"}
 
 
 def _nan(shape: Sequence[int], dtype: str) -> torch.Tensor:

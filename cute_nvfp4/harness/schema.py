@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
@@ -83,6 +83,7 @@ class Task(_Strict):
     tolerances: Tolerances
     full_range_tolerances: Tolerances
     limits: Limits = Limits()
+    ranking_by: Literal["geom", "mean", "last"] = Field(default="geom", description="what the score is of the means")
     tests: list[_RawCase] = Field(min_length=1)
     benchmarks: list[_RawCase] = Field(min_length=1)
     speed_of_light: SpeedOfLight | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .errors import HarnessError, SubmissionError
@@ -48,6 +48,11 @@ class Submission:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
         return folder / self.path.name
+
+    def beside(self, files: dict[Path, bytes]) -> Submission:
+        """This submission beside ``files``, which take the place of its folder's that have their names."""
+        own = {name: content for name, content in self.files.items() if name not in files}
+        return replace(self, files=own | {name: files[name] for name in files if name != Path(self.path.name)})
 
     @property
     def leaderboard(self) -> str | None:

@@ -160,6 +160,15 @@ def copy_bandwidth(device: torch.device | str = "cuda") -> float:
     return 2 * _COPY_BYTES / (statistics.median(samples) * 1e-9)
 
 
+def score(values: Sequence[float], ranking_by: str) -> float:
+    """The score of a run from the time of each case: their geometric mean, their mean, or the last one."""
+    return {"geom": geometric_mean, "mean": statistics.fmean, "last": lambda times: times[-1]}[ranking_by](values)
+
+
+SCORES = {"geom": "geometric mean", "mean": "mean", "last": "last"}
+"""What each of them is called."""
+
+
 def geometric_mean(values: Sequence[float]) -> float:
     """Geometric mean of positive values: the score of a leaderboard."""
     return math.exp(statistics.fmean(math.log(value) for value in values))

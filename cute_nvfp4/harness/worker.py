@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import dsl_compat, provided, sandbox, timing
+from .folder.described import DESCRIBED, Described
+from .folder.structure import flattened
 from .integrity import Snapshot
 from .mapped import Mapped
 from .problem import Problem, get_problem
@@ -52,7 +54,7 @@ class Worker:
 
     def __init__(self, memory: Mapped, device: Connection, calls: int) -> None:
         self._memory, self._connection, self._calls = memory, device, calls
-        self._problem: Problem | None = None
+        self._problem: Problem | Described | None = None
         self._kernel: Any = None
         self._snapshot: Snapshot | None = None
         self._device = torch.device("cpu")
@@ -61,6 +63,7 @@ class Worker:
         self._workspace: Workspace | None = None
         self._outputs: dict[int, tuple[list, list]] = {}  # on a GPU, what each call returned, and copies of it
         self._returned: list[torch.Tensor] = []
+        self._structures: list[Any] = []  # of what calls returned, where a folder's problem leaves that to them
         self._clear: timing.ColdL2 | None = None
         self._hazards: dict[str, Any] = {}
 
@@ -69,7 +72,8 @@ class Worker:
     def load(self, *, problem: str, path: str, device: str, simulate: str, hazards: dict, aliases: bool) -> dict:
         """Imports the submission. simulate: the architecture of the GPU to simulate, "" for none; hazards: how those
         between streams are taken; aliases: whether names that the DSL has dropped are there."""
-        self._problem, self._device, self._hazards = get_problem(problem), torch.device(device), hazards
+        self._problem = DESCRIBED if problem == DESCRIBED.name else get_problem(problem)
+        self._device, self._hazards = torch.device(device), hazards
         adopt = (lambda tensor: tensor) if device == "cpu" else None
         if simulate:
             from .remote import SimulatedGpu
@@ -118,7 +122,8 @@ class Worker:
         self._synchronize()
         wall = _clock() - begin if self._gpu else wall
         left = len(set(_frames()) - threads)
-        return {"wall_ns": wall, "gpu_ns": gpu_ns, "outputs": described, "threads": left} | self._told()
+        told = {"wall_ns": wall, "gpu_ns": gpu_ns, "outputs": described, "threads": left}
+        return told | {"structures": self._structures} | self._told()
 
     def collect(self, *, index: int, inputs: bool) -> dict:
         """Describes what call ``index`` returned; hands it over, with that call's ``inputs`` as they are now."""
@@ -160,8 +165,8 @@ class Worker:
         self._begin()
         self._workspace.poison()
         for tensor in self._returned:
-            _fill(tensor, float("nan"))
-        self._returned, self._outputs = [], {}
+            _fill(tensor, float("nan") if tensor.is_floating_point() else 85)
+        self._returned, self._outputs, self._structures = [], {}, []
         self._synchronize()
         return [self._workspace.data(index) for index in order]
 
@@ -185,7 +190,7 @@ class Worker:
         """
         described = []
         for index, out in zip(order, outs):
-            returned = list(out) if isinstance(out, (list, tuple)) else [out]
+            returned = self._outputs_of(out)
             copies = [_clone(item) if type(item) is _Tensor else item for item in returned]
             if self._gpu:
                 self._outputs[index] = returned, copies
@@ -193,6 +198,15 @@ class Worker:
                 described.append(self._describe(index, returned, copies))
             self._remember(returned)
         return described
+
+    def _outputs_of(self, out: Any) -> list:
+        """The outputs of a call; of a folder's problem the tensors in what it returned, for which places are made."""
+        if self._problem is not DESCRIBED:
+            return list(out) if isinstance(out, (list, tuple)) else [out]
+        structure, tensors = flattened(out)
+        self._structures.append(structure)
+        self._workspace.expect([(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors])
+        return tensors
 
     def _remember(self, returned: list) -> None:
         """Notes which tensors of the submission's own to fill with NaN before the next calls."""
@@ -222,7 +236,8 @@ class Worker:
                 "strided": tensor.layout is torch.strided,
             }
             described.append(entry)
-            if not entry["strided"] or tensor.device.type != self._device.type or number >= len(results):
+            elsewhere = tensor.device.type != self._device.type and self._problem is not DESCRIBED
+            if not entry["strided"] or elsewhere or number >= len(results):
                 continue
             entry |= {"broadcast": _is_broadcast(tensor), "aliases": self._workspace.aliases(tensor)}
             at, slot = self._workspace.offset(tensor), results[number]
@@ -289,6 +304,7 @@ def launched_at(error: BaseException) -> str:
 
 
 def main() -> None:
+    """Runs one submission for the judge, in the folder that it may read."""
     control, device, arena, nbytes, calls = (int(argument) for argument in sys.argv[1:6])
     folder, judge = Path(sys.argv[6]), int(sys.argv[7])
     for descriptor in (control, device, arena):

@@ -6,7 +6,7 @@ On a GPU they lie in one block of its memory; elsewhere they are the arena itsel
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -76,6 +76,10 @@ class Workspace:
         """The place for output ``number`` of call ``index`` in the arena, and its offset."""
         slot, start = self.layout.results[number], 0 if self._adopt is None else index * self.layout.nbytes
         return tensor_at(self._arena, slot, start), start + slot.offset
+
+    def expect(self, kinds: Sequence[tuple[tuple[int, ...], str]]) -> None:
+        """Makes places for results of these shapes and dtypes, where the problem does not say which there are."""
+        self.layout = self.layout.with_results(kinds)
 
     def poison(self) -> None:
         """Fills every output with NaN; on a GPU only, as the judge does it elsewhere."""

@@ -18,11 +18,11 @@ from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.ops.row_product import RowProduct, row_product
 from cute_nvfp4.quantization.rules import resolve_rule
 from cute_nvfp4.runtime.backend import Backend
-from cute_nvfp4.runtime.simulating import world
+from cute_nvfp4.runtime.simulating import surroundings
 
 
 class NVFP4Linear(HeldWeight):
-    """y = x · Wᵀ + bias with W (N, K) in NVFP4 and x quantized to NVFP4 on the way in.
+    """A linear layer, y = x · Wᵀ + bias, with W (N, K) in NVFP4 and x quantized to NVFP4 on the way in.
 
     Weights are buffers (``weight_data``, ``weight_scale`` blocked and flat, ``weight_global_scale``), so that they
     move and save with the module and no optimizer sees them. The gradient flows to x and to the bias, through the
@@ -175,7 +175,15 @@ class NVFP4Linear(HeldWeight):
         if type(x) not in PLAIN or scale.requires_grad or (factor is not None and factor.requires_grad):
             return None
         # of a row's strides the second one matters
-        key = x.dtype, x.stride(1), x.device, x.data_ptr() & 31, self.input_rule, self.backend, world(not x.is_cuda)
+        key = (
+            x.dtype,
+            x.stride(1),
+            x.device,
+            x.data_ptr() & 31,
+            self.input_rule,
+            self.backend,
+            surroundings(not x.is_cuda),
+        )
         if key not in planned:
             planned[key] = row_product(x, scale, weight, self.input_rule, self.backend)
         return planned[key]

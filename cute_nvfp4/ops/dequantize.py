@@ -40,7 +40,7 @@ def dequantize(
     hadamard: Hadamard | int | None = None,
     backend: Backend = "auto",
 ) -> torch.Tensor:
-    """The values of ``x`` (``BlockScaledTensor.dequantize``), (MN, K) or (L, MN, K).
+    """Gives the values of ``x`` (``BlockScaledTensor.dequantize``), (MN, K) or (L, MN, K).
 
     ``hadamard``, if it was given to ``quantize``, rotates back; ``k`` then drops what ``pad`` added beyond it.
     ``backend``: a kernel gives torch's bits, in one launch. Torch does float64, and what is traced or differentiated.

@@ -37,6 +37,15 @@ class Fused(NamedTuple):
     values: torch.Tensor | None
 
 
+class FusedRequest(NamedTuple):
+    """What a fused operation is asked for. matrices: all that its kernel reads or writes beside the operand, (M, K)
+    each; quantized: what is done with the values; kind: of their global scale, as ``kind_of_scale`` says it."""
+
+    matrices: tuple[torch.Tensor | None, ...]
+    quantized: QuantizeRequest
+    kind: str
+
+
 def check_memory(
     read: Mapping[str, torch.Tensor], given: Any, out: BlockScaledTensor | None, residual_out: torch.Tensor | None
 ) -> None:

@@ -55,14 +55,14 @@ def gated_gemm(
     config: Plan | None = None,
     backend: Backend = "auto",
 ) -> torch.Tensor | BlockScaledTensor:
-    """C = gate(alpha · A · B1ᵀ) ∘ (alpha · A · B2ᵀ) in one kernel that reads A once: (L, M, N), or (M, N).
+    """Computes C = gate(alpha · A · B1ᵀ) ∘ (alpha · A · B2ᵀ) in one kernel that reads A once: (L, M, N), or (M, N).
 
     Args:
         a, b1, b2: (L, M, K), (L, N, K), (L, N, K), or without L, as ``gemm`` takes them; b1 and b2 of one format.
             b2 None: b1 is both, 2N rows with N a multiple of 128: first all rows of B1, then all of B2, or
             ``interleaved``: 128 rows of B1, 128 of B2, and so on (``interleave`` makes it). Neither is copied.
-            Or b1 is a gated ``PreparedWeight`` on sm_90a, both weights in one: a (M, K) is then numbers of its dtype,
-            or as for ``gemm``, and the result has that dtype by default, or is quantized by a launch of its own.
+            Or b1 is a gated ``PreparedWeight`` for sm_90a, which is both weights. Then a (M, K) is as for ``gemm``, and
+            the result has the weight's dtype by default; a quantized result takes a launch of its own.
         gate: "silu" (SwiGLU), "gelu_tanh" or "gelu_erf" (GEGLU), "relu", or "identity" (the product alone).
         alpha: a number, or a float32 tensor of one element: multiplies A, and so both products before the gate; so do
             the global scales of a and b1, or of a and b2. None is 1.
@@ -226,7 +226,7 @@ def _output(result: Any) -> tuple[Output, dict[str, Any]]:
 
 
 def _reference(r: Any) -> torch.Tensor:
-    """In float64, of operands of any layout."""
+    """Computes the request in float64; operands may have any layout."""
     weights, alpha = _weights(r.b1, r.b2), factor(r.alpha)
     products = [gemm_reference(r.a, b, alpha=alpha, out_dtype=torch.float64) for b in weights.values()]
     if len(products) == 1:

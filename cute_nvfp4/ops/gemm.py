@@ -52,17 +52,18 @@ def gemm(
     config: Plan | None = None,
     backend: Backend = "auto",
 ) -> torch.Tensor:
-    """C = alpha · A · Bᵀ + bias for block-scaled operands: (L, M, N), or (M, N) if they have no batch dimension.
+    """Multiplies: C = alpha · A · Bᵀ + bias, (L, M, N), or (M, N) if the operands have no batch dimension.
 
     Args:
-        a, b: (L, M, K) and (L, N, K), or (M, K) and (N, K): both NVFP4, both MXFP4, or both MXFP8 (E4M3 and E5M2 may
-            be mixed). K is a multiple of 32, scales are blocked (``scale_layout.to_blocked``). A block-scaled MMA reads
-            scales of NVFP4 as unsigned: they must not be negative. Padding of scales along K meets zeros, so it must be
-            finite (``to_blocked`` writes zeros). Global scales multiply the result. Or b is a
-            ``PreparedWeight`` (N, K) on sm_90a, and a (M, K) is numbers of its dtype, or block-scaled; or for a weight
-            in float8_e4m3fn a ``RowScaledTensor``, or bfloat16 or float16, of which a launch before makes one. Where b
-            is none, each call packs b there.
-        alpha: a number, any float32 one, or a float32 tensor of one element on the operands' device; None is 1.
+        a, b: block-scaled operands (L, M, K) and (L, N, K), or (M, K) and (N, K): both NVFP4, both MXFP4, or both MXFP8
+            (E4M3 and E5M2 may be mixed). K is a multiple of 32, and scales are blocked (``scale_layout.to_blocked``). A
+            block-scaled MMA reads scales of NVFP4 as unsigned, so they must not be negative. Scales beyond K must be
+            finite, because they meet zeros (``to_blocked`` writes zeros). Global scales multiply the result.
+
+            Or b is a ``PreparedWeight`` (N, K), for sm_90a. Then a (M, K) has the weight's dtype, or is block-scaled.
+            For a weight in float8_e4m3fn, a is a ``RowScaledTensor``, or bfloat16 or float16, which a launch before
+            quantizes. On sm_90a a call without a prepared weight packs b each time.
+        alpha: a number in the range of float32, or a float32 tensor of one element on the operands' device; None is 1.
         bias: (N,), or (L, N) for a batch: float16, bfloat16 or float32, contiguous along N; added in float32.
         out: where to put the result: of that shape, float16, bfloat16 or float32, contiguous along N or along M, rows
             and batches anywhere. Nothing may overlap the operands. Every element is written.

@@ -91,7 +91,7 @@ def host(config: GemmConfig) -> Any:
     if config.arch.generation == "sm120":
         from ..kernels.gemm.sm120 import host as sm120
 
-        return sm120.Gemm(config)
+        return sm120.MmaSyncGemm(config)
     from ..kernels.gemm.sm100 import host as sm100
 
-    return sm100.Gemm(config)
+    return sm100.Tcgen05Gemm(config)

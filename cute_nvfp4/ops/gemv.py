@@ -34,7 +34,7 @@ def gemv(
     backend: Backend = "auto",
     config: GemvPlan | None = None,
 ) -> torch.Tensor:
-    """c = alpha · A · b for NVFP4 operands: (L, M), or (M,) if ``a`` has no batch dimension.
+    """Computes c = alpha · A · b for NVFP4 operands: (L, M), or (M,) if ``a`` has no batch dimension.
 
     Args:
         a: (L, M, K) or (M, K), scales blocked or row-major, with or without a global scale.

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
+from ..grouped_rows import clamped
 from ..reference import GATES
-from .grouped_rows import clamped
 from .operator import LIBRARY, NAMESPACE, TAGS, Gradient, weight_of
 
 _WEIGHT = ("b", "b_global_scale", "up_global_scale", "alpha_tensor")

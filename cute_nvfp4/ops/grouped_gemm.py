@@ -13,7 +13,7 @@ from ..planning.gemm_problem import Plan
 from ..prepared_weight import PreparedWeight
 from ..reference import gemm_reference
 from ..runtime.backend import Backend
-from ..runtime.simulating import world
+from ..runtime.simulating import surroundings
 from ..target import Target
 from .arguments import ACTIVATIONS, LIST, OUTPUT, TENSOR
 from .checks import ALL_FORMATS, check_format, check_formats, inputs, refuse_gate, span, split_alpha
@@ -41,14 +41,14 @@ def grouped_gemm(
     config: Plan | None = None,
     backend: Backend = "auto",
 ) -> list[torch.Tensor]:
-    """Cᵢ = alphaᵢ · Aᵢ · Bᵢᵀ for a list of problems of any sizes, in one launch: a list of (Mᵢ, Nᵢ).
+    """Computes Cᵢ = alphaᵢ · Aᵢ · Bᵢᵀ for a list of problems of any sizes, in one launch: a list of (Mᵢ, Nᵢ).
 
     Args:
         problems: pairs (a, b) of (M, K) and (N, K), each with sizes of its own; formats and scales as in ``gemm``, the
             same formats in all groups. None instead of an operand stands for one of no rows: its result has none
             either, (0, N) or (M, 0). At most 1024 groups have rows. K is at least 32: an operand without columns
-            cannot be built, and no result is all zeros for want of K. Or each b is a ``PreparedWeight`` (N, K) on
-            sm_90a, of one dtype, and each a is numbers (M, K) of that dtype, or each NVFP4.
+            cannot be built, and no result is all zeros for want of K. Or each b is a ``PreparedWeight`` (N, K), for
+            sm_90a, all of one dtype; then every a (M, K) has that dtype, or every a is NVFP4.
         gate: with prepared weights of gate and up, each result is gate(A · gateᵀ) ∘ (A · upᵀ): as in ``gated_gemm``.
         alpha: a number, or a float32 tensor on the operands' device of one element, or of one for each group.
         out: where to put the results: contiguous along N, all of one dtype. Nothing may overlap.
@@ -91,7 +91,7 @@ def _key(problems: Sequence[Pair], gate: str, alpha: Any, out: Any, *options: An
     ]
     outs = tuple(map(OUTPUT, out)) if isinstance(out, (list, tuple)) else type(out)
     first = next(x for x in reversed(problems[0]) if x is not None)
-    return (*pairs, *map(arranged, scales), gate, TENSOR(alpha), outs, *options, world(first.key.on_cpu))
+    return (*pairs, *map(arranged, scales), gate, TENSOR(alpha), outs, *options, surroundings(first.key.on_cpu))
 
 
 def _check(r: Any) -> list[torch.Tensor]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import OperandError, OperandTypeError
+from ..grouped_rows import GroupedRows, clamped, wrong_offset
 from ..kernels.gemm.arguments import GroupedArguments, GroupFactor, GroupOffsets, Output
 from ..operand import BlockScaledTensor
 from ..planning.gemm_problem import Plan
@@ -30,8 +31,7 @@ from .checks import (
     split_alpha,
 )
 from .grouped_launch import KERNEL, aligned, group_record, planned_groups
-from .grouped_rows import GroupedRows, checked_status, clamped, status_of, wrong_offset
-from .groups import alpha_of_group, check_rows, store_rows
+from .groups import alpha_of_group, check_rows, checked_status, status_of, store_rows
 from .operands import check_operands, check_signs_of
 from .operation import Operation
 from .planned import PlannedCall
@@ -53,12 +53,12 @@ def grouped_gemm_contiguous(
     config: Plan | None = None,
     backend: Backend = "auto",
 ) -> torch.Tensor:
-    """Rows of group e of A times the matrix e of a stack B: C[r] = alphaₑ · A[r] · B[e]ᵀ, (T, N), a mixture of experts.
+    """Multiplies rows of group e of A by matrix e of a stack B: C[r] = alphaₑ · A[r] · B[e]ᵀ, (T, N): experts.
 
     Args:
         a: rows (T, K) of E groups with their offsets; b: (E, N, K), of the same format. Groups may have no rows. Or b
-            is a ``PreparedWeight`` (E, N, K) on sm_90a, and a is numbers (T, K) of its dtype, or NVFP4.
-        offsets: of a that is numbers, as those of ``GroupedRows``.
+            is a ``PreparedWeight`` (E, N, K), for sm_90a, and a (T, K) has its dtype, or is NVFP4.
+        offsets: the groups' offsets, where a has none of its own; as those of ``GroupedRows``.
         gate: with a prepared weight of gate and up, the result is gate(A · gateᵀ) ∘ (A · upᵀ): as in ``gated_gemm``.
         alpha: a number, or a float32 tensor on the operands' device of one element, or of one for each group.
         out, out_dtype, config, backend: as in ``grouped_gemm``. Rows of no group are not written.

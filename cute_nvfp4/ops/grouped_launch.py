@@ -42,10 +42,10 @@ def _host(config: GroupedConfig) -> Callable[..., Any]:
     if config.arch.generation == "sm120":
         from ..kernels.gemm.sm120 import host as sm120
 
-        return sm120.GroupedGemm(config)
+        return sm120.MmaSyncGroupedGemm(config)
     from ..kernels.gemm.sm100 import host as sm100
 
-    return sm100.GroupedGemm(config)
+    return sm100.Tcgen05GroupedGemm(config)
 
 
 KERNEL = Kernel("grouped_gemm", GroupedArguments, _host, can_implement_grouped)

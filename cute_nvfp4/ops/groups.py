@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -97,8 +98,28 @@ def check_spans(spans: list[tuple[int, int, str, int, bool]]) -> None:
 
 
 def check_rows(name: str, out: torch.Tensor) -> None:
+    """Raises unless the rows of an output are contiguous."""
     if out.shape[-1] > 1 and out.stride(-1) != 1:
         raise OperandError.of(f"stride of {name} along N", got=out.stride(-1), expected="1")
+
+
+def checked_status(status: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    """The word in which a kernel says what is wrong with offsets: the caller's, checked, or a new one."""
+    if status is None:
+        return torch.empty(1, dtype=torch.int32, device=device)
+    if not isinstance(status, torch.Tensor) or status.dtype is not torch.int32:
+        got = status.dtype if isinstance(status, torch.Tensor) else type(status).__name__
+        raise OperandTypeError.of("status", got=got, expected="a torch.int32 tensor")
+    check_dense("status", status)
+    if status.numel() != 1 or status.device != device:
+        got = f"shape {tuple(status.shape)} on {status.device}"
+        raise OperandError.of("status", got=got, expected=f"one element on {device}")
+    return status
+
+
+def status_of(device: torch.device) -> dict[str, Callable[[], torch.Tensor]]:
+    """What makes the word of a call that gives none."""
+    return {"status": functools.partial(checked_status, None, device)}
 
 
 def alpha_of_group(alpha: Any, group: int) -> Any:

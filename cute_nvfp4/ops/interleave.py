@@ -13,10 +13,10 @@ from .checks import check_formats, check_product
 
 
 def interleave(b1: BlockScaledTensor, b2: BlockScaledTensor) -> BlockScaledTensor:
-    """One weight of 2N rows from two of N: blocks of 128 rows of b1 and b2 in turn. A copy; for loading a model.
+    """Makes one weight of 2N rows from two of N: blocks of 128 rows of b1 and b2 in turn. A copy; for loading a model.
 
-    Both have N rows, a multiple of 128, blocked scales, and equal global scales or none. On a GPU, which is not waited
-    for, global scales that differ make the result's NaN, and so every value.
+    Both have N rows, a multiple of 128, blocked scales, and equal global scales or none. On a GPU nothing waits for the
+    device: global scales that differ make the result's global scale, and so every value, NaN.
 
     Raises:
         OperandError: operands that do not fit together; on the CPU also global scales that differ.

@@ -27,7 +27,7 @@ from .moe.layer import MOE
 from .moe.operator import ARGUMENTS, ExpertsOperator
 from .operator import Operator, rebuilt, refuse_gradients, weight_of
 from .prepared_weight.gemm import PREPARED_GEMM, quantized_scale
-from .quantize import QUANTIZE, request_of
+from .quantize import QUANTIZE
 from .quantize_request import checked_global_scale, choose_backend
 from .quantize_rows import QUANTIZE_ROWS
 from .quantized_operators import DequantizedValues, QuantizedParts, Quantizer, RowsInFp8, SiluMulParts
@@ -110,6 +110,7 @@ class ListOutput(Operator):
 
 
 def check_one_format(name: str, side: list) -> None:
+    """Raises unless the operands of one side, those that are not None, have one format."""
     formats = list(dict.fromkeys(x.format.name for x in side if x is not None))
     if len(formats) > 1:
         raise OperandError.of(f"format of {name}", got=formats[1], expected=formats[0])
@@ -302,7 +303,7 @@ def _gated(request: Any) -> Operator:
 
 def _quantize(request: Any) -> Operator | None:
     """None where exact torch runs, whose operations a graph records one by one."""
-    kernels = choose_backend(request.backend, request_of(request)).backend != "reference"
+    kernels = choose_backend(request.backend, request.described).backend != "reference"
     return TABLE["quantize"] if kernels else None
 
 

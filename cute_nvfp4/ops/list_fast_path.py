@@ -16,9 +16,9 @@ from torch import Tensor, is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
 from ..operand import span_bytes
-from ..runtime.apart import overlap
 from ..runtime.bounded import Bounded
-from ..runtime.simulating import world
+from ..runtime.overlap import overlap
+from ..runtime.simulating import surroundings
 from .dispatch import increment_versions, modes
 from .groups import GroupsCall
 from .list_launch import NO_ROOM, Pair, reader
@@ -51,7 +51,7 @@ def remember(call: Any, results: list[Tensor], problems: Any, gate: str, out: An
 def _key(problems: Sequence[Pair], gate: str, out: Any, out_dtype: Any, backend: Any) -> tuple:
     kinds = [b.key if type(a) is Tensor else (a.key, b.key) for a, b in problems]
     count = None if out is None else len(out)
-    return *kinds, gate, out_dtype, backend, count, world(problems[0][1].key.on_cpu)
+    return *kinds, gate, out_dtype, backend, count, surroundings(problems[0][1].key.on_cpu)
 
 
 class RepeatedCall:

@@ -9,7 +9,7 @@ import torch
 
 from ..errors import OperandError
 from ..operand import span_bytes
-from ..runtime.apart import Apart
+from ..runtime.overlap import OverlapCheck
 from .calls import as_alpha
 from .groups import GroupsCall, rows_of
 from .list_launch import ListLaunch, Pair
@@ -46,7 +46,7 @@ def preparation_of_list(
         (*launch.values(problems, outs, scalar, alpha), *(x.data_ptr() for x in apart)),
         {"a": [a for a, _ in problems], "b": [b for _, b in problems], "out": outs},
         slots | {"out": [[(None, first + i)] for i in range(len(outs))]},
-        Apart(sizes, written),
+        OverlapCheck(sizes, written),
         lambda given: ([*zip(given["a"], given["b"])], given["out"], alpha),
     )
 

@@ -22,7 +22,7 @@ from ..errors import OperandError
 from ..runtime.backend import resolve
 from ..runtime.bounded import Bounded
 from ..runtime.kernel import Kernel
-from ..runtime.simulating import SESSIONS, session_number, world
+from ..runtime.simulating import SESSIONS, session_number, surroundings
 from ..runtime.torch_private import increment_versions
 from ..target import Target
 from ..tensors import check_all_dense
@@ -59,7 +59,7 @@ its kind, is new, or is recorded by torch takes the other road."""
 _SCOPE = {
     **{"Tensor": Tensor, "PLAIN_TYPES": PLAIN_TYPES, "modes": modes, "is_grad_enabled": is_grad_enabled},
     **{"is_dynamo_compiling": is_dynamo_compiling, "increment_versions": increment_versions, "written_to": written_to},
-    **{"world": world, "session_number": session_number, "SESSIONS": SESSIONS, "modules": sys.modules},
+    **{"surroundings": surroundings, "session_number": session_number, "SESSIONS": SESSIONS, "modules": sys.modules},
 }
 """What the expressions of that road name."""
 
@@ -84,14 +84,15 @@ class Operation:
     """An operation, of what is its own.
 
     function: has the arguments, in order; a *request* is a record of them. arguments: their kinds, by name; others are
-    compared as they are. check: raises where they do not fit, and gives the output, the caller's or a new one.
-    reference: exact torch, of a request whose ``out`` is like the result. plan: from such a request and a target to the
-    call. key: makes the key, where it is not that of the arguments. target: where a request with such an output runs.
-    store: writes an exact result to an output; None: the reference makes or writes the output itself. overlaps: raises
-    where a given output overlaps an input. vary: what may vary in a call that ``prepare`` made; preparable: whether it
-    takes the operation; prepared: makes the preparation of a call. instead: the operation and the request that a
-    request is in fact, or None. follows: whether torch is asked for a gradient of arguments that require one. outs: the
-    arguments that are written; count: the expression that tells autograd of them.
+    compared as they are. describe: raises where a request asks for what cannot be, and says what it asks for: that is
+    done once, and is ``request.described`` to all that follow. check: raises where they do not fit, and gives the
+    output, the caller's or a new one. reference: exact torch, of a request whose ``out`` is like the result. plan: from
+    such a request and a target to the call. key: makes the key, where it is not that of the arguments. target: where a
+    request with such an output runs. store: writes an exact result to an output; None: the reference makes or writes
+    the output itself. overlaps: raises where a given output overlaps an input. vary: what may vary in a call that
+    ``prepare`` made; preparable: whether it takes the operation; prepared: makes the preparation of a call. instead:
+    the operation and the request that a request is in fact, or None. follows: whether torch is asked for a gradient of
+    arguments that require one. outs: the arguments that are written; count: the expression that tells autograd of them.
     """
 
     operator: Callable[[Any], Operator | None] = staticmethod(lambda request: None)
@@ -103,6 +104,7 @@ class Operation:
         arguments: Mapping[str, Argument],
         *,
         check: Callable[[Any], Any],
+        describe: Callable[[Any], Any] | None = None,
         reference: Callable[[Any], Any],
         plan: Callable[[Any, Target], Callable[..., Any]],
         key: Callable[..., Any] | None = None,
@@ -121,7 +123,7 @@ class Operation:
         self.name, self.fields = function.__name__, tuple(self._signature.parameters)
         parameters = self._signature.parameters.items()
         self.defaults = {name: None if x.default is x.empty else x.default for name, x in parameters}
-        self.request = namedtuple("Request", self.fields)
+        self.request = _request_type(self.fields, describe)
         self._check, self._reference, self._plan, self._store = check, reference, plan, store
         self._overlaps, self._vary, self._instead, self._prepared = overlaps, vary, instead, prepared
         self._target = target or _target_of_output
@@ -146,7 +148,7 @@ class Operation:
             places = [kind.on_cpu.format(x=x) for x, kind in kinds.items() if kind.on_cpu]
             # an operand says it sooner than a tensor
             place = max(reversed(places), key=lambda x: ".key." in x)
-            around = f"world(True) if {place} else session_number() if SESSIONS in modules else 0"
+            around = f"surroundings(True) if {place} else session_number() if SESSIONS in modules else 0"
             source = f"({of_all('key', ', ')}, {around})"
         scope = _SCOPE | {"operation": self, "key": key}
         exec(
@@ -208,12 +210,12 @@ class Operation:
             refuse_config(getattr(request, "config", None))
             call = functools.partial(self._exact, like=out)
         else:
-            call = self._plan(request._replace(out=out), target)
+            call = self._plan(request if request.out is out else request._replace(out=out), target)
         self.calls[self.key(*given)] = getattr(call, "run", call)
         return call
 
     def _exact(self, *given: Any, like: Any) -> Any:
-        """By exact torch. like: a result of the same kind."""
+        """Computes the request in exact torch. like: a result of the same kind."""
         request = self.request(*given)
         if request.out is not None:
             self._overlaps(request)
@@ -274,5 +276,28 @@ class Operation:
         return PlannedCall(launch, new, self._outs, self.overlapping, **options)
 
 
+def _request_type(fields: Sequence[str], describe: Callable[[Any], Any] | None) -> type:
+    """The record of an operation's arguments; ``described`` is what ``describe`` says of one, asked once."""
+    plain = namedtuple("Request", fields)
+    if describe is None:
+        return plain
+
+    def described(request: Any) -> Any:
+        # a trace describes anew: it does not follow what a record keeps
+        kept = {} if is_dynamo_compiling() else vars(request)
+        if "described" not in kept:
+            kept["described"] = describe(request)
+        return kept["described"]
+
+    return type("Request", (plain,), {"described": property(described)})
+
+
 def _target_of_output(request: Any, out: Any) -> Target:
     return resolve(request.backend, (out[0] if isinstance(out, (list, tuple)) else out).device)
+
+
+quantizing = functools.partial(
+    Operation, store=None, follows=False, target=lambda request, out: resolve(request.backend, request[0].device)
+)
+"""An ``Operation`` that quantizes a tensor, its first argument, whose gradient nobody follows, and makes or writes the
+parts of the result itself."""

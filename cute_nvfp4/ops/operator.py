@@ -17,6 +17,7 @@ import torch
 
 from ..errors import OperandError
 from ..formats import FORMATS
+from ..grouped_rows import GroupedRows
 from ..operand import BlockScaledTensor
 from ..prepared_weight import PreparedWeight
 from ..quantization.rules import resolve_format
@@ -24,7 +25,6 @@ from ..row_scaled import RowScaledTensor
 from ..scale_layout import blocked_flat
 from .checks import number, split_alpha
 from .dispatch import requires_grad, written_to
-from .grouped_rows import GroupedRows
 
 NAMESPACE = "cute_nvfp4"
 LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")

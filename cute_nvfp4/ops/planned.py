@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from ..operand import span_bytes
-from ..runtime.apart import Apart
 from ..runtime.kernel import Kernel
 from ..runtime.launch import Launcher, SimLauncher, Tensors
+from ..runtime.overlap import OverlapCheck
 from ..target import Target
 
 WRITTEN = ("out", "status", "scratch", "data", "scale", "computed", "values", "residual_out")
@@ -77,14 +77,14 @@ class PlannedLaunch:
         found = given[self.fields.index(field)]
         return attrgetter(part)(found) if part else found
 
-    def _apart(self) -> Apart:
+    def _apart(self) -> OverlapCheck:
         """What outputs must be apart from: everything that is read elsewhere, and each other's parts."""
         sizes = {place: span_bytes(self._tensors[path]) for place, path in self._places.items()}
         written = [i for i, path in self._places.items() if path in self._written]
         outs = [(i, sizes[i]) for i in written if self._places[i].split(".")[0] in ("out", "residual_out")]
         in_place = {_where(self._tensors[path]) for path in self._written}
         elsewhere = {path for path, x in self._tensors.items() if _where(x) not in in_place}
-        return Apart({i: size for i, size in sizes.items() if self._places[i] in elsewhere}, outs)
+        return OverlapCheck({i: size for i, size in sizes.items() if self._places[i] in elsewhere}, outs)
 
     def touched(self, *given: Any) -> Tensors:
         """Every tensor that the launch may touch, by name. given: the fields of a call."""
@@ -225,7 +225,7 @@ class Preparation:
     values: tuple
     operands: dict[str, Any]
     slots: dict[str, Sequence]
-    apart: Apart
+    apart: OverlapCheck
     owners: Callable[[dict[str, Any]], tuple]
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ from .tensor_guards import TensorGuards
 
 
 def prepare(operation: Callable[..., Any], *operands: Any, vary: Sequence[str] = (), **options: Any) -> Prepared:
-    """``operation(*operands, **options)`` as a callable that decides nothing any more: for a loop over the same shapes.
+    """Plans ``operation(*operands, **options)`` once; the callable that it gives only launches.
 
     ::
 
@@ -33,13 +33,14 @@ def prepare(operation: Callable[..., Any], *operands: Any, vary: Sequence[str] =
 
     Args:
         operation: ``gemv``, ``gemm``, ``quantize``, or ``gated_gemm`` or ``grouped_gemm`` of prepared weights.
-        operands, options: its arguments. They are kept; without ``out`` one is made, which every call writes to.
+        operands, options: the operation's arguments, which are kept. Without ``out`` an output is made, which every
+            call writes to.
         vary: names of operands that each call gives, in this order: of products "a", "b" and "out"; of quantize
-            "x" and "out". They are like those given here in all but values and where they lie: their addresses are
-            multiples of the same powers of two, up to 32 bytes. The others stay where they are. Those of
+            "x" and "out". They may differ from those given here in values and addresses alone, and the addresses are
+            multiples of the same powers of two, up to 32 bytes. All other operands stay where they are. Those of
             ``grouped_gemm`` are lists: of all x, all weights, all results.
 
-    A call returns what the operation returns, of the same bits. Preparing compiles and loads the kernel, and runs
+    A call returns what the operation returns, bit for bit. Preparing compiles and loads the kernel, and runs
     nothing. Threads may share the result.
 
     Raises:

@@ -36,15 +36,16 @@ def prepare_weight(
     """Repacks a weight (N, K) for ``gemm(x, weight)`` on a Hopper GPU, once, when a model is loaded;
     or a stack (L, N, K) for ``grouped_gemm_contiguous``.
 
-    The result takes as many bytes (rows padded to 128, K to 128) and stands for the same numbers, bit for bit.
+    The result takes as many bytes (rows padded to 128, K to 128) and has the same values, bit for bit.
 
     Args:
-        weight: an operand, scales in any layout, of either sign. K is a multiple of a block.
-            Scales of MXFP4 lie within a factor of 2**30 (float16: 2**24), but for blocks of zeros: they are read here,
-            once, and a power of two may become the result's global scale. So do those of MXFP8 for float16: 2**22, of
-            E5M2 2**8. For bfloat16 they may have any value. Of a block of MXFP8 with a NaN or infinity all becomes NaN.
-        up: another like it: the result is both, for ``gated_gemm(x, result)``; the gate takes the product of
-            ``weight``. Both have a global scale, each its own, or none.
+        weight: a block-scaled operand; scales in any layout and of either sign. K is a multiple of a block.
+            Scales of MXFP4, blocks of zeros apart, must lie within a factor of 2**30 (for float16 2**24). They are read
+            here, once, and a power of two may become the result's global scale. For float16 those of MXFP8 must lie
+            within 2**22 (E5M2: 2**8); for bfloat16 they may have any value. A block of MXFP8 with a NaN or an infinity
+            becomes NaN altogether.
+        up: a second weight like it. The result is then both, for ``gated_gemm(x, result)``, and the gate takes the
+            product of ``weight``. Either both have a global scale, or none has.
         dtype: bfloat16 or float16: that of the x it will be multiplied with. An NVFP4 x takes float16. float8_e4m3fn is
             for x in FP8 (``RowScaledTensor``), on sm_90a: elements of NVFP4 times their scales are rounded to E4M3 when
             they are multiplied, as the result's ``dequantize`` says; MXFP4 stays exact, and is refused where scales of

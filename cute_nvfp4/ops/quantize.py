@@ -21,7 +21,7 @@ from ..scale_layout import to_blocked
 from ..target import Target
 from .arguments import TENSOR, TYPED, Argument
 from .checks import DTYPE_NAMES
-from .operation import Operation
+from .operation import quantizing
 from .planned import PlannedCall, Preparation
 from .quantize_launch import QUANTIZE as KERNEL
 from .quantize_launch import (
@@ -72,7 +72,7 @@ def quantize(
     out: BlockScaledTensor | None = None,
     backend: Backend = "auto",
 ) -> BlockScaledTensor | RowScaledTensor:
-    """``x`` in a block-scaled format: data and scales as ``uint8``, ready for the products of this library.
+    """Quantizes ``x`` to a block-scaled format: data and scales as ``uint8``, ready for the products of this library.
 
     Args:
         x: float32, float16 or bfloat16; (MN, K) or (L, MN, K), or (K,), which is taken as (1, K) because operands are
@@ -127,23 +127,21 @@ def quantize(
     return QUANTIZE.call(x, format, rule, global_scale, *options, out, backend)
 
 
-def request_of(r: Any) -> QuantizeRequest:
-    """What is to be quantized, of the arguments of ``quantize``, which are checked."""
+def _describe(r: Any) -> QuantizeRequest:
     options = {name: getattr(r, name) for name in _OPTIONS}
     return checked_request(r.x, r.format, r.rule, generator=r.generator, hessian=r.hessian, **options)
 
 
 def _check(r: Any) -> BlockScaledTensor | None:
-    request = request_of(r)
+    request = r.described
     if r.out is not None:
         check_out(r.out, request, r.global_scale)
     return r.out
 
 
 def _target(r: Any, out: Any) -> Target:
-    request = request_of(r)
-    choice = choose_backend(r.backend, request)
-    return resolve("reference" if choice.backend == "reference" else r.backend, request.source.matrices.device)
+    choice = choose_backend(r.backend, r.described)
+    return resolve("reference" if choice.backend == "reference" else r.backend, r.x.device)
 
 
 def _check_memory(r: Any) -> None:
@@ -154,7 +152,7 @@ def _check_memory(r: Any) -> None:
 
 def plan_quantize(r: Any, target: Target, cluster: int | None = None) -> Callable[..., BlockScaledTensor]:
     """The planned call: x is copied first where the kernels cannot read it. cluster: as in ``planning.quantize``."""
-    request = request_of(r)
+    request = r.described
     x, (batch, rows, k), device = request.source.matrices, request.source.matrices.shape, r.x.device
     transposed = lies_transposed(x, request.tile, request.rule.choice)
     if not transposed and readable(x) is not x:
@@ -209,7 +207,7 @@ class CopiedFirst:
 
 
 def _reference(r: Any) -> BlockScaledTensor:
-    request = request_of(r)
+    request = r.described
     factor = global_scale_of(r.global_scale, request)
     device, k, hessian = request.source.matrices.device, request.source.k, request.hessian
     blocks = None if hessian is None else hessian_blocks(hessian, k, request.format, device)
@@ -224,7 +222,7 @@ def _reference(r: Any) -> BlockScaledTensor:
 
 def _overlaps(r: Any) -> None:
     """Checks memory, which a tensor that stands for others has not."""
-    if not request_of(r).recorded:
+    if not r.described.recorded:
         _check_memory(r)
 
 
@@ -251,19 +249,18 @@ def _refuse_options(r: Any) -> None:
 
 
 _OPTIONS = ("block_2d", "rounding", "hadamard", "transpose", "axis", "pad", "scale_layout")
-QUANTIZE = Operation(
+QUANTIZE = quantizing(
     quantize,
     {
         **{"x": MATRIX, "global_scale": SCALE, "hessian": TENSOR._replace(plain="", followed="", on_cpu="")},
         **{"generator": Argument("{x} is None"), "hadamard": TYPED, "axis": TYPED, "out": RESULT},
     },
+    describe=_describe,
     check=_check,
     reference=_reference,
     plan=plan_quantize,
     target=_target,
-    store=None,
     overlaps=_overlaps,
-    follows=False,
     count=COUNT_RESULT,
     instead=_refuse_options,
     prepared=_prepared,
@@ -274,9 +271,9 @@ QUANTIZE = Operation(
 def explain_backend(
     x: torch.Tensor, format: str | Format = "nvfp4", rule: str = "max", *, backend: Backend = "auto", **options: Any
 ) -> BackendChoice:
-    """What ``quantize`` with these arguments runs: ``(backend, reason)``, a named tuple.
+    """Says what ``quantize`` with these arguments runs: ``(backend, reason)``, a named tuple.
 
-    ``backend`` is "cuda", "sim" or "reference", ``reason`` says why it is not the kernels' (empty where it is).
+    ``backend`` is "cuda", "sim" or "reference". ``reason`` says why the kernels do not run (empty where they do).
     ``options`` are those of ``quantize``. Nothing is quantized, and nothing waits for the device.
 
     Raises:
@@ -297,7 +294,7 @@ def _stored(result: BlockScaledTensor, out: BlockScaledTensor) -> BlockScaledTen
 
 
 def tensor_amax(x: torch.Tensor, *, hadamard: Hadamard | int | None = None) -> torch.Tensor:
-    """The largest finite magnitude of ``x``, rotated first if asked: float32, no dimensions; 0 if there is none."""
+    """Finds the largest finite magnitude of ``x``, rotated first if asked: float32, 0 if there is none."""
     views, rotation = matrices(x), resolve_hadamard(hadamard)
     size = 1 if rotation is None else rotation.size
     return amax(Source(views, -(-views.shape[-1] // size) * size, rotation, 1))

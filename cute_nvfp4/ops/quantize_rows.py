@@ -18,13 +18,13 @@ from ..kernels.quantize.fp8_config import (
 )
 from ..operand import address_of, is_wrapper, row_alignment
 from ..row_scaled import FP8, RowScaledTensor, by_rows
-from ..runtime.backend import Backend, resolve
+from ..runtime.backend import Backend
 from ..runtime.kernel import Kernel
 from ..target import Target
 from .arguments import TENSOR, Argument
 from .calls import allocator
 from .checks import DTYPE_NAMES, check_overlap
-from .operation import Operation
+from .operation import quantizing
 from .planned import PlannedCall
 
 
@@ -110,15 +110,12 @@ def _host(config: Fp8RowsConfig) -> Callable[..., Any]:
 
 
 KERNEL = Kernel("quantize_fp8_rows", Fp8RowsArguments, _host, can_implement)
-QUANTIZE_ROWS = Operation(
+QUANTIZE_ROWS = quantizing(
     rows_in_fp8,
     {"x": TENSOR, "out": Argument("(None if {x} is None else {x}.key)")},
     check=_check,
     reference=_reference,
     plan=_plan,
-    target=lambda r, out: resolve(r.backend, r.x.device),
-    store=None,
     overlaps=_check_memory,
-    follows=False,
     count="increment_versions((out.data, out.scale))",
 )

@@ -14,7 +14,6 @@ from ..runtime.torch_private import is_exporting
 from ..scale_layout import blocked_bytes, blocked_flat, blocked_view
 from .fused import Fused
 from .operator import Operator, operand
-from .quantize import request_of
 from .quantize_request import checked_global_scale, kind_of_scale
 from .silu_mul_quantize import halves
 
@@ -148,7 +147,7 @@ class Quantizer(QuantizedParts):
     results = ("out", "out_scale", "out_global_scale")
 
     def described(self, request: Any) -> dict[str, Any]:
-        described = request_of(request)
+        described = request.described
         rotation, source = described.source.rotation, described.source
         values = super().described(request) | {"x": source.matrices, "rule": described.rule.name, "ndim": 3}
         values["seed"] = request.generator if described.rounding == "stochastic" else None

@@ -16,17 +16,17 @@ from ..operand import BlockScaledTensor
 from ..planning.fused import RmsnormProblem, choose_rmsnorm
 from ..planning.quantize import QuantizeProblem
 from ..quantization.rules import resolve_format, resolve_rule
-from ..runtime.backend import Backend, resolve, sm_count
+from ..runtime.backend import Backend, sm_count
 from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
 from ..target import Target, architecture
 from ..tensors import check_dense
 from .arguments import TYPED, Argument
 from .checks import DTYPE_NAMES
-from .dispatch import is_recorded
 from .fused import (
     ComputedScale,
     Fused,
+    FusedRequest,
     ReadableFirst,
     check_memory,
     checked_matrix,
@@ -37,7 +37,7 @@ from .fused import (
     quantized_values,
     readable,
 )
-from .operation import Operation
+from .operation import quantizing
 from .quantize_launch import Results, quantize_arguments, quantized_output
 from .quantize_request import COUNT_RESULT, MATRIX, RESULT, SCALE
 
@@ -65,7 +65,7 @@ def rmsnorm_quantize(
     residual_out: torch.Tensor | None = None,
     backend: Backend = "auto",
 ) -> BlockScaledTensor | RmsnormQuantized:
-    """rmsnorm(x + residual) · weight, quantized, in one pass over x.
+    """Computes rmsnorm(x + residual) · weight and quantizes it, in one pass over x.
 
     Args:
         x: (M, K) or (K,), float32, float16 or bfloat16, any row stride. Its gradient is not followed.
@@ -111,16 +111,17 @@ def rmsnorm_quantize(
     return RmsnormQuantized(found.quantized, new, found.values if return_normed else None)
 
 
+def _describe(r: Any) -> FusedRequest:
+    matrices = checked_inputs(r.x, r.weight, r.residual, r.eps, r.residual_out)
+    return FusedRequest(matrices, *checked_quantization(matrices[0], r))
+
+
 def _check(r: Any) -> BlockScaledTensor | None:
-    rows, _, new = checked_inputs(r.x, r.weight, r.residual, r.eps, r.residual_out)
-    recorded = is_recorded(r.x)
-    if new is not None and not recorded:
-        if readable(new) is not new:
+    (_, _, new), request, _ = r.described
+    if not request.recorded:
+        if new is not None and readable(new) is not new:
             got = f"address {new.data_ptr():#x}, strides {new.stride()}"
             raise OperandError.of("residual_out", got=got, expected="contiguous rows at multiples of 16 bytes")
-        _check_memory(r._replace(out=None))
-    checked_quantization(rows, r)
-    if not recorded:
         _check_memory(r)
     return r.out
 
@@ -131,8 +132,7 @@ def _check_memory(r: Any) -> None:
 
 
 def _plan(r: Any, target: Target) -> Callable[..., Fused]:
-    rows, old, new = checked_inputs(r.x, r.weight, r.residual, r.eps, r.residual_out)
-    request, kind = checked_quantization(rows, r)
+    (rows, old, new), request, kind = r.described
     if kind == "computed":
         return ComputedScale(RMSNORM, _check_memory, "return_normed")
     if any(x is not None and readable(x) is not x for x in (rows, old, r.weight)):
@@ -170,7 +170,7 @@ def _copied(r: Any) -> Any:
 
 
 def _reference(r: Any) -> Fused:
-    """By exact torch."""
+    """Computes the request in exact torch."""
     x, weight, residual = (None if t is None else t.detach() for t in (r.x, r.weight, r.residual))
     rows, new = x if x.ndim == 2 else x[None], r.residual_out
     if residual is not None:
@@ -258,19 +258,17 @@ KERNEL = Kernel("rmsnorm_quantize", RmsnormArguments, _host)
 _SAME = "{{x}}.data_ptr() == {0}.data_ptr() and {{x}}.stride() == {0}.stride()"
 # whether it is x, or the old residual: without one it is refused
 _RESIDUAL_OUT = f"(None if {{x}} is None else ({MATRIX.key}, {_SAME.format('x')}, {_SAME.format('residual')}))"
-RMSNORM = Operation(
+RMSNORM = quantizing(
     rmsnorm_quantize,
     {
         **{"x": MATRIX, "weight": MATRIX.or_none(), "residual": MATRIX.or_none(), "global_scale": SCALE, "eps": TYPED},
         **{"out": RESULT, "residual_out": Argument(_RESIDUAL_OUT)},
     },
+    describe=_describe,
     check=_check,
     reference=_reference,
     plan=_plan,
-    target=lambda r, out: resolve(r.backend, r.x.device),
-    store=None,
     overlaps=_check_memory,
-    follows=False,
     outs=("out", "residual_out"),
     count=f"(out and {COUNT_RESULT}, None if residual_out is None else increment_versions((residual_out,)))",
 )

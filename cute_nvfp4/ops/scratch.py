@@ -31,7 +31,7 @@ class LikeScratch(NamedTuple):
 
 
 def scratch_of(floats: int, words: int, target: Target, device: torch.device) -> Scratch:
-    """At least so many of each, which no other launch uses at the same time.
+    """Gives scratch memory of at least ``floats`` and ``words``, which no other launch uses at the same time.
 
     Launches of a stream follow each other, so they share what is kept for it. A launch that a CUDA graph records has
     its own, because the graph may run beside that stream: its flags come from a pool, so that no node of the graph

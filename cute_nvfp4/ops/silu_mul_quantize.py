@@ -14,15 +14,15 @@ from ..operand import BlockScaledTensor
 from ..planning.fused import FusedProblem, choose_silu_mul
 from ..planning.quantize import QuantizeProblem
 from ..quantization.rules import resolve_format, resolve_rule
-from ..runtime.backend import Backend, resolve, sm_count
+from ..runtime.backend import Backend, sm_count
 from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
 from ..target import Target, architecture
 from .checks import DTYPE_NAMES
-from .dispatch import is_recorded
 from .fused import (
     ComputedScale,
     Fused,
+    FusedRequest,
     ReadableFirst,
     check_memory,
     checked_matrix,
@@ -33,7 +33,7 @@ from .fused import (
     quantized_values,
     readable,
 )
-from .operation import Operation
+from .operation import quantizing
 from .quantize_launch import Results, quantize_arguments, quantized_output
 from .quantize_request import COUNT_RESULT, MATRIX, RESULT, SCALE
 
@@ -57,7 +57,7 @@ def silu_mul_quantize(
     out: BlockScaledTensor | None = None,
     backend: Backend = "auto",
 ) -> BlockScaledTensor | SiluMulQuantized:
-    """silu(gate) · up, quantized, in one pass.
+    """Computes silu(gate) · up and quantizes it, in one pass.
 
     Args:
         gate: (M, N) or (N,), float32, float16 or bfloat16, any row stride; without ``up`` (M, 2N) or (2N,), whose first
@@ -88,10 +88,13 @@ def silu_mul_quantize(
     return SiluMulQuantized(found.quantized, found.values) if return_activation else found.quantized
 
 
+def _describe(r: Any) -> FusedRequest:
+    matrices = halves(r.gate, r.up)
+    return FusedRequest(matrices, *checked_quantization(matrices[0], r))
+
+
 def _check(r: Any) -> BlockScaledTensor | None:
-    first, _ = halves(r.gate, r.up)
-    checked_quantization(first, r)
-    if not is_recorded(r.gate):
+    if not r.described.quantized.recorded:
         _check_memory(r)
     return r.out
 
@@ -102,8 +105,7 @@ def _check_memory(r: Any) -> None:
 
 
 def _plan(r: Any, target: Target) -> Callable[..., Fused]:
-    first, second = halves(r.gate, r.up)
-    request, kind = checked_quantization(first, r)
+    (first, second), request, kind = r.described
     if kind == "computed":
         return ComputedScale(SILU_MUL, _check_memory, "return_activation")
     if readable(first) is not first or readable(second) is not second:
@@ -125,8 +127,7 @@ def _plan(r: Any, target: Target) -> Callable[..., Fused]:
 
 def _copied(r: Any) -> Any:
     """A request whose inputs the kernel can read."""
-    first, second = halves(r.gate, r.up)
-    gate, up = (readable(x).reshape(_shape(r, x)) for x in (first, second))
+    gate, up = (readable(x).reshape(_shape(r, x)) for x in r.described.matrices)
     return r._replace(gate=gate, up=up)
 
 
@@ -136,7 +137,7 @@ def _shape(r: Any, half: torch.Tensor) -> tuple[int, ...]:
 
 
 def _reference(r: Any) -> Fused:
-    """By exact torch."""
+    """Computes the request in exact torch."""
     gate, up = halves(r.gate, r.up)
     activation = silu_mul_reference(gate, up)
     values = activation.reshape(_shape(r, gate)).contiguous()
@@ -190,15 +191,13 @@ def _host(config: SiluMulConfig) -> Callable[..., Any]:
 
 
 KERNEL = Kernel("silu_mul_quantize", SiluMulArguments, _host)
-SILU_MUL = Operation(
+SILU_MUL = quantizing(
     silu_mul_quantize,
     {"gate": MATRIX, "up": MATRIX.or_none(), "global_scale": SCALE, "out": RESULT},
+    describe=_describe,
     check=_check,
     reference=_reference,
     plan=_plan,
-    target=lambda r, out: resolve(r.backend, r.gate.device),
-    store=None,
     overlaps=_check_memory,
-    follows=False,
     count=COUNT_RESULT,
 )

@@ -11,7 +11,7 @@ its MMAs, once for the first stage; later ones are bound by what is slowest over
 * latency + dram: a ring of S stages asks for the next S k-tiles once a round trip: N of them take N · round trip / S;
   to that comes the time the bytes of DRAM take, because CTAs that started together ask, and wait, together.
 
-``docs/explanation/gemm.md`` has the reasons, the fit, its errors, and what the model does not know.
+``docs/explanation/gemm_plans.md`` has the reasons, the fit, its errors, and what the model does not know.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from ..kernels.gemm.config import CTA_ROWS, GemmConfig
 from ..kernels.gemm.shared_plan import MIN_STAGES
-from ..kernels.gemm.sm100.memory_plan import SharedPlan, TensorPlan
+from ..kernels.gemm.sm100.memory_plan import Tcgen05SharedPlan, TensorPlan
 from ..scale_layout import ATOM_COLS, ATOM_ROWS
 from . import rates
 
@@ -120,7 +120,7 @@ def _stage_of(*values: object) -> _Stage:
     """Kept by the few fields that matter: a choice compares many clusters that have the same stage."""
     c = GemmConfig(**dict(zip(_STAGE_FIELDS, values)))
     c = replace(c, cluster=(c.ctas, 1))
-    plan = SharedPlan(c)
+    plan = Tcgen05SharedPlan(c)
     b = sum(size for name, size in plan.stage.parts if "B" in name)
     cycles = c.products * c.blocks_k * rates.MMA_CYCLES[c.ctas, c.tile_n]
     # 8-bit kinds do half the operations in the same cycles, so "sustained" is a rate of cycles: of columns of N

@@ -1,10 +1,10 @@
 """Published figures of B200-class GPUs that the models of kernel times rest on; nothing here was measured by us.
 
 Each figure says where it comes from and what kind of statement it is: ``peak`` (a data sheet or a published bound),
-``measured`` (by the source, on its machine), ``fitted`` (by us, to published times; `docs/explanation/gemm.md` says to
-which), or ``assumed`` (nobody has published it; the reason for the value is given). All are for one GPU with its 148
-multiprocessors; times are in microseconds, sizes in bytes. NVFP4, MXFP4 and MXFP8 instructions of one shape take the
-same time.
+``measured`` (by the source, on its machine), ``fitted`` (by us, to published times, which
+`benchmarks/records/gemm_model.md` names), or ``assumed`` (nobody has published it; the reason for the value is given).
+All are for one GPU with its 148 multiprocessors; times are in microseconds, sizes in bytes. NVFP4, MXFP4 and MXFP8
+instructions of one shape take the same time.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ TMA_BYTES_IN_FLIGHT = (
     (128 << 10, 7.12e12),
 )
 """(bytes in flight on each of 148 multiprocessors, B/s of TMA loads from DRAM): SemiAnalysisAI/microbench-blackwell,
-ncu, middle of its range. The model does not use them: docs/explanation/gemm.md compares it with them."""
+ncu, middle of its range. The model does not use them: docs/explanation/gemm_plans.md compares it with them."""
 
 CONCURRENT_CTAS = {1: 148, 2: 148, 4: 132, 8: 120, 16: 112}
 """CTAs of a kernel with one CTA on a multiprocessor that a B200 runs at once, by size of cluster: a cluster lies within

@@ -16,7 +16,7 @@ import math
 from ..kernels.gemm.config import CTA_ROWS, GemmConfig
 from ..kernels.gemm.shared_plan import MIN_STAGES, StagePlan
 from ..kernels.gemm.sm90.config import WgmmaConfig
-from ..kernels.gemm.sm120.memory_plan import SharedPlan
+from ..kernels.gemm.sm120.memory_plan import MmaSyncSharedPlan
 from ..weight_layout import TILE_K, TILE_ROWS
 from .gemm_model import Prediction, distributed, traffic
 from .sm120_rates import DRAM_SHARE, EPILOGUE_CYCLES, LATENCY_US, START_US, STEP_CYCLES, part_of
@@ -24,7 +24,7 @@ from .sm120_rates import DRAM_SHARE, EPILOGUE_CYCLES, LATENCY_US, START_US, STEP
 
 def has_room(config: GemmConfig) -> bool:
     """Whether shared memory has room for enough stages."""
-    return SharedPlan(config).stages >= MIN_STAGES
+    return MmaSyncSharedPlan(config).stages >= MIN_STAGES
 
 
 def predict(
@@ -53,7 +53,7 @@ def predict(
         # sums of tiles that two CTAs have are written and read once
         dram_bytes += 2 * workers * config.products * CTA_ROWS * config.tile_n * 4 if stream else 0
     dram = dram_bytes / (part.dram_bytes_s * DRAM_SHARE) * 1e6
-    stages, loaded = SharedPlan(config).stages, StagePlan(config).loaded
+    stages, loaded = MmaSyncSharedPlan(config).stages, StagePlan(config).loaded
     round_trip = LATENCY_US + mma / steps
     latency = (steps - 1) * round_trip / stages
     columns = config.products * config.tile_n / 128

@@ -21,10 +21,10 @@ from ..operand import BlockScaledTensor, OperandKey
 from ..prepared_weight import PreparedWeight
 from ..row_scaled import FP8, RowScaledTensor
 from ..scale_layout import blocked_shape, blocked_stride
-from .apart import Apart
 from .backend import device_index, resolve
 from .cache import CompiledKernel
 from .launch import CudaLauncher, Launcher, SimLauncher
+from .overlap import OverlapCheck
 from .template import Patch, Template
 
 VERSION = 1
@@ -33,7 +33,7 @@ _WIDEST_LOAD = 32
 
 
 def load_exported(path: str | Path) -> Exported:
-    """The operation that ``export`` wrote to ``path``.
+    """Loads the operation that ``export`` wrote to ``path``: a callable that takes the same operands.
 
     Raises:
         OperandError: no such file, or not one of this version.
@@ -63,7 +63,7 @@ class Exported:
         self._plan, self._kernel = plan, kernel
         self._launchers: dict[torch.device, Launcher] = {}
         launches = tuple(_launch_from(record) for record in plan["launches"])
-        self._apart = Apart(dict(plan["sizes"]), plan["written"])
+        self._apart = OverlapCheck(dict(plan["sizes"]), plan["written"])
         self._template = Template(launches, tuple(Patch(**patch) for patch in plan["patches"]), plan["values"])
 
     def __repr__(self) -> str:

@@ -15,6 +15,7 @@ from ..target import architecture
 
 if TYPE_CHECKING:
     from ..sim import Launch, Result, Trace
+    from ..sim.profile import Profile
     from .cache import CompiledKernel
 
 ARCH_VARIABLE = "CUTE_NVFP4_ARCH"
@@ -60,6 +61,16 @@ class SimulatedLaunch:
     def ptx(self) -> str:
         return self.kernel.ptx
 
+    def profile(self) -> Profile:
+        """The launch as Nsight Compute's details page has it: ``print(runs[0].profile().text())``.
+
+        It has all values where the simulation had ``counters=True`` and a ``clock`` (docs/how-to/profiling.md).
+        """
+        from ..sim import Program
+        from ..sim.profile import profile
+
+        return profile(Program.parse(self.ptx), self.launch, self.result)
+
 
 @dataclass(frozen=True)
 class Simulation:
@@ -93,7 +104,7 @@ def current_session() -> Any:
     return None if session is None else session.current_session()
 
 
-def world(on_cpu: bool) -> Any:
+def surroundings(on_cpu: bool) -> Any:
     """What decides where a call runs besides its tensors and ``backend``: the simulation or the session around it."""
     if not on_cpu:
         return session_number()

@@ -78,7 +78,7 @@ def run(
         execute(state, warps_per_wave)
 
     steps, instructions = Steps(), Instructions(kernel)
-    counted = Counters(memory, L2.of(target), steps) if counters else None
+    counted = Counters(kernel, memory, L2.of(target), steps) if counters else None
     clients: list[Client | None] = [
         steps if counters or trace is not None else None,
         instructions,

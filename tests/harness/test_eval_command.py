@@ -116,6 +116,25 @@ def test_one_case_with_a_seed_of_ones_own_in_profile_mode(tmp_path):
     assert [case["seed"] for case in content["cases"]] == [99] and content["data"] == "full"
 
 
+@pytest.mark.sim_only("models times")
+@pytest.mark.skipif(not found("ptxas") or not found("nvdisasm"), reason="no ptxas")
+def test_a_report_has_the_profile_of_each_launch(tmp_path):
+    """Of a kernel in the simulated GPU: what the command prints, the file and --json have agrees."""
+    file, report = tmp_path / "run.json", tmp_path / "details.json"
+    words = (*EVAL, "--submission", KERNEL, "--backend", "sim", "--arch", "sm_90a", "--mode", "profile", "--case", 0)
+    result = invoke(*words, "--report", report, "--json", file)
+    assert result.exit_code == 0, result.output
+    (launch,) = json.loads(file.read_text())["cases"][0]["launches"]
+    (told,) = json.loads(report.read_text())["profiles"]
+    assert told == {"schema": 1} | launch["profile"]
+    metrics = {m["name"]: m["value"] for s in told["sections"] for m in s["metrics"]}
+    assert metrics["Executed PTX Instructions"] == launch["counters"]["instructions"]
+    assert metrics["Global Load Sectors"] == launch["counters"]["load_sectors"] and metrics["Duration"] > 0
+    assert all(spot["where"].startswith("gemv_shared.py:") for spot in told["python"][:3])
+    assert "modelled on H200, without the launch" in result.output and told["python"][0]["where"] in result.output
+    assert "modelled score" not in result.output
+
+
 @pytest.mark.parametrize(
     "arguments,code,message",
     [
@@ -127,6 +146,8 @@ def test_one_case_with_a_seed_of_ones_own_in_profile_mode(tmp_path):
         ([*EVAL, "--allow", "race"], 2, "--allow is for the simulator: it needs --backend sim"),
         ([*EVAL, "--strict"], 2, "--strict is for the simulator: it needs --backend sim"),
         ([*EVAL, "--continue"], 2, "--continue is for the simulator: it needs --backend sim"),
+        ([*EVAL, "--mode", "profile", "--report", "p.txt"], 2, "--report is of simulated launches: it needs --backend"),
+        ([*EVAL, "--backend", "sim", "--mode", "profile", "--report", "p.pdf"], 2, "expected a name that ends in .txt"),
         ([*EVAL, "--backend", "sim", "--allow", "rase"], 2, "class of hazards to allow: got 'rase', expected one of"),
         ([*EVAL, "--case", "9"], 2, "case 9 does not exist: 2 cases, numbered from 0"),
         ([*EVAL, "--submission", "nowhere.py"], 2, "submission nowhere.py does not exist"),

@@ -162,7 +162,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--merge", nargs="*", type=Path, metavar="LEDGER", help="run nothing, add what these have")
     parser.add_argument("--keep", type=Path, metavar="FILE.xz", help="run nothing, write the ledger there, compressed")
     parser.add_argument("--summary", action="store_true", help="run nothing, tell what the ledger holds")
-    parser.add_argument("--write", action="store_true", help="with --summary: into docs/reference/checks.md")
+    parser.add_argument("--write", action="store_true", help="with --summary: into benchmarks/records/long_run.md")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""What a ledger holds, as docs/reference/checks.md shows it."""
+"""What a ledger holds, as benchmarks/records/long_run.md shows it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.long.families import FAMILIES
 from tests.long.ledger import ROOT, Ledger, Record, simulator, sources
 from tests.long.worker import DETERMINED, Task, perform
 
-PAGE = ROOT / "docs" / "reference" / "checks.md"
+PAGE = ROOT / "benchmarks" / "records" / "long_run.md"
 BEGIN, END = "<!-- long run: begin -->", "<!-- long run: end -->"
 _OUTCOMES = ("passed", "failed", "crashed", "hung")
 _LAST = ("harmless", "known to pass", "not noticed")

@@ -97,7 +97,7 @@ class Both:
         self.grain = grain
         self.slow = Slow()
         self.fast = Clocks(ALL, WARPS, CLUSTER, KINDS, SLOTS)
-        self.shadow = SharedShadow(CTAS * BYTES, grain, self.report)
+        self.shadow = SharedShadow(CTAS, BYTES, grain, self.report)
         self.kind, self.tried = "", 0
 
     def report(self, size, kind, who, index, bad, epochs) -> None:

@@ -163,7 +163,7 @@ def test_the_first_schedules_are_three_of_all() -> None:
 
 
 def test_a_call_of_an_operation() -> None:
-    """A product is proved, the largest of many values, found by atomics, is not (docs/reference/checks.md)."""
+    """A product is proved, the largest of many values, found by atomics, is not (records/long_run.md)."""
     proved, in_doubt = Determined(), Determined()
     with simulating("sm_120a", others=[proved]):
         make(Case(200, 136, 512, store="direct")).run()

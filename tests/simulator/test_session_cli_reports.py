@@ -100,7 +100,8 @@ def test_counters_fit_the_terminal_and_name_source_lines(program, tmp_path) -> N
     assert found["schema"] == 1 and found["outcome"] == "ended" and found["error"] is None
     assert [entry["number"] for entry in found["launches"]] == [0, 1]
     keys = {"kernel", "warps", "opcodes", "classes", "memory", "distinct_bytes", "engines", "waits", "mma", "l2"}
-    assert set(found["launches"][0]["counters"]) == keys | {"lines", "bank_conflicts"}
+    keys |= {"lines", "executed", "thread_instructions", "bank_conflicts"}
+    assert set(found["launches"][0]["counters"]) == keys
     assert found["launches"][0]["counters"]["bank_conflicts"] == 62
 
 
@@ -153,7 +154,7 @@ def test_an_instruction_that_is_not_modelled_says_what_to_do(program) -> None:
     result = invoke("--arch", "sm_90a", program(UNKNOWN))
     assert result.exit_code == EXIT_NOT_MODELLED
     assert "`vadd4.s32.s32.s32 t, t, t, t` (PTX line" in result.stderr and "program.py:" in result.stderr
-    assert "no vadd4 is modelled; docs/explanation/simulator.md" in result.stderr
+    assert "no vadd4 is modelled; docs/reference/simulator.md" in result.stderr
     assert "Please report it" in result.stderr
 
 

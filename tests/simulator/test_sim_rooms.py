@@ -12,7 +12,7 @@ PACKAGE = "cute_nvfp4"
 HERE = Path(cute_nvfp4.sim.__file__).parent
 ORDER = (
     *("errors", "numerics", "frontend", "machine", "tma", "tcgen05", "wgmma", "isa", "program", "host"),
-    *("checks", "observe", "equivalence", "clock", "runner", "execution", "outcome", "session"),
+    *("checks", "observe", "equivalence", "clock", "profile", "runner", "execution", "outcome", "session"),
 )
 """Rooms and files at the top, each above all that stand before it."""
 

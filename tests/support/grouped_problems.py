@@ -10,12 +10,12 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from cute_nvfp4.grouped_rows import GroupedRows
 from cute_nvfp4.kernels.gemm.config import GemmConfig
 from cute_nvfp4.kernels.gemm.grouped_config import GroupedConfig
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.ops.grouped_gemm import grouped_gemm
 from cute_nvfp4.ops.grouped_gemm_contiguous import grouped_gemm_contiguous
-from cute_nvfp4.ops.grouped_rows import GroupedRows
 from cute_nvfp4.planning.gemm_problem import Plan
 from support import backends, gemm_problems
 from support.gemm_problems import DTYPES, GUARD, Problem, blocked_scales, poisoned_memory

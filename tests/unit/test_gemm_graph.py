@@ -16,7 +16,7 @@ from cute_nvfp4.kernels.gemm.pipeline_graph import (
     barrier_words,
     first_barriers,
 )
-from cute_nvfp4.kernels.gemm.sm100.memory_plan import SharedPlan, TensorPlan, pipelines
+from cute_nvfp4.kernels.gemm.sm100.memory_plan import Tcgen05SharedPlan, TensorPlan, pipelines
 
 EPILOGUE_WARPS = 4
 # one of each kind, with every ring gone round more than once
@@ -75,7 +75,7 @@ def test_counts_of_every_structure() -> None:
 def test_barriers_lie_one_after_the_other() -> None:
     for case in structures():
         config = config_of(case)
-        stages = SharedPlan(config).stages
+        stages = Tcgen05SharedPlan(config).stages
         depths = {"operands": stages, "accumulators": TensorPlan(config).acc_stages, "partials": 1}
         words = []
         for name, first in first_barriers(pipelines(config)).items():

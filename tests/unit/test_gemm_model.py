@@ -57,7 +57,7 @@ def test_speed_of_light_is_the_published_one(m: int, n: int, k: int, products: i
 
 
 def test_errors_against_published_times() -> None:
-    """The bounds that docs/explanation/gemm.md states."""
+    """The bounds that docs/explanation/gemm_plans.md states."""
     parts = validation.groups(validation.points())
     errors = {name: validation.Errors.of(part) for name, part in parts.items()}
     assert (errors["fitted"].count, errors["held out"].count) == (56, 91)

@@ -15,7 +15,7 @@ from cute_nvfp4.errors import OperandError
 from cute_nvfp4.kernels.gemm.config import OUT_BYTES, GemmConfig
 from cute_nvfp4.kernels.gemm.limits import can_implement
 from cute_nvfp4.kernels.gemm.shared_plan import StagePlan
-from cute_nvfp4.kernels.gemm.sm100.memory_plan import SharedPlan, TensorPlan
+from cute_nvfp4.kernels.gemm.sm100.memory_plan import Tcgen05SharedPlan, TensorPlan
 from cute_nvfp4.ops.gemm import compile_gemm
 from cute_nvfp4.target import ARCHITECTURES
 
@@ -74,7 +74,7 @@ def test_bytes_of_a_stage() -> None:
 def test_shared_memory_holds_as_many_stages_as_fit() -> None:
     assert SM_100A.shared_bytes == SHARED_LIMIT
     for config in every():
-        plan = SharedPlan(config)
+        plan = Tcgen05SharedPlan(config)
         rest = staged_output(config) + received(config)
         stages = plan.stages
         # barriers and alignment
@@ -112,7 +112,7 @@ def test_what_is_launched_is_what_was_planned(case: Case) -> None:
         check(problem, problem.run())
     (launch,) = seen.launches
     config = config_of(case)
-    plan = SharedPlan(config)
+    plan = Tcgen05SharedPlan(config)
     needed = plan.stages * plan.stage.bytes + staged_output(config) + received(config)
     # barriers, and where tensor memory starts
     needed += 8 * mbarriers(config, plan.stages) + 4
@@ -188,7 +188,7 @@ def test_refused_with_the_reason(changes: dict, message: str) -> None:
 def test_too_many_stages_says_by_how_much() -> None:
     """Stages of 36,864 bytes, 16 KB of fp16 output."""
     refused = config(stages=6)
-    total = 6 * 36864 + SharedPlan(refused).fixed
+    total = 6 * 36864 + Tcgen05SharedPlan(refused).fixed
     reason = can_implement(refused)
     assert f"{total} bytes" in reason and f"at most {SHARED_LIMIT}: {total - SHARED_LIMIT} too many" in reason
     assert not can_implement(config(stages=5))
@@ -205,7 +205,7 @@ def test_a_table_of_two_stages_at_least() -> None:
     """A stage less than two is no pipeline: such a plan is refused by what two would take."""
     tight = replace(SM_100A, shared_bytes=80 * 1024)
     reason = can_implement(config(arch=tight))
-    needed = 2 * 36864 + SharedPlan(config(arch=tight)).fixed
+    needed = 2 * 36864 + Tcgen05SharedPlan(config(arch=tight)).fixed
     assert f"2 stages of 36864 + {needed - 2 * 36864} = {needed} bytes" in reason
     assert f"at most {80 * 1024}: {needed - 80 * 1024} too many" in reason
 

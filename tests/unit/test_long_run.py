@@ -339,7 +339,7 @@ def test_the_page_says_what_the_committed_ledger_holds() -> None:
     """Whatever the sources are now: of those that the page names, but for how many cases there are of each family."""
     page = PAGE.read_text().partition(f"{BEGIN}\n")[2].partition(f"\n{END}")[0]
     state = re.search(r"simulator `(\w+)`, rest of the package `(\w+)`", page).groups()
-    kept = Ledger(PAGE.parents[1] / "tests" / "data" / "long_run.jsonl.xz")
+    kept = Ledger(PAGE.parents[2] / "tests" / "data" / "long_run.jsonl.xz")
     goals = re.compile(r"^(\| [\w-]+ \| sm_\w+ \| [\d,]+ \|)[ \d,]*\|", re.MULTILINE)
     assert goals.sub(r"\1 |", page) == goals.sub(r"\1 |", summary(kept, lambda family, arch: None, state))
 

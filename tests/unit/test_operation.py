@@ -15,11 +15,14 @@ from support.mutants import plan_anew
 import cute_nvfp4 as nv
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.kernels.probe import ProbeArguments, ProbeConfig, host
+from cute_nvfp4.ops import fused
+from cute_nvfp4.ops import quantize as quantize_module
 from cute_nvfp4.ops.arguments import TENSOR
 from cute_nvfp4.ops.checks import checked_output, reads
 from cute_nvfp4.ops.operation import OPERATIONS, PREPARED, Operation
 from cute_nvfp4.ops.operator import Operator
 from cute_nvfp4.ops.planned import PlannedCall
+from cute_nvfp4.ops.quantize_request import checked_request
 from cute_nvfp4.runtime.kernel import Kernel
 from cute_nvfp4.runtime.launch import SimLauncher
 from cute_nvfp4.target import Target
@@ -219,3 +222,27 @@ def test_a_long_road_is_noticed() -> None:
     with nv.simulating():
         nv.gemv(x, x)
         assert len(visited(roundabout)) > len(visited(lambda: nv.gemv(x, x)))
+
+
+# --- what a first call asks
+
+
+def _described(call: Callable[[], object]) -> int:
+    """How often ``call`` checks what is to be quantized, and how."""
+    with mock.patch.object(fused, "checked_request", wraps=checked_request) as of_fused:
+        with mock.patch.object(quantize_module, "checked_request", wraps=checked_request) as of_quantize:
+            call()
+    return of_fused.call_count + of_quantize.call_count
+
+
+@pytest.mark.parametrize("name", ["quantize", "rmsnorm_quantize", "silu_mul_quantize"])
+def test_a_first_call_describes_its_request_once(name: str) -> None:
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+    call = {
+        "quantize": lambda: nv.quantize(x),
+        "rmsnorm_quantize": lambda: nv.rmsnorm_quantize(x, None, global_scale=1.0),
+        "silu_mul_quantize": lambda: nv.silu_mul_quantize(x, x, global_scale=1.0),
+    }[name]
+    with nv.simulating():
+        OPERATIONS[getattr(nv, name)].calls.clear()
+        assert (_described(call), _described(call)) == (1, 0)

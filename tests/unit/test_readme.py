@@ -16,10 +16,9 @@ README = (ROOT / "README.md").read_text()
 TOUR = (ROOT / "docs" / "tutorials" / "tour.md").read_text()
 FUSED = (ROOT / "docs" / "explanation" / "fused.md").read_text()
 LAUNCH = (ROOT / "docs" / "how-to" / "launch.md").read_text()
-MOE = (ROOT / "docs" / "how-to" / "moe.md").read_text()
-BLOCKS = re.findall(r"(?:<!-- (.*?) -->\n)?```(\w+)\n(.*?)```", README + TOUR + FUSED + MOE, flags=re.DOTALL)
-# the blocks of this page go on from each other
-EXAMPLES = [text for mark, language, text in BLOCKS if language == "python" and not mark]
+BLOCKS = re.findall(r"(?:<!-- ([^>]*?) -->\n)?```(\w+)\n(.*?)```", README + TOUR + FUSED, flags=re.DOTALL)
+# the blocks of this page go on from each other; README's run in tests/unit/test_recipes.py
+EXAMPLES = [text for mark, language, text in BLOCKS if language == "python" and not mark and text not in README]
 EXAMPLES += ["\n".join(re.findall(r"```python\n(.*?)```", LAUNCH, flags=re.DOTALL))]
 DOCUMENTS = [
     "README.md",
@@ -54,7 +53,7 @@ def test_examples_run(source: str, arch: str, tmp_path: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 3
 
 
 @pytest.mark.parametrize("change, code", [(("", ""), 0), (("matrix, vector,", "matrix, vector, alpha=2.0,"), 112)])

@@ -23,6 +23,7 @@ NOUNS = (
     "weight_layout_fp8",
     "row_scaled",
     "prepared_weight",
+    "grouped_rows",
     "operand",
     "reference",
     "errors",
@@ -36,6 +37,7 @@ PLANNING = ("planning", "quantization", *KERNELS)
 OPS = ("ops", *PLANNING)
 NN = ("nn", *OPS)
 HARNESS = ("harness", "sim", *NN)
+DISPLAY = ("display", "sim", *PLANNING)
 MAY_IMPORT = {
     # room: the rooms it may import
     **dict.fromkeys(NOUNS, NOUNS),
@@ -50,9 +52,10 @@ MAY_IMPORT = {
     "integrations": ("integrations", *NN),
     "harness": HARNESS,
     "cli": ("cli", "integrations", *HARNESS),
+    "display": DISPLAY,
     "sim": ("sim", "errors"),
     "__main__": ("cli",),
-    "__init__": HARNESS,
+    "__init__": ("display", *HARNESS),
 }
 """Downwards: cli → harness, integrations → nn → ops → planning → kernels → ptx → nouns; runtime is below kernels."""
 LAZILY = {"runtime": ("sim",)}
@@ -168,6 +171,41 @@ def long_functions(text: str) -> list[str]:
     functions = [x for x in ast.walk(ast.parse(text)) if isinstance(x, (ast.FunctionDef, ast.AsyncFunctionDef))]
     sizes = {x.name: x.end_lineno - x.lineno + 1 for x in functions}
     return [f"{name}: {size} lines" for name, size in sizes.items() if size > MAX_FUNCTION]
+
+
+DIVIDED = ("kernels", "sim", "harness")
+"""Rooms that are rooms of rooms: a name says what it means in one of those."""
+SHARED: dict[tuple[str, str], str] = {
+    ("sim.machine", "Group"): "the protocol that instructions see, and the class that keeps it",
+    ("sim.machine", "Wave"): "the protocol that instructions see, and the class that keeps it",
+    ("sim.session", "Session"): "the protocol that torch's side sees, and the class that keeps it",
+}
+"""Names of two classes in one room, and why."""
+
+
+def shared_names(sources: Iterable[tuple[str, str]]) -> dict[tuple[str, str], list[str]]:
+    """Names that classes of one room share: by room and name the modules. sources: modules, and their texts."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for module, text in sources:
+        parts = module.split(".")[1:]
+        # a file that lies in a room of rooms is at home in that one
+        home = ".".join(parts[: 2 if parts[0] in DIVIDED and len(parts) > 2 else 1])
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault((home, node.name), []).append(module)
+    return {key: modules for key, modules in found.items() if len(modules) > 1}
+
+
+def test_class_names_are_unique_in_a_room() -> None:
+    found = shared_names((module, path.read_text()) for module, path in package().items() if module != NAME)
+    assert found.keys() == SHARED.keys(), {key: found[key] for key in found if key not in SHARED}
+
+
+def test_a_shared_class_name_is_noticed() -> None:
+    one, other = "class Result: ...", "def f():\n    class Result: ..."
+    in_one_room = [(f"{NAME}.kernels.gemm.epilogue", one), (f"{NAME}.kernels.gemm.sm90.arguments", other)]
+    assert list(shared_names(in_one_room)) == [("kernels.gemm", "Result")]
+    assert not shared_names([in_one_room[0], (f"{NAME}.kernels.gemv.kernel", other)])
 
 
 def test_every_room_is_known() -> None:

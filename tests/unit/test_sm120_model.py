@@ -36,7 +36,7 @@ _PLAIN = ("name", "sm_count")
 def test_errors_against_published_times(
     part: str, m: int, n: int, k: int, format: str, published: float, error: float
 ) -> None:
-    """The bounds that docs/explanation/sm120.md states, in TFLOPS."""
+    """The bounds that benchmarks/records/sm120.md states, in TFLOPS."""
     problem = GemmProblem(m, n, k, a_format=format, b_format=format)
     us = predict_plan(choose(problem, ARCH, SMS[part]), problem, SMS[part]).us
     assert 2e-6 * m * n * k / us == pytest.approx(published, rel=error)

@@ -17,6 +17,8 @@ import cute_nvfp4
 ROOT = Path(cute_nvfp4.__file__).parent
 ROOMS = (
     "cli",
+    "harness",
+    "display",
     "kernels",
     "integrations",
     "nn",

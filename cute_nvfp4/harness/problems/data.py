@@ -207,7 +207,7 @@ def draw_integer_scales(low: int, high: int, shape: tuple[int, ...], generator: 
     return drawn.to(torch.float8_e4m3fn).view(torch.uint8)
 
 
-def draw_unit_scales(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+def draw_scales_up_to_one(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     """E4M3 codes of numbers uniform in [0, 1), rounded to nearest (so 1 is among them)."""
     return torch.rand(shape, generator=generator).to(torch.float8_e4m3fn).view(torch.uint8)
 
@@ -218,7 +218,7 @@ def draw_codes(limit: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def partner_limit(codes: torch.Tensor, bound: float | torch.Tensor) -> torch.Tensor:
-    """For each E4M3 code, how many magnitudes (codes 0 to 126) keep its product with them within ``bound``."""
+    """How many magnitudes (codes 0 to 126) keep their product with each E4M3 code within ``bound``."""
     table = e4m3_table()
     largest = bound / table[codes.long()].abs()
     return torch.searchsorted(table[:E4M3_MAGNITUDES], largest, right=True)

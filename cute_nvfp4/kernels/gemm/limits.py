@@ -17,8 +17,9 @@ from .config import (
     TILE_N,
     GemmConfig,
 )
-from .sm100.memory_plan import SharedPlan, TensorPlan
-from .sm120 import memory_plan as sm120
+from .shared_plan import SharedPlan
+from .sm100.memory_plan import Tcgen05SharedPlan, TensorPlan
+from .sm120.memory_plan import MmaSyncSharedPlan
 
 
 def can_implement(config: GemmConfig) -> str:
@@ -27,9 +28,13 @@ def can_implement(config: GemmConfig) -> str:
         reason = check(config)
         if reason:
             return reason
-    if config.arch.generation == "sm120":
-        return sm120.SharedPlan(config).reason
-    return TensorPlan(config).reason or SharedPlan(config).reason
+    tensor = "" if config.arch.generation == "sm120" else TensorPlan(config).reason
+    return tensor or shared_plan(config).reason
+
+
+def shared_plan(config: GemmConfig) -> SharedPlan:
+    """The plan of a CTA's shared memory, on the architecture of ``config``."""
+    return (MmaSyncSharedPlan if config.arch.generation == "sm120" else Tcgen05SharedPlan)(config)
 
 
 def _one_of(name: str, got: object, expected: tuple[object, ...]) -> str:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...errors import OperandError, OperandTypeError
+from ...grouped_rows import GroupedRows
 from ...operand import BlockScaledTensor, row_alignment
 from ...runtime.backend import Backend
 from ...target import Target
@@ -15,7 +16,6 @@ from ..arguments import TENSOR, Argument
 from ..checks import DTYPE_NAMES, check_overlap, checked_output
 from ..fused import readable
 from ..grouped_gemm_contiguous import CONTIGUOUS
-from ..grouped_rows import GroupedRows
 from ..operation import Operation
 from ..quantize import quantize
 from .experts import DTYPES, Experts

@@ -16,7 +16,7 @@ from ...kernels.gemm.arguments import PartialSums
 from ...kernels.gemm.packed.stream_arguments import FewRows, StreamArguments
 from ...kernels.gemm.packed.stream_config import StreamConfig
 from ...kernels.gemm.packed.stream_config import can_implement as can_stream
-from ...kernels.gemm.sm90.arguments import Activations, Bias, PackedWeight, Result, RowScales, WgmmaArguments
+from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight, RowBias, RowScales, WgmmaArguments
 from ...kernels.gemm.sm90.config import WgmmaConfig
 from ...kernels.gemm.sm90.config import can_implement as can_wgmma
 from ...kernels.quantize.fp8_config import Fp8RowsArguments, rows_config
@@ -141,8 +141,8 @@ def _plan(r: Any, target: Target) -> PlannedCall:
     arguments = WgmmaArguments(
         weight=PackedWeight("b.packed", weight.rows, k_tiles, 0),
         x=Activations(floats, m, stride, 0),
-        out=Result("out", out.stride(0), 0),
-        bias=None if bias is None else Bias("bias"),
+        out=OutputRows("out", out.stride(0), 0),
+        bias=None if bias is None else RowBias("bias"),
         alpha=scalar,
         floats=quantized_first,
         row_scales=fp8,

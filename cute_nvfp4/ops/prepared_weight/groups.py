@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...errors import OperandError, OperandTypeError
 from ...kernels.gemm.arguments import GroupFactor
-from ...kernels.gemm.sm90.arguments import Activations, PackedWeight, Result
+from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight
 from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, PackedGroupTable
 from ...operand import BlockScaledTensor, row_alignment
 from ...planning.packed import PackedPlan
@@ -86,7 +86,7 @@ class PreparedList(ListLaunch):
         rows = rows_of(x)
         stride = row_stride(x.stride(0) if isinstance(x, Tensor) else b.k, rows, b.k)
         weight = PackedWeight(0, b.rows, b.packed.shape[-2], 0)
-        return PackedGroup(weight, Activations(0, rows, stride, 0), Result(0, out.stride(0), 0), b.k)
+        return PackedGroup(weight, Activations(0, rows, stride, 0), OutputRows(0, out.stride(0), 0), b.k)
 
     def _arguments(
         self, plan: PackedPlan, factors: tuple[tuple[GroupFactor, ...], ...], padding: int

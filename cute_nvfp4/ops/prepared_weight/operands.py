@@ -9,6 +9,7 @@ import torch
 
 from ...errors import OperandError, OperandTypeError
 from ...formats import NVFP4
+from ...grouped_rows import GroupedRows
 from ...operand import BlockScaledTensor, is_wrapper, row_alignment
 from ...prepared_weight import PreparedWeight
 from ...reference import GATES, times
@@ -17,7 +18,6 @@ from ...runtime.backend import Backend
 from ...tensors import check_dense
 from ..checks import check_dtype, check_format, check_gate, factors_of
 from ..dequantize import dequantize
-from ..grouped_rows import GroupedRows
 from ..operator import refuse_gradients
 from ..quantize_rows import check_rows
 
@@ -120,6 +120,7 @@ def check_x(x: X, weight: PreparedWeight, stack: bool = False) -> int:
 
 
 def check_bias(bias: torch.Tensor | None, weight: PreparedWeight) -> None:
+    """Raises unless a bias fits the rows of a prepared weight."""
     if bias is None:
         return
     check_dense("bias", bias)

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from ...errors import OperandError, OperandTypeError
+from ...grouped_rows import GroupedRows, checked_offsets
 from ...kernels.gemm.arguments import GroupFactor
-from ...kernels.gemm.sm90.arguments import Activations, PackedWeight, Result
+from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight
 from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RowsOfGroups
 from ...kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
 from ...operand import row_alignment
@@ -18,7 +19,6 @@ from ...runtime.backend import sm_count
 from ...runtime.kernel import Kernel
 from ...target import Target
 from ..checks import DTYPE_NAMES
-from ..grouped_rows import GroupedRows, checked_offsets
 from .operands import check_decodable, check_products, check_x, decoded, factors_of_products, row_stride
 
 Rows = torch.Tensor | GroupedRows
@@ -78,7 +78,7 @@ def plan_prepared_rows(r: Any, target: Target) -> tuple[Any, GroupedWgmmaArgumen
         one=PackedGroup(
             PackedWeight("b.packed", b.rows, k_tiles, b.packed.stride(0)),
             Activations("a" if floats else "decoded", rows, row_stride(a.stride(0) if floats else b.k, rows, b.k), 0),
-            Result("out", out.stride(0), 0),
+            OutputRows("out", out.stride(0), 0),
             b.k,
         ),
         alpha=scalar,

@@ -188,18 +188,19 @@ class AsynchronousAccesses(Listener):
             self.start.needed(pending.instruction, who.warps[:, 0], cta)
         if one.space == "tensor":
             lanes, columns = one.place
-            index = self.shadows.tensor.index(cta, lanes, columns if len(columns) == 1 else columns[rows])
-            if one.write:
-                self.shadows.tensor.cells.write(index, who, reads)
-            else:
-                self.shadows.tensor.cells.read(index, who)
+            granules = self.shadows.tensor.granules(lanes, columns if len(columns) == 1 else columns[rows])
+            self.shadows.tensor.cells.tile(cta, granules, who, one.write, one.write and reads)
         elif one.space == "shared":
-            chunks = one.place if len(one.place) == 1 else one.place[rows]
-            byte = cta[:, None] * self.wave.shared_stride + (chunks - SHARED_BASE)
+            offset = (one.place if len(one.place) == 1 else one.place[rows]) - SHARED_BASE
             width = one.width if isinstance(one, NarrowFootprint) else CHUNK
-            if one.write and self.shadows.barrier_words.near(chunks, width):
+            if one.write and self.shadows.barrier_words.near(offset, width):
+                byte = cta[:, None] * self.wave.shared_stride + offset
                 self.shadows.barrier_words.touched(byte, width, who, True)
-            self.shadows.touch_shared(byte, width, who, one.write)
+            if width == CHUNK:
+                self.shadows.shared.tile(cta, offset // CHUNK, who, one.write)
+            else:
+                byte = cta[:, None] * self.wave.shared_stride + offset
+                self.shadows.touch_shared(byte, width, who, one.write)
         else:
             address, length = one.place
             address = address if len(address) == 1 else address[rows]

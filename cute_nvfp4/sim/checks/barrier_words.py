@@ -27,9 +27,9 @@ class BarrierWords:
         self.pairs[words >> 1] = self.live[words] | self.live.take(words ^ 1, mode="clip")
         self.low, self.high = min(self.low, int(at.min())), max(self.high, int(at.max()) + WORD)
 
-    def near(self, chunks: np.ndarray, width: int) -> bool:
-        """Whether writes of ``width`` bytes at offsets ``chunks`` may meet one: tiles and barriers lie apart."""
-        return int(chunks.max()) - SHARED_BASE + width > self.low and int(chunks.min()) - SHARED_BASE < self.high
+    def near(self, offset: np.ndarray, width: int) -> bool:
+        """Whether writes of ``width`` bytes at bytes ``offset`` of a CTA may meet one: tiles and barriers lie apart."""
+        return int(offset.max()) + width > self.low and int(offset.min()) < self.high
 
     def touched(self, byte: np.ndarray, size: int, who, write: bool) -> None:
         """An access to ``size`` bytes at ``byte``, of a shape that broadcasts with the actor's."""

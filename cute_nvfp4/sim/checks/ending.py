@@ -125,9 +125,9 @@ class Ending(Listener):
         c, wave = self.state.clocks, self.state.wave
         known = c.exit[cta]
         first = cta * wave.shared_stride
-        for shadow, index, _ in self.shadows.shared.of_bytes(first, first + wave.shared_stride):
-            found = [e for _, e in shadow.readers.present(index)] + [shadow.last.take(index)]
-            found += [e for _, e in shadow.atomics.present(index)] if shadow.atomics is not None else []
+        for shadow, index, places in self.shadows.shared.of_bytes(first, first + wave.shared_stride):
+            found = [e for _, e in shadow.readers.present(places)] + [shadow.last.take(places)]
+            found += [e for _, e in shadow.atomics.present(places)] if shadow.atomics is not None else []
             for epochs in found:
                 bad = ep.clocks(epochs) > known.take(ep.components(epochs))
                 if bad.any():

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from cute_nvfp4.sim.checks.shadow import Actor, Shadow
+from cute_nvfp4.sim.checks.sparse import zeros
 from cute_nvfp4.sim.machine.global_memory import GlobalMemory, Region
 
 MOST_NOTES = 1 << 24
@@ -29,7 +30,7 @@ class Watched(Shadow):
         self.region, self.grain, self.start = region, grain, region.base & ~15
         size = -(-(region.end - self.start) // grain)
         super().__init__(size, partial(report, self), foreign)
-        self.wrote, self.read_by = np.zeros(size, np.uint16), np.zeros(size, np.uint16)
+        self.wrote, self.read_by = zeros(size, np.uint16), zeros(size, np.uint16)
         self.constant: np.ndarray | None = None
 
     def changes(self, index: np.ndarray, who: Actor, write: bool, label: int) -> None:

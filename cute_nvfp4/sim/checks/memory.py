@@ -26,7 +26,7 @@ class Shadows:
     def __init__(self, state: State, globals_: GlobalShadows, grain: int, unwritten: Callable[..., None]) -> None:
         self.unwritten = unwritten
         wave, self.state = state.wave, state
-        self.shared = SharedShadow(wave.shared_stride * wave.count, grain, self._in_shared, state.findings.strict)
+        self.shared = SharedShadow(wave.count, wave.shared_stride, grain, self._in_shared, state.findings.strict)
         self.tensor = TensorShadow(wave.count, self._in_tensor)
         self.globals = globals_
         globals_.report, globals_.foreign = self._in_global, state.foreign.ordered

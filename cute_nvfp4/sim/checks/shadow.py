@@ -15,6 +15,7 @@ import numpy as np
 
 from cute_nvfp4.sim.checks import epoch as ep
 from cute_nvfp4.sim.checks.clocks import Clocks
+from cute_nvfp4.sim.checks.sparse import zeros
 
 MAX_PLANES = 32
 RESERVED, RESERVED_SIZE = 8, 1 << 24
@@ -146,14 +147,14 @@ class Planes:
 
     def __init__(self, size: int) -> None:
         self.size, self.count = size, 1
-        self.mask = np.zeros(size, np.uint32)
+        self.mask = zeros(size, np.uint32)
         # Only what is touched takes memory; growing copies, so that there is room from the start.
-        self.store = np.zeros((RESERVED if size < RESERVED_SIZE else 1, size), np.uint64)
+        self.store = zeros((RESERVED if size < RESERVED_SIZE else 1, size), np.uint64)
 
     def grow(self, count: int) -> None:
         """Planes 0 .. count - 1 exist; count is a power of two."""
         if count > len(self.store):
-            store = np.zeros((count, self.size), np.uint64)
+            store = zeros((count, self.size), np.uint64)
             used = np.flatnonzero(self.mask)
             store[: self.count, used] = self.store[: self.count, used]
             self.store = store
@@ -243,9 +244,16 @@ class Shadow:
 
     def __init__(self, size: int, report: Callable[..., None], foreign: Callable | None = None) -> None:
         self.size, self.report, self.foreign, self.strict = size, report, foreign, False
-        self.last = np.zeros(size, np.uint64)
+        self.last = zeros(size, np.uint64)
         self.readers = Planes(size)
         self.atomics: Planes | None = None
+
+    def access(self, index: np.ndarray, who: Actor, write: bool, flag: bool = False) -> None:
+        """An access to ``index``. ``flag``: a write reads them first, or a read does not mind that nobody wrote."""
+        if write:
+            self.write(index, who, flag)
+        else:
+            self.read(index, who, flag)
 
     def read(self, index: np.ndarray, who: Actor, initialised: bool = False) -> None:
         """Granules ``index`` are read. With ``initialised`` nobody need have written them."""

@@ -20,8 +20,7 @@ class TensorMemoryUse(Listener):
 
     def tensor_allocated(self, cta: np.ndarray, first: np.ndarray, columns: np.ndarray) -> None:
         for c, f, n in zip(cta.tolist(), first.tolist(), columns.tolist()):
-            index = self.shadows.tensor.index(np.array([c]), slice(0, 128), np.arange(f, f + n)[None])
-            self.shadows.tensor.cells.forget(index)
+            self.shadows.tensor.cells.forget(self._places(c, np.arange(f, f + n)))
 
     def tensor_freed(self, i: Instruction, warps, cta: np.ndarray, first, columns, pair: np.ndarray) -> None:
         """All use of the columns, in both CTAs of a pair, must be over."""
@@ -32,9 +31,12 @@ class TensorMemoryUse(Listener):
             epoch = ep.pack(self.state.labels.label(i), thread, c.now[warp][:, None])
             who = Actor(c, i, epoch, c.base(warp)[:, None], warp[:, None], thread)
             for one in pair[k].tolist():
-                span = np.arange(int(first[k]), int(first[k]) + int(columns[k]))[None]
-                index = self.shadows.tensor.index(np.array([one]), slice(0, 128), span)
-                self._over(index, who)
+                span = np.arange(int(first[k]), int(first[k]) + int(columns[k]))
+                self._over(self._places(one, span), who)
+
+    def _places(self, cta: int, columns: np.ndarray) -> np.ndarray:
+        tensor = self.shadows.tensor
+        return tensor.cells.places(np.array([cta]), tensor.granules(slice(0, 128), columns[None]))
 
     def _over(self, index: np.ndarray, who) -> None:
         cells = self.shadows.tensor.cells

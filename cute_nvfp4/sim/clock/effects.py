@@ -52,7 +52,8 @@ class Effects:
         self._over: dict[Key, float] = {}
         self._barriers: dict[Key, float] = defaultdict(float)
         self._waiting: dict[Key, list[Warp]] = defaultdict(list)
-        self.lost: Counter[str] = Counter()
+        self.lost: Counter[tuple[int, str]] = Counter()
+        """Cycles of warps by the address of the instruction that waited and the reason, weighted as their SMs are."""
         self._handlers = {kind: getattr(self, f"_{kind}") for kind in NOTES}
 
     def _push(self, time: float, warp: Warp) -> None:
@@ -60,7 +61,7 @@ class Effects:
 
     def lose(self, warp: Warp, begin: float, end: float, reason: str, step: Step) -> None:
         """The warp has waited."""
-        self.lost[reason] += end - begin
+        self.lost[step.slot.address, reason] += warp.sm.weight * (end - begin)
         if end - begin >= WORTH_SHOWING:
             warp.waits.append(Wait(begin, end, reason, step.source))
 
@@ -71,7 +72,10 @@ class Effects:
                 warp.boards[board], warp.reasons[board] = time, REASONS.get(reason, reason)
 
     def _shared(self, warp: Warp, step: Step, what: Passes | None, time: float) -> float:
-        done = warp.sm.port.passes(time, what.passes if what is not None else 1)
+        passes = 1.0
+        if what is not None:
+            passes = what.ideal + self.machine["shared.conflict_passes"] * (what.passes - what.ideal)
+        done = warp.sm.port.passes(time, passes)
         self.release(warp, step, done + step.latency, "shared")
         return done
 

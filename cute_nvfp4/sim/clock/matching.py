@@ -47,15 +47,19 @@ class MachineCode:
     """``leads`` gives each PTX block the first one of its chain; ``holders`` at a first one the block in whose straight
     code ptxas has put it (itself, or another where it made predicated code of a branch, or unrolled all of a loop), and
     ``blocks`` there the slots of the whole chain, ``passes`` how many passes of it they are. ``registers`` of a thread.
-    ``opcodes`` is the whole kernel in order, ``coverage`` what became of each of them."""
+    ``listing`` is the whole kernel in order, ``coverage`` what became of each of them."""
 
     leads: tuple[int, ...]
     holders: tuple[int, ...]
     blocks: tuple[tuple[Slot, ...], ...]
     passes: tuple[int, ...]
     registers: int
-    opcodes: tuple[str, ...]
+    listing: tuple[Slot, ...]
     coverage: Coverage
+
+    @property
+    def opcodes(self) -> tuple[str, ...]:
+        return tuple(slot.opcode for slot in self.listing)
 
 
 def machine_code(ptx: str, target: str, kernel: Kernel, blocks: Sequence[Block]) -> MachineCode:
@@ -71,7 +75,8 @@ def machine_code(ptx: str, target: str, kernel: Kernel, blocks: Sequence[Block])
     if sum(map(len, lists)) + coverage.copies + coverage.slow != len(placed):
         raise ClockError.of(f"the machine code of {kernel.name}", got=f"{coverage}", expected=f"{len(placed)} in all")
     passes = tuple(map(_passes, lists))
-    return MachineCode(tuple(leads), holders, tuple(map(tuple, lists)), passes, registers, _opcodes(placed), coverage)
+    listing = tuple(p.slot for p in placed)
+    return MachineCode(tuple(leads), holders, tuple(map(tuple, lists)), passes, registers, listing, coverage)
 
 
 def first_tries(placed: Sequence[Placed], kernel: Kernel) -> list[Placed]:
@@ -115,13 +120,9 @@ def _loops(blocks: Sequence[Block], leads: Sequence[int]) -> Callable[[int, int]
     return loops
 
 
-def _opcodes(placed: Sequence[Placed]) -> tuple[str, ...]:
-    return tuple(p.slot.opcode for p in placed)
-
-
 def differing(code: MachineCode, cubin: bytes, name: str) -> int:
     """How many opcodes of the kernel ``name`` of a cubin are not those of ``code``, place by place."""
-    other = _opcodes(read(tools.disassemble(cubin), name))
+    other = (p.slot.opcode for p in read(tools.disassemble(cubin), name))
     return sum(a != b for a, b in zip_longest(code.opcodes, other))
 
 
@@ -139,7 +140,7 @@ def chains(blocks: Sequence[Block]) -> list[int]:
 def match(
     placed: Sequence[Placed], blocks: Sequence[Sequence[int]], loops: Callable[[int, int], bool]
 ) -> tuple[list[list[Slot]], tuple[int, ...], Coverage]:
-    """The slots of each block of PTX instructions (docs/explanation/timing.md), its holder, and what became of all.
+    """The slots of each block of PTX instructions (docs/explanation/clock.md), its holder, and what became of all.
 
     ``loops`` says what ``_loops`` does.
     """

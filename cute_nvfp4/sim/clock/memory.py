@@ -109,16 +109,25 @@ class Port:
         self._lines: OrderedDict[int, None] = OrderedDict()
         self._room = max(0, l1_bytes // LINE)
         self._turns = self._arrivals = self._leavings = 0.0
+        self.busy, self.asked, self.held = 0.0, 0, 0
+        """Cycles of turns; sectors that loads have asked for, and those of them that L1 had."""
 
-    def passes(self, time: float, passes: int) -> float:
+    def passes(self, time: float, passes: float) -> float:
         """When shared memory has served a request of so many passes."""
-        self._turns = max(time, self._turns) + passes * self._pass
+        return self._take(time, passes * self._pass)
+
+    def _take(self, time: float, cycles: float) -> float:
+        """When the unit has spent so many cycles more."""
+        self._turns = max(time, self._turns) + cycles
+        self.busy += cycles
         return self._turns
 
     def load(self, time: float, request: Request) -> Answer:
         """A load of a warp."""
-        self._turns = max(time, self._turns) + self._turn * max(1, len(request.lines))
+        self._take(time, self._turn * max(1, len(request.lines)))
+        self.asked += request.sectors
         if request.through_l1 and self._holds(request.lines):
+            self.held += request.sectors
             return Answer(self._turns + self._l1, "l1")
         return self._fetch(self._turns, request)
 
@@ -148,7 +157,7 @@ class Port:
 
     def store(self, time: float, request: Request) -> float:
         """A store or reduction of a warp; when the unit has taken it."""
-        self._turns = max(time, self._turns) + self._turn * max(1, len(request.lines))
+        self._take(time, self._turn * max(1, len(request.lines)))
         self._leavings = max(self._turns, self._leavings) + request.sectors * SECTOR / self._out
         self._shared.write(self._leavings, request.sectors * SECTOR, request.new * SECTOR, self._weight)
         return self._turns

@@ -23,9 +23,10 @@ class Request(NamedTuple):
 
 
 class Passes(NamedTuple):
-    """An access to shared memory; ``passes`` of its banks."""
+    """An access to shared memory; ``passes`` of its banks, of which ``ideal`` are without conflicts."""
 
     passes: int
+    ideal: int
 
 
 class Bar(NamedTuple):

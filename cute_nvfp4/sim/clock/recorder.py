@@ -122,8 +122,8 @@ class Recorder(Listener):
             return
         rows, slots = self._rows(g.warps)
         if rows:
-            for slot, passes in zip(slots, banks.passes(full[rows], lanes[rows], a.total)[0].tolist()):
-                self._note(slot, a.instruction, Passes(passes))
+            for slot, *passes in zip(slots, *(n.tolist() for n in banks.passes(full[rows], lanes[rows], a.total))):
+                self._note(slot, a.instruction, Passes(*passes))
 
     def _requests(
         self, warps: np.ndarray, address: np.ndarray, lanes: np.ndarray, i: Instruction, kind: str, through: bool

@@ -222,8 +222,10 @@ class Replay(Effects):
             if actual > ready:
                 if begin > ready:
                     self.lose(warp, ready, begin, reason, step)
-                if actual > begin:
-                    self.lost["issue"] += actual - begin
+                if actual > begin:  # another warp is issuing, then the pipe is busy
+                    turn = begin if free < begin else free
+                    self.lost[step.slot.address, "issue"] += sm.weight * (turn - begin)
+                    self.lost[step.slot.address, "pipe"] += sm.weight * (actual - turn)
             sm.free[sub] = actual + 1.0
             pipes[pipe] = actual + step.interval
             sm.issued += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,12 +43,26 @@ class Sample:
     ctas_per_sm: int
 
 
-def ctas_per_sm(threads: int, shared: int, registers: int) -> int:
-    """How many CTAs an SM holds (CUDA C++ Programming Guide, "Technical Specifications", 9.0 and 10.0)."""
+class Limits(NamedTuple):
+    """How many CTAs an SM has room for, by what limits them."""
+
+    sm: int
+    warps: int
+    shared: int
+    registers: int
+
+
+def limits(threads: int, shared: int, registers: int) -> Limits:
+    """The CTAs of so many threads and bytes that fit (CUDA C++ Programming Guide, "Technical Specifications")."""
     warps = -(-threads // 32)
     of_warp = -(-max(registers, 1) * 32 // WARP_REGISTERS) * WARP_REGISTERS
     by_shared = SHARED // (-(-shared // 128) * 128 + SHARED_OF_CTA)
-    return max(1, min(CTAS, THREADS // (warps * 32), by_shared, REGISTERS // (of_warp * warps)))
+    return Limits(CTAS, THREADS // (warps * 32), by_shared, REGISTERS // (of_warp * warps))
+
+
+def ctas_per_sm(threads: int, shared: int, registers: int) -> int:
+    """How many CTAs an SM holds."""
+    return max(1, min(limits(threads, shared, registers)))
 
 
 def sample(launch: Launch, machine: Machine, static_shared: int, registers: int, most: int) -> Sample:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from cute_nvfp4.sim.clock.costs import costs, pipes, sm_times
 from cute_nvfp4.sim.clock.machine import Machine, machine
 from cute_nvfp4.sim.clock.matching import MachineCode, differing, machine_code
 from cute_nvfp4.sim.clock.recorder import Recorder
 from cute_nvfp4.sim.clock.replay import Replay
-from cute_nvfp4.sim.clock.sampling import SHARED, Sample, resample, sample, with_raisers
+from cute_nvfp4.sim.clock.sampling import SHARED, Sample, limits, resample, sample, with_raisers
 from cute_nvfp4.sim.clock.sectors import Sectors
 from cute_nvfp4.sim.clock.warps import Warp
 from cute_nvfp4.sim.errors import ClockError
 from cute_nvfp4.sim.machine.events import Client, Listener
-from cute_nvfp4.sim.machine.global_memory import GlobalMemory
+from cute_nvfp4.sim.machine.global_memory import SECTOR, GlobalMemory
 from cute_nvfp4.sim.machine.kernel import CompiledKernel
 from cute_nvfp4.sim.machine.launch import Launch
 from cute_nvfp4.sim.machine.wave import Wave
@@ -37,8 +40,9 @@ class Clock:
         if target != self.machine.arch:
             raise ClockError.of(f"the clock {self.machine.name}", got=f"PTX for {target}", expected=self.machine.arch)
         self._launch = launch
-        self.code = _code(program, kernel)
+        self.code = code_of(program, kernel)
         static = kernel.layout.static_shared
+        self._room = math.prod(launch.block), static + launch.dynamic_smem, self.code.registers
         self._sample: Sample = sample(launch, self.machine, static, self.code.registers, SAMPLES)
         self._unknown = 0
         capacity = self.machine["l2.bytes"]
@@ -65,23 +69,26 @@ class Clock:
     def timing(self, on: Machine | None = None) -> Timing:
         """Replays the launch, on another machine with as many SMs if one is given."""
         m = on or self.machine
-        replay = Replay(self.recorder, self.code, self._sample, m, self._l1_bytes)
-        cycles = replay.run()
+        replay, cycles = self._replayed(m)
         if replay.unmatched > LOST * replay.events:
             got = f"{replay.unmatched} of {replay.events} accesses and arrivals without an instruction"
             raise ClockError.of(f"the machine code of {self._launch.kernel}", got=got, expected=f"at most {LOST:.0%}")
-        alive = sum(w.ready - w.begin for w in replay.warps)
+        code, lost = costs(replay), Counter[str]()
+        for (_, reason), time in replay.lost.items():
+            lost[reason] += time
+        alive = sum(w.sm.weight * (w.ready - w.begin) for w in replay.warps)
         issued = sum(sm.issued * sm.weight for sm in replay.sms) / (4 * m.sms)
-        memory = self.recorder.sectors.fetched + self.recorder.sectors.stored
-        bounds = {"dram": memory / m["dram.bytes_per_cycle"], "issue": issued}
+        moved = self._bytes(replay)
+        bounds = {"dram": (moved["dram_read"] + moved["dram_written"]) / m["dram.bytes_per_cycle"], "issue": issued}
         busy = {"dram": replay.shared.dram_busy, "issue": issued, "l2": replay.shared.l2_busy}
+        busy["l1"] = sum(sm.weight * sm.port.busy for sm in replay.sms) / m.sms
         return Timing(
             machine=m.name,
-            microseconds=m["launch.empty_us"] + m.microseconds(max(0.0, cycles - m["launch.hidden"])),
+            microseconds=_microseconds(m, cycles),
             launch_us=m["launch.empty_us"],
             launch_from=m.sources["launch.empty_us"],
             cycles=cycles,
-            lost={name: time / alive for name, time in sorted(replay.lost.items())},
+            lost={name: time / alive for name, time in sorted(lost.items())},
             busy={name: time / cycles for name, time in busy.items()},
             bounds_us={name: m.microseconds(time) for name, time in bounds.items()},
             replayed_sms=len(replay.sms),
@@ -92,12 +99,35 @@ class Clock:
             again=self._again,
             coverage={"code": self.code.coverage.issued, "events": 1 - replay.unmatched / max(1, replay.events)},
             notes=tuple(self._notes(replay)),
+            pipes=pipes(replay, code, cycles),
+            bytes=moved,
+            registers=self.code.registers,
+            limits=limits(*self._room)._asdict(),
+            code=code,
+            sms=sm_times(replay),
         )
+
+    def _replayed(self, m: Machine) -> tuple[Replay, float]:
+        """A replay that has run, and its cycles."""
+        replay = Replay(self.recorder, self.code, self._sample, m, self._l1_bytes)
+        return replay, replay.run()
+
+    def _bytes(self, replay: Replay) -> dict[str, float]:
+        """``Timing.bytes``."""
+        sectors = {name: sum(sm.weight * getattr(sm.port, name) for sm in replay.sms) for name in ("asked", "held")}
+        return {
+            "l2": replay.shared.l2_busy * replay.machine["l2.bytes_per_cycle"],
+            "dram_read": self.recorder.sectors.fetched,
+            "dram_written": self.recorder.sectors.stored,
+            "asked": SECTOR * sectors["asked"],
+            "held": SECTOR * sectors["held"],
+        }
 
     def _again(self, factors: Mapping[str, float]) -> float:
         """Microseconds with figures of the machine multiplied."""
         known = {name: self.machine[name] * factor for name, factor in factors.items() if name in self.machine.figures}
-        return self.timing(self.machine.with_figures(known)).microseconds
+        on = self.machine.with_figures(known)
+        return _microseconds(on, self._replayed(on)[1])
 
     def _notes(self, replay: Replay) -> Iterator[str]:
         """What may make the time wrong, in words."""
@@ -111,6 +141,11 @@ class Clock:
             yield f"the launch's own cubin differs from this machine code: {differ} of {len(self.code.opcodes)} opcodes"
 
 
+def _microseconds(m: Machine, cycles: float) -> float:
+    """What two events around a launch of so many cycles show."""
+    return m["launch.empty_us"] + m.microseconds(max(0.0, cycles - m["launch.hidden"]))
+
+
 def _role(warp: Warp) -> str:
     """What a warp does besides computing: "copies" that it asks for, products of "tensor" cores."""
     kinds = {step.kind for steps, _ in warp.program for step in steps}
@@ -122,7 +157,8 @@ _differing = functools.lru_cache(maxsize=256)(differing)
 _CODES: dict[tuple[int, str], MachineCode] = {}
 
 
-def _code(program: Program, kernel: CompiledKernel) -> MachineCode:
+def code_of(program: Program, kernel: CompiledKernel) -> MachineCode:
+    """The machine code of a kernel, made once in a process. Raises ``ClockError`` where ptxas or nvdisasm cannot."""
     key = (hash(program.text), kernel.source.name)
     if key not in _CODES:
         _CODES[key] = machine_code(program.text, program.module.target, kernel.source, kernel.blocks)

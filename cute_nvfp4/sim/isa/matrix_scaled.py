@@ -29,7 +29,7 @@ _BYTES = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
 
 
 @dataclass(frozen=True)
-class _Form:
+class _Shape:
     """One row of the ISA's table: blocks along K of one instruction by ``.scale_vec``, and the type of scales."""
 
     shape: str
@@ -44,10 +44,10 @@ class _Form:
 
 
 _FORMS = {
-    ("mxf4nvf4", "4X"): _Form("m16n8k64", ("e2m1",), 4, "ue4m3"),
-    ("mxf4nvf4", "2X"): _Form("m16n8k64", ("e2m1",), 2, "ue8m0"),
-    ("mxf4", "2X"): _Form("m16n8k64", ("e2m1",), 2, "ue8m0"),
-    ("mxf8f6f4", "1X"): _Form("m16n8k32", _BYTES, 1, "ue8m0"),
+    ("mxf4nvf4", "4X"): _Shape("m16n8k64", ("e2m1",), 4, "ue4m3"),
+    ("mxf4nvf4", "2X"): _Shape("m16n8k64", ("e2m1",), 2, "ue8m0"),
+    ("mxf4", "2X"): _Shape("m16n8k64", ("e2m1",), 2, "ue8m0"),
+    ("mxf8f6f4", "1X"): _Shape("m16n8k32", _BYTES, 1, "ue8m0"),
 }
 _DEFAULT = {"mxf4": "2X", "mxf8f6f4": "1X"}
 _TARGETS = ("sm_120a", "sm_120f", "sm_121a", "sm_121f")

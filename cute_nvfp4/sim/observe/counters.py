@@ -45,19 +45,24 @@ class Instructions(Listener):
         opcodes: dict[str, int] = {}
         classes: dict[str, int] = {}
         lines: dict[int, int] = {}
+        executed: dict[int, int] = {}
+        index = {id(i): n for n, i in enumerate(self.kernel.source.code)}
         for block, times in zip(self.kernel.blocks, self.executed):
             for instruction, op in block.code if times else []:
+                executed[index[id(instruction)]] = times
                 lines[instruction.line] = max(times, lines.get(instruction.line, 0))
                 opcodes[instruction.opcode] = opcodes.get(instruction.opcode, 0) + times
                 classes[op.klass] = classes.get(op.klass, 0) + times
         warps = int(np.prod(launch.grid)) * -(-int(np.prod(launch.block)) // 32)
-        return Result(launch.kernel, warps, dict(sorted(opcodes.items())), dict(sorted(classes.items())), lines=lines)
+        counts = dict(sorted(opcodes.items())), dict(sorted(classes.items()))
+        return Result(launch.kernel, warps, *counts, lines=lines, executed=executed)
 
 
 class Counters(Listener):
     """Counts memory requests, operations of engines, matrix work and waits; ``steps`` is the clock of the launch."""
 
-    def __init__(self, memory: GlobalMemory, l2: L2, steps: Steps) -> None:
+    def __init__(self, kernel: CompiledKernel, memory: GlobalMemory, l2: L2, steps: Steps) -> None:
+        self._sizes, self._threads = [len(block.code) for block in kernel.blocks], 0
         self._regions, self._l2, self._steps = memory, l2, steps
         self._memory: dict[tuple[int, str, str], MemoryCounter] = {}
         self._touched: dict[tuple[str, int], np.ndarray] = {}
@@ -70,6 +75,10 @@ class Counters(Listener):
         self._parked: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._wave = wave
         return (self,)
+
+    def block(self, g: Group, index: int) -> None:
+        lanes = 32 * g.n if g.mask is None else int(g.mask.sum())
+        self._threads += lanes * self._sizes[index]
 
     def load(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask) -> None:
         if a.counted:
@@ -187,6 +196,7 @@ class Counters(Listener):
             waits=[w for w in by_line(self._waits) if w.parked],
             mma=sorted(self._mma.values(), key=lambda m: m.kind),
             l2=self._l2.traffic(),
+            thread_instructions=self._threads,
         )
 
 

@@ -85,12 +85,14 @@ class Result:
     """Counters of one launch.
 
     ``opcodes`` and ``classes`` count warp-level instructions issued (one for a warp, however many lanes are active),
-    ``lines`` the same by line of the PTX: lines that never ran are not in it. ``findings`` are what the
-    checks found and went on past, one entry a class and instruction; ``warnings`` and ``hazards`` tell them by class.
-    All else is empty unless counters were asked for. ``memory`` has one entry a memory instruction; ``distinct_bytes``
-    the bytes of distinct global sectors by kind ("load", "store", "atomic"), each counted once in the launch, whether
-    threads or engines touched it; ``engines`` one entry an asynchronous instruction, ``waits`` one an instruction at
-    which warps were parked, ``mma`` one a kind of matrix instruction; ``l2`` the traffic of a modelled cache.
+    ``lines`` the same by line of the PTX, ``executed`` by index of the instruction in its kernel: what never ran is in
+    neither. ``findings`` are what the checks found and went on past, one entry a class and instruction; ``warnings``
+    and ``hazards`` tell them by class. All else is empty unless counters were asked for. ``memory`` has one entry a
+    memory instruction; ``distinct_bytes`` the bytes of distinct global sectors by kind ("load", "store", "atomic"),
+    each counted once in the launch, whether threads or engines touched it; ``engines`` one entry an asynchronous
+    instruction, ``waits`` one an instruction at which warps were parked, ``mma`` one a kind of matrix instruction;
+    ``l2`` the traffic of a modelled cache; ``thread_instructions`` are instructions times active lanes (those that a
+    predicate turns off are active).
     ``timing`` is the modelled time, if a clock was asked for.
     """
 
@@ -105,6 +107,8 @@ class Result:
     mma: list[MmaCounter] = field(default_factory=list)
     l2: L2Traffic | None = None
     lines: dict[int, int] = field(default_factory=dict)
+    executed: dict[int, int] = field(default_factory=dict)
+    thread_instructions: int = 0
     findings: tuple[Finding, ...] = ()
     timing: Timing | None = None
 

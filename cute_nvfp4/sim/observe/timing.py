@@ -36,12 +36,50 @@ class WarpTime(NamedTuple):
     end: float
 
 
+class Cost(NamedTuple):
+    """What one instruction of the machine code costs in a launch, in cycles of warps; ``text`` is it as nvdisasm writes
+    it, ``source`` the index of its PTX instruction (-1 for none). ``issued`` is by how many warps and how often,
+    ``stalls`` the fixed latency behind it, of which the issue is a cycle, ``lost`` what warps have waited for before or
+    at it, by reason. Its ``pipe`` is busy for ``busy`` cycles of a scheduler. Replayed warps stand for all."""
+
+    address: int
+    text: str
+    source: int
+    issued: float
+    stalls: float
+    lost: dict[str, float]
+    pipe: str
+    busy: float
+
+    @property
+    def cycles(self) -> float:
+        """All of the warps' time that it costs."""
+        return self.stalls + sum(self.lost.values())
+
+
+class SmTime(NamedTuple):
+    """One replayed SM, which stands for ``weight``: cycles in which it had a warp, cycles of its warps, those of them
+    before the first instruction of a warp can be issued, and how many instructions it has issued."""
+
+    weight: float
+    active: float
+    warp_cycles: float
+    start: float
+    issued: int
+
+
 GAINS = {
     "DRAM twice as fast": {"dram.bytes_per_cycle": 2.0},
     "L2 twice as fast": {"l2.bytes_per_cycle": 2.0, "l2.to_sm": 2.0},
     "memory's latency halved": {f"{at}.latency_{p}": 0.5 for at in ("l2", "dram") for p in (10, 50, 90, 99)},
     "arithmetic twice as fast": {f"interval.{pipe}": 0.5 for pipe in ("alu", "heavy", "lite", "xu", "fp64")},
+    "tensor cores twice as fast": {
+        **{f"mma.{name}.interval": 0.5 for name in ("HMMA.16", "HMMA.8", "IMMA.32")},
+        **{f"wgmma.{name}": 0.5 for name in ("column", "a_ss", "a_rs", "b_column")},
+        **{f"tcgen05.column_{ctas}_{rows}": 0.5 for ctas in (1, 2) for rows in (64, 128)},
+    },
     "shared memory twice as fast": {"shared.cycles_per_pass": 0.5, "shared.latency": 0.5},
+    "no bank conflicts": {"shared.conflict_passes": 0.0},
     "barriers at no cost": {f"{at}.wake": 0.0 for at in ("barrier", "mbarrier")},
     "code and parameters in caches": {"fetch.cycles_per_line": 0.0, "constant.cycles_per_line": 0.0},
 }
@@ -54,12 +92,15 @@ class Timing:
     launch costs; ``launch_from`` says where that figure is from, as hosts differ by more than a microsecond. ``cycles``
     are from the first CTA's start to the last one's end.
 
-    ``lost`` has the share of the warps' time that each reason cost: "issue" (another warp was issuing, or a pipe was
+    ``lost`` has the share of the warps' time that each reason cost: "issue" (another warp was issuing), "pipe" (it was
     busy), "l2", "dram", "shared", "copies", "barrier", "mbarrier", "tensor" and so on; "stalls" is the rest, which is
-    issue itself and the fixed latencies of the code. ``busy`` has the share of the time that L2 and DRAM worked and
-    schedulers issued. ``bounds_us`` is the analytic roofline: what each would take alone, at full rate.
-    ``coverage``: the share of the machine "code" that can be issued, and of the "events" (accesses, copies, arrivals)
-    that found their instruction in it.
+    issue itself and the fixed latencies of the code. ``busy`` has the share of the time that L1's unit, L2 and DRAM
+    worked and schedulers issued, ``pipes`` that of each pipe. ``bytes`` went through L2, were read from and written to
+    DRAM, asked for by loads of global memory, and held by L1. ``bounds_us`` is the analytic roofline: what each would
+    take alone, at full rate. ``coverage``: the share of the machine "code" that can be issued, and of the "events"
+    (accesses, copies, arrivals) that found their instruction in it. ``code`` has what each instruction of the machine
+    code costs, in its order, ``sms`` the SMs that were replayed; ``limits`` are the CTAs an SM has room for, by what
+    limits them.
     """
 
     machine: str
@@ -78,6 +119,12 @@ class Timing:
     cycles_per_us: float
     again: Callable[[Mapping[str, float]], float] = field(repr=False, compare=False)
     notes: tuple[str, ...] = ()
+    pipes: dict[str, float] = field(default_factory=dict)
+    bytes: dict[str, float] = field(default_factory=dict)
+    registers: int = 0
+    limits: dict[str, int] = field(default_factory=dict)
+    code: tuple[Cost, ...] = field(default=(), repr=False)
+    sms: tuple[SmTime, ...] = field(default=(), repr=False)
 
     @property
     def bound_by(self) -> str:

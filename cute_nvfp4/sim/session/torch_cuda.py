@@ -264,6 +264,7 @@ def _graph_type(runtime: Runtime, owner: TorchCuda) -> type:
 #: what may happen to CUDA tensors during a capture, because it does no work on the device
 _FREE_WORDS = ("__get__", "view", "reshape", "permute", "transpose", "data_ptr", "size", "stride", "numel", "dim")
 _FREE_WORDS += ("__getitem__", "expand", "unsqueeze", "squeeze", "is_contiguous", "element_size", "storage", "detach")
+_FREE_WORDS += ("is_neg", "is_conj", "is_inference")
 
 
 def _refuse_in_capture(func: Any) -> None:

@@ -83,10 +83,12 @@ class TensorCopy(Copy):
 
     def shared_footprints(self, cta: np.ndarray, offset: np.ndarray, write: bool, source=None) -> list[Footprint]:
         source = np.arange(len(offset)) if source is None else source
-        return [
-            Footprint("shared", write, cta[rows], offset[rows][:, None] + CHUNK * p.place, source[rows])
-            for rows, p in self.phases(offset)
-        ]
+        out = []
+        for rows, p in self.phases(offset):
+            first = offset[rows]
+            first = first[:1] if (first == first[0]).all() else first
+            out.append(Footprint("shared", write, cta[rows], first[:, None] + CHUNK * p.place, source[rows]))
+        return out
 
     def check_place(self, offset: np.ndarray, what: str, source: np.ndarray | None = None) -> None:
         """Offsets (j,) in shared memory must be aligned, and what is copied must fit behind them."""

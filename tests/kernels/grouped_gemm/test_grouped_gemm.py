@@ -13,7 +13,7 @@ from support import grouped_problems
 from support.grouped_problems import Grouped, make, random_grouped
 
 from cute_nvfp4 import BlockScaledTensor, grouped_gemm, quantize, simulating
-from cute_nvfp4.ops.grouped_rows import GroupedRows
+from cute_nvfp4.grouped_rows import GroupedRows
 from cute_nvfp4.sim import adversarial
 from tests.simulator.blackwell.shapes import GROUP_SHAPES
 

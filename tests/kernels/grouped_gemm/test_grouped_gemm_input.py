@@ -13,13 +13,13 @@ from support.grouped_problems import Grouped, make
 
 import cute_nvfp4
 from cute_nvfp4.errors import OperandError, OperandTypeError, TargetError
+from cute_nvfp4.grouped_rows import GroupedRows
 from cute_nvfp4.kernels.gemm.config import GemmConfig
 from cute_nvfp4.kernels.gemm.grouped_config import GroupedConfig, can_implement_grouped
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.ops.grouped_gemm import grouped_gemm
 from cute_nvfp4.ops.grouped_gemm_contiguous import grouped_gemm_contiguous
 from cute_nvfp4.ops.grouped_launch import compile_grouped_gemm
-from cute_nvfp4.ops.grouped_rows import GroupedRows
 from cute_nvfp4.planning.gemm_problem import Plan
 from cute_nvfp4.planning.grouped import GroupedProblem, choose_grouped
 from cute_nvfp4.target import ARCHITECTURES

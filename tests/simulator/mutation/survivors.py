@@ -158,7 +158,7 @@ _LOADERS_END = (
 _WGMMA_BETWEEN = (
     "Between what the lanes have read of the last piece of a tile and what they store next lie the products of the "
     "next tile: all lanes issue a wgmma behind their loads and wait for it, and what they had loaded has been read "
-    "then (docs/reference/checks.md, Warpgroups)."
+    "then (docs/explanation/checks.md, Warpgroups)."
 )
 
 _NOT_WRITTEN = (

@@ -9,7 +9,7 @@ import torch
 
 from ...problem import Expected
 from ...schema import Case
-from ..data import draw_unit_scales, exact_product, expected
+from ..data import draw_scales_up_to_one, exact_product, expected
 from ..dense import DenseProblem
 
 
@@ -20,7 +20,7 @@ class DualGemmProblem(DenseProblem):
     # Full-range draws bound the product of two scales, so that the product of two sums over K = 7168 stays finite in
     # fp16. It cannot be much smaller: the largest scale, 448, times the smallest, 2^-9, is 0.875.
     scale_product_bound = 1.0
-    public_scales = staticmethod(draw_unit_scales)
+    public_scales = staticmethod(draw_scales_up_to_one)
 
     def reference(self, case: Case, tensors: Mapping[str, torch.Tensor], *, magnitude: bool = True) -> list[Expected]:
         """Exact operands; sums g and u, silu and product in float64; magnitude ``|silu'(g) u| S_g + |silu(g)| S_u``."""

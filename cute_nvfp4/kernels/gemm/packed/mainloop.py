@@ -26,7 +26,7 @@ WARP = 32
 
 
 @dataclass(frozen=True)
-class Memory:
+class OperandMemory:
     """Where operands are in shared memory: the address of the first stage's packed tiles, x, and their barriers."""
 
     weights: Int32
@@ -44,7 +44,7 @@ class Products:
     asynchronous: ClassVar[bool]
 
     config: WgmmaConfig
-    memory: Memory
+    memory: OperandMemory
     row_tile: Int32
     slab: Int32
     thread: Int32

@@ -37,7 +37,7 @@ from .stream_x import SharedX, StageX, TmaCopy, X
 
 
 @dataclass(frozen=True)
-class Memory:
+class StreamMemory:
     """Shared memory: x, addresses of the weights and of sums, and the barriers."""
 
     x: SharedX
@@ -121,22 +121,22 @@ class Stream:
             if shares.whole == 0:
                 sums.add_cut(sums.thread, WARP * cfg.warps)
 
-    def sums(self, arguments: StreamArguments, memory: Memory, shares: Shares, cta: Int32, thread: Int32) -> Sums:
+    def sums(self, arguments: StreamArguments, memory: StreamMemory, shares: Shares, cta: Int32, thread: Int32) -> Sums:
         own = thread - LOADING_WARPS * WARP
         return Sums(self.config, arguments, shares, cta, memory.sums, own, sum_factors(arguments, self.config.weights))
 
-    def allocate(self) -> Memory:
+    def allocate(self) -> StreamMemory:
         cfg, smem, graph = self.config, SmemAllocator(), stream_pipelines(self.config)
         x = self.x.allocate(smem)
         weight_bytes = cfg.ring_stages * cfg.stage_tiles * cfg.tile_bytes
         weights = smem.allocate_array(cutlass.Uint8, weight_bytes, byte_alignment=128)
         sums = smem.allocate_array(cutlass.Uint8, cfg.sums_bytes, byte_alignment=128)
         barriers = make_barriers(graph, smem.allocate_array(Int64, barrier_words(graph)), addresses=True)
-        return Memory(x, weights.toint(), sums.toint(), barriers)
+        return StreamMemory(x, weights.toint(), sums.toint(), barriers)
 
     @cute.jit
     def load_weights(
-        self, arguments: StreamArguments, memory: Memory, walk: Segments, segment: Segment, source: WeightSource
+        self, arguments: StreamArguments, memory: StreamMemory, walk: Segments, segment: Segment, source: WeightSource
     ):
         """The loop of the warp that loads weights. Each segment, and where its weights are, is found before it is
         needed: those given are the first, from before there were barriers to wait at."""
@@ -195,7 +195,7 @@ class Stream:
         return WeightSource(first + slab * packing.slab_code_bytes, scales)
 
     @cute.jit
-    def multiply(self, memory: Memory, walk: Segments, place: Place, sums: Sums):
+    def multiply(self, memory: StreamMemory, walk: Segments, place: Place, sums: Sums):
         """The loop of a warp that multiplies. It is not ``mainloop``: a stage is read into registers at once,
         and given back before it is decoded; and a warp's turns come at places of their own in each segment."""
         cfg = self.config
@@ -215,7 +215,7 @@ class Stream:
             sums.put(acc, place)
             sums.finish(segment)
 
-    def add_stage(self, acc: cute.Tensor, memory: Memory, stage: Int32, place: Place) -> None:
+    def add_stage(self, acc: cute.Tensor, memory: StreamMemory, stage: Int32, place: Place) -> None:
         """Reads a stage, gives it back, and adds its products."""
         cfg, packing, lane = self.config, self.config.weights, place.lane
         weights = memory.weights + stage * (cfg.stage_tiles * cfg.tile_bytes)

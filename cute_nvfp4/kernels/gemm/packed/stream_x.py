@@ -73,7 +73,7 @@ class X:
         return cute.tile_to_shape(atom, shape, order=(0, 1, 2))
 
     def describe(self, x: FewRows, k: Int32) -> TmaCopy:
-        """On the host."""
+        """Makes the TMA copy of x, on the host."""
         columns, alignment = (k // 2, 16) if self.config.quantized_x else (k, 8)
         layout = cute.make_layout((x.rows, columns), stride=(cute.assume(x.row_stride, alignment), 1))
         tensor = cute.make_tensor(x.data, layout)  # (M, K), or (M, K / 2) bytes

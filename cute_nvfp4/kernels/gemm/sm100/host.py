@@ -37,9 +37,9 @@ class OnTcgen05(host.OnArchitecture):
         run_roles(self.config, loads, store, problem)
 
 
-class Gemm(OnTcgen05, host.Gemm):
+class Tcgen05Gemm(OnTcgen05, host.Gemm):
     """The GEMM, or the gated GEMM, of one problem."""
 
 
-class GroupedGemm(OnTcgen05, grouped.GroupedGemm):
+class Tcgen05GroupedGemm(OnTcgen05, grouped.GroupedGemm):
     """The GEMM of groups."""

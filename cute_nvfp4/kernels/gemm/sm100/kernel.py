@@ -19,13 +19,13 @@ from ..shared_plan import SWIZZLE_BYTES
 from .epilogue import Epilogue, divided_k, store_tiles
 from .loader import load
 from .mainloop import multiply
-from .memory_plan import SharedPlan, TensorPlan, pipelines
+from .memory_plan import Tcgen05SharedPlan, TensorPlan, pipelines
 from .output import make_store
 from .warp_roles import ROLES
 
 
 @dataclass(frozen=True)
-class SharedMemory:
+class Tcgen05Memory:
     """Where everything lies: pointers, and addresses of what is read and written by address (0 where there is none)."""
 
     stages: cute.Pointer
@@ -36,9 +36,9 @@ class SharedMemory:
     table: Int32
 
 
-def allocate(config: GemmConfig) -> SharedMemory:
-    """Shared memory as ``SharedPlan`` has it."""
-    plan, smem = SharedPlan(config), SmemAllocator()
+def allocate(config: GemmConfig) -> Tcgen05Memory:
+    """Shared memory as ``Tcgen05SharedPlan`` has it."""
+    plan, smem = Tcgen05SharedPlan(config), SmemAllocator()
     graph = pipelines(config)
     stages = smem.allocate_array(cutlass.Uint8, plan.stages * plan.stage.bytes, byte_alignment=SWIZZLE_BYTES)
     output, partials, table = None, Int32(0), Int32(0)
@@ -50,7 +50,7 @@ def allocate(config: GemmConfig) -> SharedMemory:
     tensor_address = smem.allocate(cutlass.Int32)
     if config.table_bytes:
         table = smem.allocate_array(cutlass.Int64, config.table_bytes // 8, byte_alignment=16).toint()
-    return SharedMemory(stages, output, partials, barriers, tensor_address, table)
+    return Tcgen05Memory(stages, output, partials, barriers, tensor_address, table)
 
 
 @cute.jit

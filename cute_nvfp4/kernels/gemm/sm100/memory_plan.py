@@ -17,7 +17,7 @@ ATOM_COLUMNS = 4
 
 
 @dataclass(frozen=True)
-class SharedPlan(shared_plan.SharedPlan):
+class Tcgen05SharedPlan(shared_plan.SharedPlan):
     """The shared memory of a tcgen05 kernel."""
 
     def graph(self, stages: int) -> tuple[Edge, ...]:
@@ -93,6 +93,6 @@ class TensorPlan:
 
 def pipelines(config: GemmConfig, stages: int = 0) -> tuple[Edge, ...]:
     """The pipeline graph of the kernel; ``stages`` of operands, or (0) as many as the plan has."""
-    depth = stages or SharedPlan(config).stages
+    depth = stages or Tcgen05SharedPlan(config).stages
     rings = Rings(depth, StagePlan(config).loaded, TensorPlan(config).acc_stages, ROLES.epilogue)
     return pipeline_graph(config, rings)

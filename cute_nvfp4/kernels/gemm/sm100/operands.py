@@ -17,7 +17,7 @@ from .. import operands
 from ..arguments import Operand
 from ..config import CTA_ROWS, GemmConfig
 from ..operands import OperandLoad, SharedOperands, TmaCopy, element_types
-from .memory_plan import SharedPlan, TensorPlan
+from .memory_plan import Tcgen05SharedPlan, TensorPlan
 
 
 def make_mma(config: GemmConfig, ctas: int | None = None) -> cute.TiledMma:
@@ -46,12 +46,12 @@ def data_layouts(config: GemmConfig, mma: cute.TiledMma) -> tuple[Any, Any]:
 
 def _staged(layout: Any, config: GemmConfig, element: type) -> Any:
     one = cute.slice_(layout.outer, (None, None, None, 0))
-    return operands.staged(layout.inner, one, config, element, SharedPlan(config).stages)
+    return operands.staged(layout.inner, one, config, element, Tcgen05SharedPlan(config).stages)
 
 
 def shared_operands(config: GemmConfig, mma: cute.TiledMma, base: cute.Pointer) -> SharedOperands:
     """The tensors of all stages, the first of which starts at ``base``."""
-    return operands.shared_operands(config, base, data_layouts(config, mma), SharedPlan(config).stages)
+    return operands.shared_operands(config, base, data_layouts(config, mma), Tcgen05SharedPlan(config).stages)
 
 
 def accumulator_layout(config: GemmConfig, mma: cute.TiledMma) -> cute.Layout:

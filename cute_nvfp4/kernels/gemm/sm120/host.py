@@ -30,9 +30,9 @@ class OnMmaSync(host.OnArchitecture):
         run_warps(self.config, loads, problem)
 
 
-class Gemm(OnMmaSync, host.Gemm):
+class MmaSyncGemm(OnMmaSync, host.Gemm):
     """The GEMM, or the gated GEMM, of one problem."""
 
 
-class GroupedGemm(OnMmaSync, grouped.GroupedGemm):
+class MmaSyncGroupedGemm(OnMmaSync, grouped.GroupedGemm):
     """The GEMM of groups."""

@@ -18,7 +18,7 @@ from ..shared_plan import SWIZZLE_BYTES
 from .epilogue import WarpEpilogue, divided_k
 from .loader import TileLoader, shared_operands
 from .mainloop import make_accumulators, multiply
-from .memory_plan import LOAD_WARP, MMA_WARPS, SharedPlan, pipelines
+from .memory_plan import LOAD_WARP, MMA_WARPS, MmaSyncSharedPlan, pipelines
 from .warp_tile import warp_tile
 
 
@@ -26,7 +26,7 @@ from .warp_tile import warp_tile
 def run_warps(config: cutlass.Constexpr[GemmConfig], loads: Loads, problem: Problem):
     """Everything that a CTA does, from its first instruction to its last. ``problem``: what varies."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    plan, smem, graph = SharedPlan(config), SmemAllocator(), pipelines(config)
+    plan, smem, graph = MmaSyncSharedPlan(config), SmemAllocator(), pipelines(config)
     stages = smem.allocate_array(cutlass.Uint8, plan.stages * plan.stage.bytes, byte_alignment=SWIZZLE_BYTES)
     barriers = make_barriers(graph, smem.allocate_array(cutlass.Int64, barrier_words(graph)))
     if warp == LOAD_WARP:

@@ -16,7 +16,7 @@ from ..config import CTA_ROWS, GemmConfig
 from ..operands import OperandLoad, SharedOperands, TmaCopy, element_types
 from ..stage_copies import CtaTile, Slot, TmaLoader, first_atom
 from ..tile_scheduler import WorkTile
-from .memory_plan import SharedPlan
+from .memory_plan import MmaSyncSharedPlan
 
 
 def data_layouts(config: GemmConfig) -> tuple[Any, Any]:
@@ -25,7 +25,7 @@ def data_layouts(config: GemmConfig) -> tuple[Any, Any]:
     def layout(rows: int, element: type) -> Any:
         atom = tcgen05.make_smem_layout_atom(tcgen05.SmemLayoutAtomKind.K_SW128, element)
         one = cute.tile_to_shape(atom, (rows, config.tile_k), (0, 1))
-        return operands.staged(one.inner, one.outer, config, element, SharedPlan(config).stages)
+        return operands.staged(one.inner, one.outer, config, element, MmaSyncSharedPlan(config).stages)
 
     a, b = element_types(config)
     return layout(CTA_ROWS, a), layout(config.tile_n, b)
@@ -33,7 +33,7 @@ def data_layouts(config: GemmConfig) -> tuple[Any, Any]:
 
 def shared_operands(config: GemmConfig, base: cute.Pointer) -> SharedOperands:
     """The tensors of all stages, the first of which starts at ``base``."""
-    return operands.shared_operands(config, base, data_layouts(config), SharedPlan(config).stages)
+    return operands.shared_operands(config, base, data_layouts(config), MmaSyncSharedPlan(config).stages)
 
 
 def describe_operand(config: GemmConfig, which: int, operand: Operand, k: Int32, batch: Int32) -> OperandLoad:

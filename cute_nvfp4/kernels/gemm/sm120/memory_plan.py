@@ -17,7 +17,7 @@ THREADS = WARP * (MMA_WARPS + 1)
 
 
 @dataclass(frozen=True)
-class SharedPlan(shared_plan.SharedPlan):
+class MmaSyncSharedPlan(shared_plan.SharedPlan):
     """The shared memory of an ``mma.sync`` kernel: stages and barriers, and nothing else."""
 
     def graph(self, stages: int) -> tuple[Edge, ...]:
@@ -29,4 +29,4 @@ def pipelines(config: GemmConfig, stages: int = 0) -> tuple[Edge, ...]:
     (0) as many as the plan has."""
     full = Arrivals((("the loader, which announces the bytes", 1),), StagePlan(config).loaded)
     empty = Arrivals((("warps that multiply", MMA_WARPS),))
-    return (Edge("operands", "load", "mma", stages or SharedPlan(config).stages, full, empty),)
+    return (Edge("operands", "load", "mma", stages or MmaSyncSharedPlan(config).stages, full, empty),)

@@ -18,7 +18,7 @@ from cutlass import Float32, Int32
 from ....ptx.mma import load_matrices, mma_m16n8k16
 from ....weight_layout import STEPS
 from ..packed.decode import PackedLane, decode_step
-from ..packed.mainloop import Memory, Products
+from ..packed.mainloop import OperandMemory, Products
 from ..packed.stream_config import MMA_COLUMNS, WARP
 from ..packed.stream_x import ROW_BYTES
 from ..sm90.config import WARPGROUP
@@ -61,9 +61,9 @@ class WarpProducts(Products):
 
 
 class _ByWarps:
-    """In place of the products of ``WgmmaGemm``."""
+    """Makes products of ``mma.sync`` where ``WgmmaGemm`` makes those of ``wgmma``."""
 
-    def products(self, memory: Memory, columns: int, group: Int32, thread: Int32) -> WarpProducts:
+    def products(self, memory: OperandMemory, columns: int, group: Int32, thread: Int32) -> WarpProducts:
         """Registers of a thread for a work tile of so many rows of x."""
         acc = cute.make_rmem_tensor((4, columns // MMA_COLUMNS), Float32)
         row_tile, slab = group // 2, (group % 2) * 4 + (thread % WARPGROUP) // WARP

@@ -31,7 +31,7 @@ class Activations(NamedTuple):
     batch_stride: Scalar = INT64
 
 
-class Result(NamedTuple):
+class OutputRows(NamedTuple):
     """out: (L, rows of x, rows of the weight), the last contiguous, strides in elements."""
 
     pointer: Pointer = Pointer(lambda c: OUT_DTYPES[c.out], lambda c: 16 if c.vector else int(OUT_BYTES[c.out]))
@@ -39,7 +39,7 @@ class Result(NamedTuple):
     batch_stride: Scalar = INT64
 
 
-class Bias(NamedTuple):
+class RowBias(NamedTuple):
     """A number for each row of the weight."""
 
     pointer: Pointer = Pointer(lambda c: OUT_DTYPES[c.bias], lambda c: int(OUT_BYTES[c.bias]))
@@ -61,8 +61,8 @@ class WgmmaArguments(NamedTuple):
 
     weight: PackedWeight = PackedWeight()
     x: Activations = Activations()
-    out: Result = Result()
-    bias: Bias | None = PerConfig(lambda c: Bias() if c.bias else None)
+    out: OutputRows = OutputRows()
+    bias: RowBias | None = PerConfig(lambda c: RowBias() if c.bias else None)
     floats: Fp8RowsArguments | None = PerConfig(lambda c: Fp8RowsArguments() if c.first else None)
     row_scales: RowScales | None = PerConfig(lambda c: RowScales() if c.fp8 else None)
     alpha: Scalar = VARYING_FLOAT32

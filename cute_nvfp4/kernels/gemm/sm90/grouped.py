@@ -48,7 +48,7 @@ from .groups import (
     arguments_of,
 )
 from .products import TYPES
-from .wgmma import SharedMemory, WgmmaGemm
+from .wgmma import WgmmaGemm, WgmmaMemory
 
 WARP = 32
 
@@ -165,7 +165,7 @@ class GroupedWgmma(WgmmaGemm):
         return cute.tile_to_shape(atom, (self.config.box_rows, TILE_K, chunks), order=(0, 1, 2))
 
     def describe(self, x: Activations, k: Int32) -> TmaCopy:
-        """On the host: copies of boxes of x."""
+        """Makes the TMA copies of boxes of x, on the host."""
         tensor = matrix(x.data, x.rows, k, x.row_stride)
         one = cute.slice_(self.chunk_layout(1), (None, None, 0))
         op = cpasync.CopyBulkTensorTileG2SOp()
@@ -235,7 +235,7 @@ class GroupedWgmma(WgmmaGemm):
             self.multiply(memory, scheduler, group - 1, thread - WARPGROUP)
 
     @cute.jit
-    def multiply(self, memory: SharedMemory, scheduler: GroupScheduler, group: Int32, thread: Int32):
+    def multiply(self, memory: WgmmaMemory, scheduler: GroupScheduler, group: Int32, thread: Int32):
         """The loop of a warpgroup: decode, multiply, store."""
         cfg, own, zero = self.config, thread % WARPGROUP, Int32(0)
         sums = ClusterSums(cfg, zero, None, memory.received, zero, group, own)

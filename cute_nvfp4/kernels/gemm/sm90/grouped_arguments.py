@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ....runtime.signature import INT32, VARYING_FLOAT32, PerConfig, Pointer, Scalar
 from ..arguments import MAP_BYTES, GroupFactor
-from .arguments import Activations, PackedWeight, Result
+from .arguments import Activations, OutputRows, PackedWeight
 from .grouped_config import GroupedWgmmaConfig
 
 
@@ -24,7 +24,7 @@ class PackedGroup(NamedTuple):
 
     weight: PackedWeight = PackedWeight()
     x: Activations = Activations()
-    out: Result = Result()
+    out: OutputRows = OutputRows()
     k: Scalar = INT32
 
 

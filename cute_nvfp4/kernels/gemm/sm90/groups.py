@@ -21,7 +21,7 @@ from ..grouped_config import WINDOW
 from ..grouped_scheduler import group_of
 from ..operand_source import map_pointer
 from ..tile_scheduler import CursorRange
-from .arguments import PackedWeight, Result, WgmmaArguments
+from .arguments import OutputRows, PackedWeight, WgmmaArguments
 from .grouped_arguments import GroupedWgmmaArguments, PackedGroup
 from .grouped_config import GroupedWgmmaConfig
 
@@ -177,8 +177,8 @@ class PackedRows(PackedGroups):
 
 @dataclass(frozen=True)
 class GroupScheduler:
-    """Distributes work tiles of all groups to ``workers`` CTAs: to the first to the last, to the last to the first, and
-    so on, so that where they get cheaper none has the dearest of every round."""
+    """Distributes work tiles of all groups to ``workers`` CTAs in serpentine order: from the first CTA to the last,
+    then back. Where later tiles are cheaper, this order balances the CTAs' costs."""
 
     groups: PackedGroups
     worker: Int32
@@ -206,6 +206,6 @@ class GroupScheduler:
 def arguments_of(groups: PackedGroups, tile: GroupTile) -> WgmmaArguments:
     """Arguments of one problem with the output of a tile, which starts at its first row."""
     matrix = groups.output(tile.group)
-    out = Result(matrix.pointer + Int64(tile.x_row) * matrix.stride, matrix.stride, Int64(0))
+    out = OutputRows(matrix.pointer + Int64(tile.x_row) * matrix.stride, matrix.stride, Int64(0))
     weight = PackedWeight(None, groups.n(tile.group), None, None)
     return WgmmaArguments(weight, None, out, None, None, None, None, (), None, None, None, None, None)

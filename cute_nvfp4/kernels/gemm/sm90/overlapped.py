@@ -20,14 +20,14 @@ from ..barriers import Ring
 from ..operands import TmaCopy
 from ..packed.decode import sum_factors
 from ..packed.loaders import StageOrder, XSlices, partition
-from ..packed.mainloop import Mainloop, Memory
+from ..packed.mainloop import Mainloop, OperandMemory
 from ..stage_loader import Filled, OverwritingCopies, fill_tile
 from ..tile_scheduler import CursorRange, StaticScheduler, WorkTile
 from .arguments import WgmmaArguments
 from .config import WARPGROUP, WgmmaConfig
 from .epilogue import WarpgroupEpilogue
 from .exchange import ClusterSums
-from .wgmma import SharedMemory, WgmmaGemm
+from .wgmma import WgmmaGemm, WgmmaMemory
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class OverlappedWgmma(WgmmaGemm):
         self.order = MiddleLast(config)
 
     @cute.jit
-    def load_x(self, x: TmaCopy, memory: Memory, scheduler: StaticScheduler):
+    def load_x(self, x: TmaCopy, memory: OperandMemory, scheduler: StaticScheduler):
         """The loop of the warp that loads x: the stages of one work tile."""
         cursor, end = scheduler.range()
         copies = HalvesCopies(self.order, x, memory.sX, scheduler.tile(cursor, end), scheduler.place.part)
@@ -117,7 +117,7 @@ class OverlappedWgmma(WgmmaGemm):
         self,
         arguments: WgmmaArguments,
         x_rows: Int32,
-        memory: SharedMemory,
+        memory: WgmmaMemory,
         scheduler: StaticScheduler,
         group: Int32,
         thread: Int32,

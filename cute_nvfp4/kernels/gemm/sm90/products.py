@@ -12,7 +12,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from ....weight_layout import TILE_K
 from ..packed.decode import PackedLane, decode_tile
-from ..packed.mainloop import Memory, Products
+from ..packed.mainloop import OperandMemory, Products
 from .arguments import X_DTYPES
 from .config import MMA_ROWS, STAGE_TILES, WARPGROUP, WgmmaConfig
 
@@ -89,7 +89,7 @@ class XOperand(NamedTuple):
     tCrX: cute.Tensor
 
 
-def x_operand(config: WgmmaConfig, memory: Memory, columns: int, thread: Int32) -> XOperand:
+def x_operand(config: WgmmaConfig, memory: OperandMemory, columns: int, thread: Int32) -> XOperand:
     """x as operand B: the first ``columns`` of its rows in each stage."""
     mma = make_mma(replace(config, tile_n=columns))
     part = mma.get_slice(thread)
@@ -98,7 +98,9 @@ def x_operand(config: WgmmaConfig, memory: Memory, columns: int, thread: Int32) 
     return XOperand(mma, part, mma.make_fragment_B(part.partition_B(sX)))
 
 
-def wgmma_products(config: WgmmaConfig, memory: Memory, columns: int, group: Int32, thread: Int32) -> WgmmaProducts:
+def wgmma_products(
+    config: WgmmaConfig, memory: OperandMemory, columns: int, group: Int32, thread: Int32
+) -> WgmmaProducts:
     """Registers of a thread for a work tile of so many rows of x."""
     if config.k_groups > 1:
         group, thread = group % config.row_groups, thread % (config.row_groups * WARPGROUP)

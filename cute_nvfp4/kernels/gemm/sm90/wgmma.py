@@ -21,7 +21,7 @@ from ..barriers import Barriers, initialise_in_turn, make_barriers
 from ..operands import TmaCopy
 from ..packed.decode import sum_factors
 from ..packed.loaders import StageOrder, weight_copies, x_copies
-from ..packed.mainloop import Mainloop, Memory, Products
+from ..packed.mainloop import Mainloop, OperandMemory, Products
 from ..packed.pipelines import wgmma_pipelines
 from ..pipeline_graph import barrier_words
 from ..stage_loader import fill_stages
@@ -35,10 +35,10 @@ from .scheduler import SCHEDULERS
 
 
 @dataclass(frozen=True)
-class SharedMemory:
+class WgmmaMemory:
     """Shared memory: operands; where the epilogue turns the output; sums from other CTAs (``ClusterSums``)."""
 
-    operands: Memory
+    operands: OperandMemory
     barriers: Barriers
     epilogue: Int32
     received: Int32
@@ -136,7 +136,7 @@ class WgmmaGemm:
             return 104
         return {2: 240, 3: 160, 4: 112}[self.config.warpgroups]
 
-    def allocate(self) -> SharedMemory:
+    def allocate(self) -> WgmmaMemory:
         cfg, smem, graph = self.config, SmemAllocator(), wgmma_pipelines(self.config)
         layout = x_layout(cfg)
         sX = smem.allocate_tensor(TYPES[cfg.dtype], layout.outer, byte_alignment=1024, swizzle=layout.inner)
@@ -147,7 +147,7 @@ class WgmmaGemm:
             epilogue = smem.allocate_array(cutlass.Uint8, size, byte_alignment=128).toint()
         received = smem.allocate_array(cutlass.Uint8, max(cfg.received_bytes, 16), byte_alignment=128)
         barriers = make_barriers(graph, smem.allocate_array(Int64, barrier_words(graph)), addresses=True)
-        return SharedMemory(Memory(weights.toint(), sX, barriers.operands), barriers, epilogue, received.toint())
+        return WgmmaMemory(OperandMemory(weights.toint(), sX, barriers.operands), barriers, epilogue, received.toint())
 
     def scheduler(self, arguments: WgmmaArguments, x_rows: Int32) -> StaticScheduler:
         cfg = self.config
@@ -165,15 +165,15 @@ class WgmmaGemm:
             **options,
         )
 
-    def load_weights(self, arguments: WgmmaArguments, memory: Memory, scheduler: StaticScheduler) -> None:
+    def load_weights(self, arguments: WgmmaArguments, memory: OperandMemory, scheduler: StaticScheduler) -> None:
         """The loop of the warp that loads weights."""
         fill_stages(weight_copies(self.order, arguments.weight, memory.weights), memory.ring, scheduler)
 
-    def load_x(self, x: TmaCopy, memory: Memory, scheduler: StaticScheduler) -> None:
+    def load_x(self, x: TmaCopy, memory: OperandMemory, scheduler: StaticScheduler) -> None:
         """The loop of the warp that loads x."""
         fill_stages(x_copies(self.order, x, memory.sX, scheduler.place.x), memory.ring, scheduler)
 
-    def products(self, memory: Memory, columns: int, group: Int32, thread: Int32) -> Products:
+    def products(self, memory: OperandMemory, columns: int, group: Int32, thread: Int32) -> Products:
         """Registers of a thread for a work tile of so many rows of x."""
         return wgmma_products(self.config, memory, columns, group, thread)
 
@@ -182,7 +182,7 @@ class WgmmaGemm:
         self,
         arguments: WgmmaArguments,
         x_rows: Int32,
-        memory: SharedMemory,
+        memory: WgmmaMemory,
         scheduler: StaticScheduler,
         group: Int32,
         thread: Int32,

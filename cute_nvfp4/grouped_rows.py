@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from ..errors import OperandError, OperandTypeError
-from ..formats import NVFP4, Format, as_bytes
-from ..operand import BlockScaledTensor, _check_data, _check_global_scale, address_of, row_alignment
-from ..pytree import register
-from ..scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, blocked_flat, blocked_view, from_blocked, to_blocked
-from ..tensors import check_dense
+from cute_nvfp4.errors import OperandError, OperandTypeError
+from cute_nvfp4.formats import NVFP4, Format, as_bytes
+from cute_nvfp4.operand import BlockScaledTensor, _check_data, _check_global_scale, address_of, row_alignment
+from cute_nvfp4.pytree import register
+from cute_nvfp4.scale_layout import (
+    ATOM_BYTES,
+    ATOM_COLS,
+    ATOM_ROWS,
+    blocked_flat,
+    blocked_view,
+    from_blocked,
+    to_blocked,
+)
+from cute_nvfp4.tensors import check_dense
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -189,25 +197,6 @@ def checked_offsets(offsets: Sequence[int] | torch.Tensor, data: torch.Tensor) -
             raise OperandError.of(f"offsets[{i}]", got=value, expected=f"at most {data.shape[0]}, the rows of data")
     host = torch.tensor(values, dtype=torch.int32, pin_memory=data.is_cuda)
     return host.to(data.device, non_blocking=True)
-
-
-def checked_status(status: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-    """The word in which a kernel says what is wrong with offsets: the caller's, checked, or a new one."""
-    if status is None:
-        return torch.empty(1, dtype=torch.int32, device=device)
-    if not isinstance(status, torch.Tensor) or status.dtype is not torch.int32:
-        got = status.dtype if isinstance(status, torch.Tensor) else type(status).__name__
-        raise OperandTypeError.of("status", got=got, expected="a torch.int32 tensor")
-    check_dense("status", status)
-    if status.numel() != 1 or status.device != device:
-        got = f"shape {tuple(status.shape)} on {status.device}"
-        raise OperandError.of("status", got=got, expected=f"one element on {device}")
-    return status
-
-
-def status_of(device: torch.device) -> dict[str, Callable[[], torch.Tensor]]:
-    """What makes the word of a call that gives none."""
-    return {"status": functools.partial(checked_status, None, device)}
 
 
 def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, k: int) -> None:

@@ -32,7 +32,7 @@ def overlap(spans: Iterable[tuple[int, int, bool]]) -> bool:
     return False
 
 
-class Apart:
+class OverlapCheck:
     """What the varying values of a launch must satisfy.
 
     sizes: bytes of what is read, by its place among the values. written: place and bytes of each part that is written;

@@ -1,0 +1,250 @@
+"""``%%cute``: a cell that runs in the simulated GPU; its launches are checked, counted and timed.
+
+    %load_ext cute_nvfp4
+
+    %%cute sums
+    ... a program: imports, kernels, tensors on "cuda", calls ...
+
+The cell is written to a file, since the DSL compiles only what lives in files, and run with the notebook's names. Then
+its launches are shown, with hazards and the lines they name; ``sums`` is the run (``CellRun``), to be shown further.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import linecache
+import shlex
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CuteNvfp4Error, OperandError, SimError
+from ..target import ARCHITECTURES, DEFAULT_ARCH
+from . import hazards
+from .names import short
+from .svg import Page, stacked, table
+
+if TYPE_CHECKING:
+    from ..sim.checks.findings import Finding
+    from ..sim.observe.barriers import Barriers
+    from ..sim.observe.result import Result
+    from ..sim.observe.timing import Timing
+    from ..sim.observe.trace import Trace
+    from ..sim.session import LaunchRecord
+    from ..sim.session.memory import DeviceMemory
+
+NAME = "_cute"
+"""The variable that has the run of a cell which gives no name."""
+_folders: list[Path] = []
+
+
+@dataclass
+class CellRun:
+    """What a cell did in the simulated GPU: its launches, what was found, and the hazard that stopped it, if one did.
+
+    ``barriers`` has the mbarriers of the last launch, ``trace`` who did what, if ``--trace`` asked for it.
+    """
+
+    launches: list[LaunchRecord]
+    findings: list[Finding]
+    error: SimError | None
+    barriers: Barriers
+    trace: Trace | None = None
+    note: str = ""
+
+    @property
+    def hazards(self) -> list[str]:
+        """The classes of all hazards: of the one that stopped the cell, and of those that it went on past."""
+        stopped = [] if self.error is None else [type(self.error).__name__]
+        return stopped + [f.rule for f in self.findings if f.severity == "hazard"]
+
+    @property
+    def result(self) -> Result:
+        """The counters of the last launch that ended.
+
+        Raises:
+            OperandError: none did.
+        """
+        ended = [r.result for r in self.launches if r.result is not None]
+        if not ended:
+            got = f"{len(self.launches)} launches, of which none ended"
+            raise OperandError.of("result of the cell", got=got, expected="a launch that ended")
+        return ended[-1]
+
+    @property
+    def timing(self) -> Timing | None:
+        """The modelled time of that launch, None where no clock ran."""
+        return self.result.timing
+
+    @property
+    def page(self) -> Page:
+        """A line for each launch, and what was found."""
+        shown = [launches(self.launches)]
+        told = "" if self.error is None else str(self.error)
+        shown += [] if self.error is None else [hazards.told("hazard", type(self.error).__name__, told)]
+        shown += [hazards.finding(f) for f in self.findings if f.severity == "hazard" and f.message not in told]
+        warnings: dict[str, list[Finding]] = {}
+        for f in self.findings:
+            if f.severity != "hazard":
+                warnings.setdefault(f.rule, []).append(f)
+        for first, *more in warnings.values():
+            shown += [hazards.finding(first)] + [_more(first, len(more))] * bool(more)
+        shown += [Page(f"<p>{self.note}</p>", self.note)] if self.note else []
+        return stacked(*shown)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        return self.page._repr_mimebundle_()
+
+
+def launches(records: list[LaunchRecord]) -> Page:
+    """A line for each launch: what was counted, and the modelled time.
+
+    "useful" is the share of the bytes of all touched sectors of global memory that lanes had asked for.
+    """
+    rows = []
+    for record in records:
+        launch, r = record.launch, record.result
+        row: list[object] = [short(launch.kernel), _dims(launch.grid), _dims(launch.block)]
+        if r is None:
+            rows.append([*row, "stopped", "", "", ""])
+            continue
+        plain = [m for m in r.memory if m.space == "global" and m.sectors]
+        sectors, asked = sum(m.sectors for m in plain), sum(m.bytes for m in plain)
+        useful = f"{sectors} ({asked / (32 * sectors):.0%} useful)" if sectors else "-"
+        t = r.timing
+        time = "-" if t is None else f"{t.microseconds - t.launch_us:.2f} + launch {t.launch_us:.2f}"
+        rows.append([*row, str(r.instructions), useful, str(r.bank_conflicts), time])
+    header = ["launch", "grid", "block", "warp instructions", "sectors", "bank conflicts", "modelled µs"]
+    return table(header, rows)
+
+
+def _more(first: Finding, count: int) -> Page:
+    words = f"  and {first.rule} at {count} more instructions"
+    return Page(f"<p>{words}</p>", words)
+
+
+def _dims(dims: tuple[int, int, int]) -> str:
+    used = [d for d in dims if d != 1] or [1]
+    return " x ".join(map(str, used)) if dims[1:] != (1, 1) else str(dims[0])
+
+
+@dataclass
+class Cells:
+    """Runs cells in the namespace of a shell. Tensors on "cuda" stay there for later cells; between cells the host sees
+    them as tensors of its own."""
+
+    shell: Any
+    _before: DeviceMemory | None = None
+    _parser: argparse.ArgumentParser = field(default_factory=lambda: _options())
+
+    def run(self, line: str, cell: str) -> None:
+        """The magic itself; ``line`` has its options."""
+        try:
+            given = self._parser.parse_args(shlex.split(line))
+        except argparse.ArgumentError as error:
+            raise OperandError(f"%%cute: {error}\n{self._parser.format_usage()}") from None
+        if not given.name.isidentifier():
+            raise OperandError.of("%%cute", got=repr(given.name), expected="a name for the run")
+        text = f"# %%cute {line}\n{cell}"  # the lines of the file are those of the cell
+        done = self.execute(given, text, write(given.name, text))
+        self.shell.user_ns[given.name] = done
+        from IPython.display import display
+
+        display(done)
+
+    def execute(self, given: argparse.Namespace, text: str, path: Path) -> CellRun:
+        """The run of a cell's text; an error that is no hazard comes out of the cell as it is."""
+        from ..runtime.session import simulated_gpu
+        from ..sim.machine.schedule import Schedule
+        from ..sim.observe.barriers import Barriers
+        from ..sim.observe.trace import Trace
+
+        clock, note = _clock(given.arch) if given.time else (None, "")
+        barriers, trace, stopped = Barriers(), Trace() if given.trace else None, None
+        options: dict[str, Any] = {"schedule": Schedule.parse(given.schedule), "checks": given.checks}
+        options |= {"on_hazard": "collect" if given.go_on else "raise", "others": (barriers,), "trace": trace}
+        options["strict"] = given.strict
+        code = compile(text, str(path), "exec", dont_inherit=True)
+        with simulated_gpu(given.arch, counters=True, clock=clock, **options) as session:
+            self._keep(session.memory)
+            try:
+                exec(code, self.shell.user_ns)
+            except SimError as error:
+                stopped = error
+            except Exception:
+                # the DSL words some errors of a launch anew
+                if session.failure is None or not isinstance(session.failure[1], SimError):
+                    raise
+                stopped = session.failure[1]
+        found = session.findings()
+        return CellRun(session.launches, found, stopped, barriers, trace, note)
+
+    def _keep(self, memory: DeviceMemory) -> None:
+        """Has ``memory`` take over the device tensors of the cell before."""
+        from ..sim.session.memory import tensors_in
+
+        for tensor in tensors_in(dict(self.shell.user_ns)):
+            index = None if self._before is None else self._before.device_index(tensor)
+            if index is not None:
+                memory.adopt(tensor, index)
+        self._before = memory
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises what it does not understand, where a command would end the process."""
+
+    def error(self, message: str) -> None:
+        raise argparse.ArgumentError(None, message)
+
+
+def _options() -> argparse.ArgumentParser:
+    parser = _Parser(prog="%%cute", add_help=False, allow_abbrev=False)
+    parser.add_argument("name", nargs="?", default=NAME, help="the variable that gets the run")
+    parser.add_argument("--arch", default=DEFAULT_ARCH, choices=list(ARCHITECTURES))
+    parser.add_argument("--schedule", default="", help="how warps and engines interleave: seed=3,tma=lazy")
+    parser.add_argument("--no-checks", dest="checks", action="store_false", help="look for no hazards")
+    parser.add_argument("--strict", action="store_true", help="warn of fences that NVIDIA's kernels leave out, too")
+    parser.add_argument("--no-time", dest="time", action="store_false", help="no modelled time")
+    parser.add_argument("--trace", action="store_true", help="record who does what")
+    parser.add_argument("--continue", dest="go_on", action="store_true", help="go on past hazards")
+    return parser
+
+
+def _clock(arch: str) -> tuple[str | None, str]:
+    """(the machine that times kernels for ``arch``, "") or (None, why there is none)."""
+    from ..sim.clock.machine import clock_of
+    from ..sim.clock.tools import tool
+
+    try:
+        machine = clock_of(arch)
+        for name in ("ptxas", "nvdisasm"):
+            tool(name)
+    except CuteNvfp4Error as error:
+        return None, f"no modelled time: {error}"
+    return machine, ""
+
+
+def write(name: str, text: str) -> Path:
+    """A new file for a cell's text: NAME.py, then NAME_2.py and so on, so that kernels of before keep their source."""
+    if not _folders:
+        _folders.append(Path(tempfile.mkdtemp(prefix="cute-cells-")))
+        atexit.register(shutil.rmtree, _folders[0], ignore_errors=True)
+    number, stem = 1, name.strip("_") or "cell"
+    path = _folders[0] / f"{stem}.py"
+    while path.exists():
+        number += 1
+        path = _folders[0] / f"{stem}_{number}.py"
+    path.write_text(text, encoding="utf-8")
+    linecache.checkcache(str(path))
+    return path
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """``%load_ext cute_nvfp4``: displays of the package's classes, and ``%%cute``."""
+    from .registered import register
+
+    register(shell)
+    shell.register_magic_function(Cells(shell).run, "cell", "cute")

@@ -1,0 +1,81 @@
+"""Modelled times drawn: the roofline of launches, and what their warps lost time to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from .svg import INK, LINE, PALETTE, SOFT, Drawing, Page, Picture, ink_on, stacked, table, width_of
+from .timelines import REASONS, of_timing
+
+if TYPE_CHECKING:
+    from ..sim.observe.timing import Timing
+
+PLOT, LEFT = 760, 150
+LEAST = 0.01
+
+
+def timing(t: Timing) -> Page:
+    """Everything that a modelled time says: its figures, the roofline, what was lost, and the time line of a CTA."""
+    rows = [
+        ["modelled time", f"{t.microseconds:.2f} µs on {t.machine.upper()}"],
+        ["of it a launch", f"{t.launch_us:.2f} µs ({t.launch_from})"],
+        ["roofline", f"{t.roofline_us:.2f} µs"],
+        ["bound by", t.bound_by],
+        ["busy", ", ".join(f"{name} {share:.0%}" for name, share in t.busy.items())],
+        *(["note", note] for note in t.notes),
+    ]
+    return stacked(table(["modelled, not measured", ""], rows), rooflines({"": t}), lost({"": t}), of_timing(t))
+
+
+def rooflines(timings: Mapping[str, Timing]) -> Picture:
+    """The modelled time of each launch beside what its bytes and its issue slots would take alone, at full rate; the
+    launch itself is in neither."""
+    most = max(t.microseconds - t.launch_us for t in timings.values())
+    most = max([most, *(v for t in timings.values() for v in t.bounds_us.values()), 1e-6])
+    d = Drawing(LEFT + PLOT + 90, 40 + sum(26 + 20 * (1 + len(t.bounds_us)) for t in timings.values()) + 20)
+    d.text(8, 20, "roofline: modelled µs, launch not counted", 13, font_weight="bold")
+    y, words = 34, ["roofline, modelled us, launch not counted:"]
+    for name, t in timings.items():
+        took = t.microseconds - t.launch_us
+        entries = {"modelled": took} | {f"{bound} at full rate": value for bound, value in t.bounds_us.items()}
+        if name:
+            d.text(8, y + 13, name, 11, font_weight="bold")
+            y += 18
+        for j, (what, value) in enumerate(entries.items()):
+            d.text(LEFT - 8, y + 13, what, 11, "end")
+            d.rect(LEFT, y, max(1.0, PLOT * value / most), 16, PALETTE[0] if not j else "#888888", what)
+            d.text(LEFT + PLOT * value / most + 6, y + 13, f"{value:.3g}", 10, fill=SOFT)
+            y += 20
+        limit = LEFT + PLOT * max(t.bounds_us.values()) / most
+        d.line(limit, y - 20 * len(entries) - 2, limit, y, INK, stroke_dasharray="3 3")
+        said = ", ".join(f"{what} {value:.3g}" for what, value in entries.items())
+        words.append(f"  {name + ': ' if name else ''}{said}")
+        y += 8
+    d.height = y + 10
+    return Picture(d, "\n".join(words))
+
+
+def lost(timings: Mapping[str, Timing]) -> Picture:
+    """The share of the warps' time that each reason cost, a bar for each launch; the rest is issue and latencies."""
+    names: dict[str, str] = {}
+    d = Drawing(LEFT + PLOT + 24, 40 + 34 * len(timings) + 54)
+    d.text(8, 20, "what the warps' time went to (modelled)", 13, font_weight="bold")
+    words = ["share of the warps' time, modelled:"]
+    for row, (name, t) in enumerate(timings.items()):
+        x, y = float(LEFT), 34 + 34 * row
+        d.text(LEFT - 8, y + 17, name, 11, "end")
+        for reason, share in sorted(t.lost.items(), key=lambda item: -item[1]):
+            color = REASONS.get(reason, PALETTE[len(names) % len(PALETTE)])
+            if share >= LEAST:
+                names[reason] = color
+            d.rect(x, y, PLOT * share, 24, color, f"{reason} {share:.1%}", stroke="#ffffff", stroke_width=0.7)
+            if width_of(reason, 10) < PLOT * share - 4:
+                d.text(x + PLOT * share / 2, y + 16, reason, 10, "middle", ink_on(color))
+            x += PLOT * share
+        said = ", ".join(f"{k} {v:.0%}" for k, v in sorted(t.lost.items(), key=lambda item: -item[1]) if v >= LEAST)
+        words.append(f"  {name + ': ' if name else ''}{said}")
+    end = 34 + 34 * len(timings)
+    d.line(LEFT, end, LEFT + PLOT, end, LINE)
+    d.legend(LEFT, end + 20, names, LEFT + PLOT)
+    return Picture(d, "\n".join(words))

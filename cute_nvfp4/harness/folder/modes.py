@@ -1,0 +1,27 @@
+"""What differs in the modes for a folder's problem: nobody knows what it must read, and there is no library call."""
+
+from __future__ import annotations
+
+from ..modes import Modes
+from ..results import CaseResult
+from ..runner import Outcome
+
+
+class FolderModes(Modes):
+    """``Modes`` for which a launch that reads anything may have made an answer."""
+
+    def _look_at_work(self, result: CaseResult, outcome: Outcome) -> None:
+        work = outcome.work
+        if work is None:
+            return
+        what = ""
+        if not outcome.launches:
+            what = "no kernel was launched"
+        elif not work.read:
+            what = "the launches read nothing"
+        result.nothing = result.nothing or what
+        if work.by_host:
+            result.unscored = f"{work.by_host}: torch's or the host's work has no modelled time"
+
+    def _time_peer(self, result: CaseResult) -> None:
+        """There is none."""
