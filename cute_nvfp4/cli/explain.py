@@ -31,6 +31,9 @@ def explain(
     arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     arch: Annotated[str, typer.Option(help="Architecture to compile for: sm_90a, sm_100a, sm_120a …")] = "sm_100a",
     problem: Annotated[str, typer.Option(help="What a submission is for: nvfp4_gemv …", show_default=False)] = "",
+    task: Annotated[
+        Path | None, typer.Option(help="The same: the task file of a problem folder.", show_default=False)
+    ] = None,
     case: Annotated[int, typer.Option(help="A submission's test case, numbered from 0.")] = 0,
     m: Annotated[int | None, typer.Option(help="Rows of an operation's A or x.", show_default=False)] = None,
     n: Annotated[int | None, typer.Option(help="Rows of B.", show_default=False)] = None,
@@ -44,22 +47,33 @@ def explain(
     html: Annotated[
         Path | None, typer.Option(help="Writes a page in which lines can be clicked.", show_default=False)
     ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(help="Writes what Nsight Compute's details page has, as .txt, .csv or .json.", show_default=False),
+    ] = None,
 ) -> None:
     """Explains compiled kernels: what came of each line of Python, and what it costs.
 
     The target runs in a simulated GPU, without checks (cute-nvfp4 sim has them). PTX instructions and bytes are
     counted; times are modelled by the clock, where the architecture has one and ptxas and nvdisasm are found.
     """
-    check_writable("--html", str(html or ""))
+    for option, file in (("--html", html), ("--report", report)):
+        check_writable(option, str(file or ""))
     with shown_errors():
+        from ..sim.profile.page import FORMATS
         from ..target import architecture
         from .explain_target import Target, launches
 
+        if report and report.suffix not in FORMATS:
+            fail(f"--report {report}: expected a name that ends in {', '.join(FORMATS)}", 2)
         architecture(arch)
-        asked = Target(target, arch, problem, case, (m, n, k), tuple(arguments or ()))
+        asked = Target(target, arch, problem, case, task, (m, n, k), tuple(arguments or ()))
         with stderr().status(f"running {target} for {arch}"):
             ran = launches(asked)
-            found = [_explained(one) for one in _chosen(ran, asked, launch)]
+            chosen = _chosen(ran, asked, launch)
+            found = [_explained(one) for one in chosen]
+            if report:
+                _write_report(chosen, report)
     if json:
         content = {"schema": SCHEMA, "target": target, "arch": arch, "launches": len(ran)}
         write_json(content | {"kernels": [e.to_dict() for e in found]}, json)
@@ -86,6 +100,14 @@ def _explained(ran: Ran) -> Explanation:
     from ..sim.profile import explain as explained
 
     return explained(*ran)
+
+
+def _write_report(chosen: list[Ran], path: Path) -> None:
+    """Writes the profiles of launches."""
+    from ..sim.profile import profile
+    from ..sim.profile.page import written
+
+    path.write_text(written([profile(*one) for one in chosen], path.suffix))
 
 
 def _show(found: list[Explanation], lines: int | None) -> None:
