@@ -6,6 +6,8 @@ mbarriers of any kernel as a simulated launch used them (``sim.observe.barriers`
 
 from __future__ import annotations
 
+import linecache
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,9 +15,10 @@ from .svg import BAD, INK, LINE, PALETTE, SOFT, Drawing, Picture, width_of
 
 if TYPE_CHECKING:
     from ..kernels.gemm.pipeline_graph import Edge
-    from ..sim.observe.barriers import Barriers
+    from ..sim.observe.barriers import Barriers, Ring
 
 BOX, GAP, ROW = 118, 34, 62
+INIT = re.compile(r"mbarrier_init\(\s*([^,]+?)\s*,")
 MOST_BUFFERS = 16
 
 
@@ -53,8 +56,15 @@ def of_barriers(barriers: Barriers, title: str = "") -> Picture:
         says += f", {ring.phases} phase{'s' if ring.phases != 1 else ''}"
         if ring.pending:
             says += f"; unfinished: {ring.pending} of {ring.count} arrivals missing"
-        arrows.append(Arrow(ring.name, ring.arrive, ring.wait, ring.stages, says, bool(ring.pending)))
+        arrows.append(Arrow(_named(ring), ring.arrive, ring.wait, ring.stages, says, bool(ring.pending)))
     return drawn(arrows, title or "mbarriers of the launch")
+
+
+def _named(ring: Ring) -> str:
+    """A ring by what its source line calls it, ``full`` in ``mbarrier_init(full, 1)``, and its address."""
+    path, _, line = ring.where.rpartition(":")
+    found = INIT.search(linecache.getline(path, int(line))) if line.isdigit() else None
+    return f"{found[1]} ({ring.name})" if found else ring.name
 
 
 def drawn(arrows: Sequence[Arrow], title: str) -> Picture:
