@@ -72,7 +72,8 @@ def drawn(arrows: Sequence[Arrow], title: str) -> Picture:
     names = list(dict.fromkeys(name for a in arrows for name in (*a.producers, *a.consumers)))
     step = max([BOX, *(24 + width_of(name) for name in names)]) + GAP
     left = 16 + step / 2
-    width = max(left + step * max(len(names), 1), 560)
+    widest = max((width_of(a.says, 10) for a in arrows), default=0)
+    width = max(left + step * max(len(names), 1), widest + 24, 560)
     height = 84 + ROW * len(arrows)
     d = Drawing(width, height)
     d.add(
