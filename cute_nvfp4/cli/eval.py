@@ -18,6 +18,7 @@ from .eval_options import (
     CaseNumber,
     Collect,
     Data,
+    Definition,
     DslCompat,
     Html,
     Jobs,
@@ -29,11 +30,14 @@ from .eval_options import (
     Schedules,
     ScheduleText,
     Seed,
+    Solution,
     Strict,
     Submissions,
     TaskFile,
     Timeout,
     TraceFile,
+    Traces,
+    Workloads,
 )
 from .output import STDOUT, JsonOption, check_writable, shown_errors, stderr, stdout, write_json
 
@@ -67,13 +71,17 @@ def evaluate(
     collect: Collect = False,
     dsl_compat: DslCompat = False,
     strict: Strict = False,
+    definition: Definition = None,
+    solution: Solution = None,
+    workloads: Workloads = None,
+    traces: Traces = None,
 ) -> None:
     """Runs submissions on a problem: are they right, how fast are they.
 
     Exit codes: 0 pass, 112 a check failed, 113 bad task file, 2 anything unknown. With POPCORN_FD set, the results of
     one submission are also written there as 'key: value' lines; POPCORN_SEED is mixed into every case's seed.
     """
-    for option, file in (("--trace", trace), ("--html", html), ("--report", profile_report)):
+    for option, file in (("--trace", trace), ("--html", html), ("--report", profile_report), ("--traces", traces)):
         check_writable(option, str(file or ""))
     paths = [*(submissions or []), *([submission] if submission else [])]
     with shown_errors(), told_errors() if json_lines else contextlib.nullcontext():
@@ -81,10 +89,16 @@ def evaluate(
         from ..harness.evaluation import Evaluation, Options, task_of
         from ..harness.folder.task import is_folder
 
-        if task is not None and is_folder(task):
+        if definition is not None:
+            if solution is None or problem or task or html:
+                raise HarnessError("--definition takes one --solution, and no problem, no --task and no --html")
+            paths, problem = [solution], ""
+        elif solution or workloads or traces:
+            raise HarnessError("--solution, --workloads and --traces belong to --definition FILE")
+        elif task is not None and is_folder(task):
             paths, problem = [*([Path(problem)] if problem else []), *paths], ""
         elif problem is None:
-            raise HarnessError("what to judge? Name a problem (nvfp4_gemv, ...), or --task FOLDER/task.yml")
+            raise HarnessError("what to judge? Name a problem (nvfp4_gemv, ...), or give --task FOLDER/task.yml")
         options = Options(problem, mode, None, backend, arch, data, task, seed=seed, case=case, timeout=timeout)
         several = len(paths) > 1
         if several and (trace or profile_report):
@@ -96,7 +110,12 @@ def evaluate(
         options = replace(options, dsl_compat=dsl_compat)
 
         def prepare(path: Path | None) -> Evaluation:
-            return Evaluation(replace(options, submission=path))
+            own = replace(options, submission=path)
+            if definition is None:
+                return Evaluation(own)
+            from ..harness.flashinfer.evaluation import BenchEvaluation
+
+            return BenchEvaluation(own, definition, workloads, traces)
 
         if json_lines:
             if json or html:

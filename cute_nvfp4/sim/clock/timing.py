@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from cute_nvfp4.sim.clock.costs import costs, pipes, sm_times
+from cute_nvfp4.sim.clock.effects import in_short
 from cute_nvfp4.sim.clock.machine import Machine, machine
 from cute_nvfp4.sim.clock.matching import MachineCode, differing, machine_code
 from cute_nvfp4.sim.clock.recorder import Recorder
@@ -75,7 +76,7 @@ class Clock:
             raise ClockError.of(f"the machine code of {self._launch.kernel}", got=got, expected=f"at most {LOST:.0%}")
         code, lost = costs(replay), Counter[str]()
         for (_, reason), time in replay.lost.items():
-            lost[reason] += time
+            lost[in_short(reason)] += time
         alive = sum(w.sm.weight * (w.ready - w.begin) for w in replay.warps)
         issued = sum(sm.issued * sm.weight for sm in replay.sms) / (4 * m.sms)
         moved = self._bytes(replay)
