@@ -23,14 +23,15 @@ NUMBER = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?|-?\d+e[+-]?\d+")
 
 
 def notebooks() -> list[Path]:
-    return sorted(FOLDER.glob("*.ipynb"))
+    return sorted(FOLDER.glob("*.ipynb")) + sorted(FOLDER.glob("course/*.ipynb"))
 
 
 def executed(path: Path) -> nbformat.NotebookNode:
     """The notebook with its outputs of now; raises if a cell does."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors; threads of several notebooks would only wait
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(FOLDER)}}, record_timing=False).execute()
+    folder = {"metadata": {"path": str(path.parent)}}
+    NotebookClient(notebook, timeout=600, resources=folder, record_timing=False).execute()
     notebook.metadata.pop("language_info", None)
     return notebook
 

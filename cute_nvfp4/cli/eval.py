@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from .eval_lines import judge_lines, told_errors
 from .eval_options import (
     Allow,
     Arch,
@@ -16,9 +18,11 @@ from .eval_options import (
     CaseNumber,
     Collect,
     Data,
+    Definition,
     DslCompat,
     Html,
     Jobs,
+    JsonLines,
     Mode,
     OneSubmission,
     ProblemName,
@@ -26,11 +30,14 @@ from .eval_options import (
     Schedules,
     ScheduleText,
     Seed,
+    Solution,
     Strict,
     Submissions,
     TaskFile,
     Timeout,
     TraceFile,
+    Traces,
+    Workloads,
 )
 from .output import STDOUT, JsonOption, check_writable, shown_errors, stderr, stdout, write_json
 
@@ -49,6 +56,7 @@ def evaluate(
     arch: Arch = None,
     data: Data = "public",
     json: JsonOption = "",
+    json_lines: JsonLines = False,
     html: Html = None,
     seed: Seed = None,
     case: CaseNumber = None,
@@ -63,24 +71,34 @@ def evaluate(
     collect: Collect = False,
     dsl_compat: DslCompat = False,
     strict: Strict = False,
+    definition: Definition = None,
+    solution: Solution = None,
+    workloads: Workloads = None,
+    traces: Traces = None,
 ) -> None:
     """Runs submissions on a problem: are they right, how fast are they.
 
     Exit codes: 0 pass, 112 a check failed, 113 bad task file, 2 anything unknown. With POPCORN_FD set, the results of
     one submission are also written there as 'key: value' lines; POPCORN_SEED is mixed into every case's seed.
     """
-    for option, file in (("--trace", trace), ("--html", html), ("--report", profile_report)):
+    for option, file in (("--trace", trace), ("--html", html), ("--report", profile_report), ("--traces", traces)):
         check_writable(option, str(file or ""))
     paths = [*(submissions or []), *([submission] if submission else [])]
-    with shown_errors():
+    with shown_errors(), told_errors() if json_lines else contextlib.nullcontext():
         from ..harness.errors import EXIT_CHECK_FAILED, HarnessError
         from ..harness.evaluation import Evaluation, Options, task_of
         from ..harness.folder.task import is_folder
 
-        if task is not None and is_folder(task):
+        if definition is not None:
+            if solution is None or problem or task or html:
+                raise HarnessError("--definition takes one --solution, and no problem, no --task and no --html")
+            paths, problem = [solution], ""
+        elif solution or workloads or traces:
+            raise HarnessError("--solution, --workloads and --traces belong to --definition FILE")
+        elif task is not None and is_folder(task):
             paths, problem = [*([Path(problem)] if problem else []), *paths], ""
         elif problem is None:
-            raise HarnessError("what to judge? Name a problem (nvfp4_gemv, ...), or --task FOLDER/task.yml")
+            raise HarnessError("what to judge? Name a problem (nvfp4_gemv, ...), or give --task FOLDER/task.yml")
         options = Options(problem, mode, None, backend, arch, data, task, seed=seed, case=case, timeout=timeout)
         several = len(paths) > 1
         if several and (trace or profile_report):
@@ -92,9 +110,18 @@ def evaluate(
         options = replace(options, dsl_compat=dsl_compat)
 
         def prepare(path: Path | None) -> Evaluation:
-            return Evaluation(replace(options, submission=path))
+            own = replace(options, submission=path)
+            if definition is None:
+                return Evaluation(own)
+            from ..harness.flashinfer.evaluation import BenchEvaluation
 
-        if several or html:
+            return BenchEvaluation(own, definition, workloads, traces)
+
+        if json_lines:
+            if json or html:
+                raise HarnessError("--json-lines takes the place of --json and --html: give one of them")
+            passed = judge_lines(paths or [None], prepare, profile_report)
+        elif several or html:
             passed = _compare(paths or [prepare(None).submission.path], prepare, task_of(options), json, html)
         else:
             passed = _judge(prepare(paths[0] if paths else None), json)

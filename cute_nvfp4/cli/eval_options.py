@@ -32,6 +32,24 @@ Arch = Annotated[
 Data = Annotated[
     str, typer.Option(help="public (the problem's kind draws) or full (all E2M1 codes, scales of any size).")
 ]
+Definition = Annotated[
+    Path | None,
+    typer.Option(help="FlashInfer-Bench: a Definition's JSON, in the place of a problem.", show_default=False),
+]
+Solution = Annotated[
+    Path | None, typer.Option(help="FlashInfer-Bench: the Solution's JSON, in Python.", show_default=False)
+]
+Workloads = Annotated[
+    Path | None,
+    typer.Option(help="FlashInfer-Bench: workloads, one a line; a small random one by default.", show_default=False),
+]
+Traces = Annotated[
+    Path | None,
+    typer.Option(help="FlashInfer-Bench: writes a Trace for each workload, one a line.", show_default=False),
+]
+JsonLines = Annotated[
+    bool, typer.Option("--json-lines", help="Prints events for programs, a line of JSON each, as they happen.")
+]
 Html = Annotated[
     Path | None,
     typer.Option(help="Writes a page with tables and plots, one file that needs no other.", show_default=False),

@@ -9,11 +9,13 @@ import typer
 from .. import __version__
 from .doctor import doctor
 from .eval import evaluate
+from .explain import explain
 from .inspect import inspect
 from .new import new
 from .output import JsonCommand
 from .quantize import quantize
 from .sim import SETTINGS, sim
+from .support import support
 from .tune import tune
 
 app = typer.Typer(
@@ -26,10 +28,12 @@ app = typer.Typer(
 app.command("eval", cls=JsonCommand)(evaluate)
 app.command("new")(new)
 app.command("inspect", cls=JsonCommand)(inspect)
+app.command("explain", cls=JsonCommand)(explain)
 app.command("sim", context_settings=SETTINGS)(sim)
 app.command("tune", cls=JsonCommand)(tune)
 app.command("quantize", cls=JsonCommand)(quantize)
 app.command("doctor", cls=JsonCommand)(doctor)
+app.command("support", cls=JsonCommand)(support)
 
 
 def _print_version(wanted: bool) -> None:

@@ -83,8 +83,15 @@ class CellRun:
     def page(self) -> Page:
         """A line for each launch, and what was found."""
         shown = [launches(self.launches)]
-        shown += [hazards.finding(f) for f in self.findings if self.error is None or f.message not in str(self.error)]
-        shown += [hazards.error(self.error)] if self.error is not None else []
+        told = "" if self.error is None else str(self.error)
+        shown += [] if self.error is None else [hazards.told("hazard", type(self.error).__name__, told)]
+        shown += [hazards.finding(f) for f in self.findings if f.severity == "hazard" and f.message not in told]
+        warnings: dict[str, list[Finding]] = {}
+        for f in self.findings:
+            if f.severity != "hazard":
+                warnings.setdefault(f.rule, []).append(f)
+        for first, *more in warnings.values():
+            shown += [hazards.finding(first)] + [_more(first, len(more))] * bool(more)
         shown += [Page(f"<p>{self.note}</p>", self.note)] if self.note else []
         return stacked(*shown)
 
@@ -112,6 +119,11 @@ def launches(records: list[LaunchRecord]) -> Page:
         rows.append([*row, str(r.instructions), useful, str(r.bank_conflicts), time])
     header = ["launch", "grid", "block", "warp instructions", "sectors", "bank conflicts", "modelled µs"]
     return table(header, rows)
+
+
+def _more(first: Finding, count: int) -> Page:
+    words = f"  and {first.rule} at {count} more instructions"
+    return Page(f"<p>{words}</p>", words)
 
 
 def _dims(dims: tuple[int, int, int]) -> str:
@@ -154,6 +166,7 @@ class Cells:
         barriers, trace, stopped = Barriers(), Trace() if given.trace else None, None
         options: dict[str, Any] = {"schedule": Schedule.parse(given.schedule), "checks": given.checks}
         options |= {"on_hazard": "collect" if given.go_on else "raise", "others": (barriers,), "trace": trace}
+        options["strict"] = given.strict
         code = compile(text, str(path), "exec", dont_inherit=True)
         with simulated_gpu(given.arch, counters=True, clock=clock, **options) as session:
             self._keep(session.memory)
@@ -193,6 +206,7 @@ def _options() -> argparse.ArgumentParser:
     parser.add_argument("--arch", default=DEFAULT_ARCH, choices=list(ARCHITECTURES))
     parser.add_argument("--schedule", default="", help="how warps and engines interleave: seed=3,tma=lazy")
     parser.add_argument("--no-checks", dest="checks", action="store_false", help="look for no hazards")
+    parser.add_argument("--strict", action="store_true", help="warn of fences that NVIDIA's kernels leave out, too")
     parser.add_argument("--no-time", dest="time", action="store_false", help="no modelled time")
     parser.add_argument("--trace", action="store_true", help="record who does what")
     parser.add_argument("--continue", dest="go_on", action="store_true", help="go on past hazards")

@@ -104,14 +104,14 @@ class Evaluation:
         _one_of("backend", options.backend, _BACKENDS)
         _one_of("data", options.data, DATA_KINDS)
         self.options = options
-        self.problem = problem_of(options)
-        self.task = task_of(options)
+        self.problem = self._read_problem()
         self.of_folder = isinstance(self.problem, FolderProblem)
+        self.task = self.problem.task if self.of_folder else task_of(options)
         if self.of_folder and options.data != "public":
             raise HarnessError(f"--data {options.data}: a folder draws its data itself, by generate_input")
         if self.task.name != self.problem.name:
             raise TaskFileError(f"{options.task_file} is for problem {self.task.name!r}, not {options.problem!r}")
-        self.submission = Submission.read(options.submission or self.problem.folder / "submission.py")
+        self.submission = self._read_submission()
         if self.of_folder:
             self.submission = self.submission.beside(self.problem.files)
         named = self.submission.leaderboard
@@ -134,6 +134,12 @@ class Evaluation:
         self._mixed = _environment_seed()
         if self._mixed is None and options.mode in _GPU_MODES and options.seed is None:
             self._mixed = secrets.randbits(32)  # a submission must not know the data of a run with a score
+
+    def _read_problem(self) -> Problem | FolderProblem:
+        return problem_of(self.options)
+
+    def _read_submission(self) -> Submission:
+        return Submission.read(self.options.submission or self.problem.folder / "submission.py")
 
     def _select(self, cases: list[Case] | None) -> list[tuple[int, Case]]:
         if cases is None:

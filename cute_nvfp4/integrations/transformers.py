@@ -5,7 +5,7 @@ The import registers two quantization methods, which transformers has not: "mode
 loader takes packed bytes for weights) and "cute_nvfp4" (:class:`CuteNvfp4Config`, which also quantizes while it loads).
 ``register(compressed_tensors=True)`` takes the NVFP4 checkpoints of compressed-tensors, too, which transformers would
 decode. What a file has decides which layers are quantized, so that ``ignore`` lists and FP8 layers of mixed checkpoints
-are what they are in it.
+are what they are in it. ``experts_implementation="cute_nvfp4"`` runs the experts of a model in 16 bits as one ``moe``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.quantizers import auto
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
@@ -25,6 +26,7 @@ from cute_nvfp4.nn.experts import fused_experts, why_not
 from cute_nvfp4.nn.layout_configs import compressed_tensors_config, is_nvfp4, modelopt_config
 from cute_nvfp4.nn.layouts import LAYOUTS, tensors_of
 from cute_nvfp4.nn.quantize_model import Recipe, quantize_model
+from cute_nvfp4.nn.routed import routed_experts
 from cute_nvfp4.nn.stored import StoredExperts, StoredLayers, StoredLinear, linears
 from cute_nvfp4.runtime.backend import Backend
 
@@ -253,6 +255,7 @@ def register(*, compressed_tensors: bool = False, input_rule: str | None = None,
         if method not in auto.AUTO_QUANTIZATION_CONFIG_MAPPING:
             auto.register_quantization_config(method)(config)
             auto.register_quantizer(method)(CuteNvfp4Quantizer)
+    ALL_EXPERTS_FUNCTIONS.register(METHOD, routed_experts)
     theirs = auto.AUTO_QUANTIZER_MAPPING[_COMPRESSED]
     if compressed_tensors and not isinstance(theirs, _Choice):
         config = auto.AUTO_QUANTIZATION_CONFIG_MAPPING[_COMPRESSED]

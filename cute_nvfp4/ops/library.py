@@ -23,6 +23,8 @@ from .gemm import GEMM
 from .gemv import GEMV
 from .grouped_gemm import GROUPED, is_prepared
 from .grouped_gemm_contiguous import CONTIGUOUS
+from .moe.layer import MOE
+from .moe.operator import ARGUMENTS, ExpertsOperator
 from .operator import Operator, rebuilt, refuse_gradients, weight_of
 from .prepared_weight.gemm import PREPARED_GEMM, quantized_scale
 from .quantize import QUANTIZE
@@ -290,6 +292,7 @@ TABLE = {
         _OUT_STATUS,
         gradients.ROWS,
     ),
+    "moe": ExpertsOperator("moe", MOE, ARGUMENTS),
 }
 
 

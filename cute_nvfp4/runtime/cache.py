@@ -87,6 +87,20 @@ def enabled() -> bool:
     return os.environ.get(CACHE_SWITCH_VARIABLE, "1") != "0"
 
 
+@contextlib.contextmanager
+def switched_off() -> Iterator[None]:
+    """Within it the disk cache is not in use."""
+    before = os.environ.get(CACHE_SWITCH_VARIABLE)
+    os.environ[CACHE_SWITCH_VARIABLE] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[CACHE_SWITCH_VARIABLE]
+        else:
+            os.environ[CACHE_SWITCH_VARIABLE] = before
+
+
 def _pack(kernel: CompiledKernel) -> bytes:
     buffer = io.BytesIO()
     meta = json.dumps({"name": kernel.name, "arch": kernel.arch, "entry": kernel.entry})

@@ -7,11 +7,12 @@ A kernel is compiled from pointers of stated dtype and alignment, so that its ke
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ..errors import CompileError
 from . import cache
 from .cache import CompiledKernel
 
-__all__ = ["CompiledKernel", "build", "compile_cached", "source_digest"]
+__all__ = ["CompiledKernel", "build", "compile_cached", "source_digest", "uncached"]
 
 # Files that decide what is traced; a change in any of them makes old cache entries unreachable.
 _SOURCES = (
@@ -83,6 +84,21 @@ def compile_cached(key: tuple, builder: Callable[[], CompiledKernel]) -> Compile
         if kernel is None:
             kernel = _memory[key] = _from_disk_or_build(key, builder)
     return kernel
+
+
+@contextlib.contextmanager
+def uncached() -> Iterator[None]:
+    """Within it kernels are compiled anew, as the compiler is set now: a cached one's PTX may tell no source lines."""
+    with _lock:
+        before = dict(_memory)
+        _memory.clear()
+    try:
+        with cache.switched_off():
+            yield
+    finally:
+        with _lock:
+            _memory.clear()
+            _memory.update(before)
 
 
 def _from_disk_or_build(key: tuple, builder: Callable[[], CompiledKernel]) -> CompiledKernel:

@@ -75,6 +75,8 @@ def test_a_gemm_of_tcgen05(ctas):
     products, column = 512 / 64, B200[f"tcgen05.column_{ctas}_128"]
     assert timing.cycles > products * column * 128 + B200["dram.latency_50"]
     assert timing.again({}) == timing.microseconds
+    waits = {reason for cost in timing.code for reason in cost.lost}
+    assert {"mbarrier: copies", "mbarrier: tensor"} <= waits and timing.pipes["tensor"] > 0
 
 
 @needs_ptxas

@@ -7,7 +7,7 @@ import io
 import json
 
 import pytest
-from clock_lab import ADDRESS, BULK, CLUSTER, COPY, SHARED, SMEM, V4, kernel, needs_ptxas
+from clock_lab import ADDRESS, BULK, CLUSTER, COPY, LOCAL, SHARED, SMEM, V4, kernel, needs_ptxas
 from tma_lab import aligned
 
 from cute_nvfp4.sim import GlobalMemory, Launch, Program, run
@@ -105,6 +105,18 @@ def test_lanes_are_counted():
     assert all(s.microseconds is None for s in found.savings) and not any(s.modelled for s in found.ptx)
     assert any("nothing here is a time" in note for note in found.notes)
     json.loads(written([found], ".json"))
+
+
+@needs_ptxas
+def test_waits_at_mbarriers_tell_what_came_last():
+    """A bulk copy's bytes, or the arrivals of threads; the time line calls both a wait at an mbarrier."""
+    copied, arrived = launched(**BODIES["bulk"]), launched(LOCAL, threads=64, declarations=SMEM)
+    ends = [{reason for cost in facts.timing.code for reason in cost.lost} for facts in (copied, arrived)]
+    assert "mbarrier: copies" in ends[0] and "mbarrier" in ends[1] and "mbarrier: copies" not in ends[1]
+    assert copied.timing.lost["mbarrier"] > 0 and "mbarrier: copies" not in copied.timing.lost
+    assert page(copied).value("Stall mbarrier: copies") > 0 and page(copied).savings[0].where.startswith("PTX:")
+    line = [spot.text for spot in by_ptx(copied) if spot.where == page(copied).savings[0].where]
+    assert any("try_wait" in text for text in line)
 
 
 @needs_ptxas

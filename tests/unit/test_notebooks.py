@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import pytest
 from jupyter_client.provisioning import local_provisioner
 from support import forked
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "notebooks" / "course"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "notebooks"))
 
 import execute
+from judge import NOT_YET, SOLVED
 
 from cute_nvfp4.sim.clock.tools import found
 
@@ -23,12 +26,52 @@ def test_stored_outputs_are_those_of_now(path: Path, monkeypatch: pytest.MonkeyP
     """All but the first in kernels that are forked, which is quicker than to start them."""
     if path != execute.notebooks()[0]:
         monkeypatch.setattr(local_provisioner, "launch_kernel", forked.KernelProcess)
-    if path.stem == "07_time" and not (found("ptxas") and found("nvdisasm")):
+    times = path.stem == "07_time" or path.parent.name == "course"
+    if times and not (found("ptxas") and found("nvdisasm")):
         pytest.skip("ptxas and nvdisasm: pip install cute_nvfp4[clock]")
     stored = nbformat.read(path, as_version=4)
     assert any(cell.get("outputs") for cell in stored.cells), f"python notebooks/execute.py notebooks/{path.name}"
     differs = execute.difference(stored, execute.executed(path))
     assert not differs, f"to store new outputs: python notebooks/execute.py notebooks/{path.name}\n{differs}"
+
+
+COURSE = [path for path in execute.notebooks() if path.parent.name == "course"]
+
+
+def verdicts(path: Path) -> list[tuple[str, bool]]:
+    """(tag of the cell that was judged, whether it was solved) in order: it judges itself, or is the last one before
+    that has a tag."""
+    out, tag = [], ""
+    for cell in nbformat.read(path, as_version=4).cells:
+        tag = next((t for t in cell.metadata.get("tags", []) if t in ("exercise", "solution")), tag)
+        said = "".join(o.get("text", "") for o in cell.get("outputs", []))
+        out += [(tag, line.startswith(SOLVED)) for line in said.splitlines() if line.startswith((SOLVED, NOT_YET))]
+    return out
+
+
+@pytest.mark.parametrize("path", COURSE, ids=lambda path: path.stem)
+def test_exercises_of_the_course_are_judged(path: Path) -> None:
+    """Each exercise says that it is not solved yet, and its solution that it is."""
+    found = verdicts(path)
+    assert found and found == [("exercise", False), ("solution", True)] * (len(found) // 2)
+
+
+MISTAKES = {
+    "4_mbarriers": ("32 of 33 arrivals", "hazard: Race", "hazard: Deadlock"),
+    "5_tma_ring": ("4 bytes still to come", "hazard: MissingProxyFence"),
+    "3_shared_memory": ("passes are lost to bank conflicts", "hazard: Race"),
+    "2_global_memory": ("4112 (4% useful)",),
+    "7_gemm": ("hazard: Deadlock", "a wait for an mbarrier that tcgen05.commit arrives at", "1 of 2 arrivals missing"),
+}
+"""What beginners do wrong, by the words with which the course's notebooks tell it."""
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_of_beginners_are_shown_with_their_messages(name: str) -> None:
+    (path,) = (path for path in COURSE if path.stem == name)
+    said = re.sub(r"\s+", " ", " ".join(execute.text_of(nbformat.read(path, as_version=4))))
+    for words in MISTAKES[name]:
+        assert words in said
 
 
 def notebook(text: str) -> nbformat.NotebookNode:

@@ -36,8 +36,10 @@ PAGES = [
     "how-to/compete.md",
     "how-to/write_kernels.md",
     "how-to/use_a_prepared_weight.md",
+    "how-to/moe.md",
     "how-to/judge_a_kernel.md",
     "how-to/time_a_kernel.md",
+    "explanation/formats.md",
     "tutorials/first_gemm.md",
     "tutorials/first_submission.md",
 ]

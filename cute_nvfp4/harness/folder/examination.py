@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -34,12 +34,13 @@ class Drawn(BaseModel):
 
 
 class Verdict(BaseModel):
-    """What the folder says of an answer."""
+    """What the folder says of an answer, and the largest errors where it knows them."""
 
     model_config = ConfigDict(extra="forbid")
 
     passed: bool
     message: str
+    errors: dict[Literal["max_abs", "max_rel"], float] = {}
 
 
 class Told(BaseModel):

@@ -115,7 +115,8 @@ class FolderRunner(Runner):
         host = [self._device == "cuda" and out.device == "cpu" for out in outputs]
         verdict = self._examination.check(structure, tensors, host, self._patience)
         message = verdict.message.strip() or ("" if verdict.passed else "the folder's check says no, and nothing else")
-        return Check(verdict.passed, "" if verdict.passed else message, math.nan, math.nan)
+        errors = (verdict.errors.get(name, math.nan) for name in ("max_abs", "max_rel"))
+        return Check(verdict.passed, "" if verdict.passed else message, *errors)
 
     def _tensors(self, outputs: Sequence[Output]) -> list[torch.Tensor]:
         """Private copies of what was returned."""

@@ -107,9 +107,7 @@ class WorkspaceExchange(Exchange):
         """Waits until the next ``others`` clusters have written their sums, and lowers their flags."""
         for other in cutlass.range(1, others + 1, unroll=1):
             address = self.flag(self.scheduler.place.worker + other)
-            raised = load_flag(address)
-            while raised == 0:
-                raised = load_flag(address)
+            wait_for_flag(address)
             cute.arch.sync_warp()
             with cute.arch.elect_one():
                 store_flag(address, Int32(0))
@@ -157,6 +155,14 @@ class WorkspaceExchange(Exchange):
             source = quad(slot + offset)
             for i in range(FLOATS):
                 values[p][j + i] = values[p][j + i] + source[i]
+
+
+@cute.jit
+def wait_for_flag(address: Int64):
+    """Waits until a flag is raised, and with it all sums that were stored before."""
+    raised = load_flag(address)
+    while raised == 0:
+        raised = load_flag(address)
 
 
 def store_quad(address: Int64, values: list[Float32]) -> None:

@@ -34,9 +34,9 @@ def costs(replay: Replay) -> tuple[Cost, ...]:
     out = []
     for slot in replay.code.listing:
         times, step = issued[slot.address], steps.get(slot.address)
-        text = " ".join(filter(None, (slot.predicate, slot.opcode, slot.operands)))
         pipe, busy = ("", 0.0) if step is None else (PIPES[step.pipe], times * step.interval)
-        out.append(Cost(slot.address, text, slot.source, times, times * slot.stall, lost[slot.address], pipe, busy))
+        waited = lost[slot.address]
+        out.append(Cost(slot.address, slot.text, slot.source, times, times * slot.stall, waited, pipe, busy))
     return tuple(out)
 
 

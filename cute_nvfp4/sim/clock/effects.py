@@ -41,6 +41,11 @@ def product(what: Product, machine: Machine) -> tuple[float, float]:
     return max(multiply, read), latency + multiply
 
 
+def in_short(reason: str) -> str:
+    """A reason without what ended the wait: "mbarrier" of "mbarrier: copies"."""
+    return reason.partition(":")[0]
+
+
 class Effects:
     """A method for each kind of step, ``kind`` of which returns None where the warp is parked; and the events."""
 
@@ -49,6 +54,7 @@ class Effects:
     def __init__(self, expected: Counter[Key]) -> None:
         self._left = Counter(expected)
         self._when: dict[Key, float] = defaultdict(float)
+        self._by: dict[Key, str] = {}  # what came last
         self._over: dict[Key, float] = {}
         self._barriers: dict[Key, float] = defaultdict(float)
         self._waiting: dict[Key, list[Warp]] = defaultdict(list)
@@ -63,7 +69,7 @@ class Effects:
         """The warp has waited."""
         self.lost[step.slot.address, reason] += warp.sm.weight * (end - begin)
         if end - begin >= WORTH_SHOWING:
-            warp.waits.append(Wait(begin, end, reason, step.source))
+            warp.waits.append(Wait(begin, end, in_short(reason), step.source))
 
     def release(self, warp: Warp, step: Step, time: float, reason: str) -> None:
         """The scoreboards of a step are released then."""
@@ -173,7 +179,7 @@ class Effects:
         tensor = step.source if step.slot.base == "UTMALDG" else 0
         answer = warp.sm.port.copy(time + self.machine["tma.issue"], what, tensor)
         for key in what.keys:
-            self._contribute(key, answer.time)
+            self._contribute(key, answer.time, "copies")
         if what.store:
             warp.open = max(warp.open, answer.time)
         return time
@@ -226,7 +232,7 @@ class Effects:
         done = max(time, warp.sm.tensor_done) + self.machine["tcgen05.commit"]
         for key in what.keys if what is not None else ():
             far = key[0] != warp.cta
-            self._contribute(key, done + self.machine["mbarrier.remote"] if far else done)
+            self._contribute(key, done + self.machine["mbarrier.remote"] if far else done, "tensor")
         return time
 
     def _tensor_memory(self, warp: Warp, step: Step, what: Any, time: float) -> float:
@@ -245,10 +251,11 @@ class Effects:
 
     # events
 
-    def _contribute(self, key: Key, time: float) -> None:
-        """One of the things that ``key`` waits for is done, at ``time``."""
+    def _contribute(self, key: Key, time: float, by: str = "") -> None:
+        """One of the things that ``key`` waits for is done, at ``time``; ``by`` copies, tensor cores, or a thread."""
         self._left[key] -= 1
-        self._when[key] = max(self._when[key], time)
+        if time >= self._when[key]:
+            self._when[key], self._by[key] = time, by
         if not self._left[key]:
             self._over[key] = self._when.pop(key)
             for warp in self._waiting.pop(key, ()):
@@ -266,7 +273,9 @@ class Effects:
 
     def _resume(self, warp: Warp, key: Key) -> None:
         figure, step = warp.happened
-        self._hold(warp, self._over[key] + self.machine[figure], warp.ready, warp.reason, step)
+        by = self._by.get(key) if warp.reason == "mbarrier" else ""
+        reason = f"{warp.reason}: {by}" if by else warp.reason
+        self._hold(warp, self._over[key] + self.machine[figure], warp.ready, reason, step)
 
     def _wake(self, warp: Warp, key: Key) -> None:
         self._resume(warp, key)

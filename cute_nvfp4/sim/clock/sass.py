@@ -32,6 +32,11 @@ class Slot(NamedTuple):
     predicate: str = ""
     address: int = 0
 
+    @property
+    def text(self) -> str:
+        """The instruction as nvdisasm writes it."""
+        return " ".join(filter(None, (self.predicate, self.opcode, self.operands)))
+
 
 class Placed(NamedTuple):
     """A slot in a kernel's code. ``segment`` numbers runs without a label or a branch. ``slow``: it belongs to a slow

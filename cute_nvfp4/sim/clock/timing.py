@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from cute_nvfp4.sim.clock.costs import costs, pipes, sm_times
+from cute_nvfp4.sim.clock.effects import in_short
 from cute_nvfp4.sim.clock.machine import Machine, machine
 from cute_nvfp4.sim.clock.matching import MachineCode, differing, machine_code
 from cute_nvfp4.sim.clock.recorder import Recorder
@@ -40,7 +41,7 @@ class Clock:
         if target != self.machine.arch:
             raise ClockError.of(f"the clock {self.machine.name}", got=f"PTX for {target}", expected=self.machine.arch)
         self._launch = launch
-        self.code = _code(program, kernel)
+        self.code = code_of(program, kernel)
         static = kernel.layout.static_shared
         self._room = math.prod(launch.block), static + launch.dynamic_smem, self.code.registers
         self._sample: Sample = sample(launch, self.machine, static, self.code.registers, SAMPLES)
@@ -75,7 +76,7 @@ class Clock:
             raise ClockError.of(f"the machine code of {self._launch.kernel}", got=got, expected=f"at most {LOST:.0%}")
         code, lost = costs(replay), Counter[str]()
         for (_, reason), time in replay.lost.items():
-            lost[reason] += time
+            lost[in_short(reason)] += time
         alive = sum(w.sm.weight * (w.ready - w.begin) for w in replay.warps)
         issued = sum(sm.issued * sm.weight for sm in replay.sms) / (4 * m.sms)
         moved = self._bytes(replay)
@@ -157,7 +158,8 @@ _differing = functools.lru_cache(maxsize=256)(differing)
 _CODES: dict[tuple[int, str], MachineCode] = {}
 
 
-def _code(program: Program, kernel: CompiledKernel) -> MachineCode:
+def code_of(program: Program, kernel: CompiledKernel) -> MachineCode:
+    """The machine code of a kernel, made once in a process. Raises ``ClockError`` where ptxas or nvdisasm cannot."""
     key = (hash(program.text), kernel.source.name)
     if key not in _CODES:
         _CODES[key] = machine_code(program.text, program.module.target, kernel.source, kernel.blocks)

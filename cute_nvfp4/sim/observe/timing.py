@@ -40,7 +40,8 @@ class Cost(NamedTuple):
     """What one instruction of the machine code costs in a launch, in cycles of warps; ``text`` is it as nvdisasm writes
     it, ``source`` the index of its PTX instruction (-1 for none). ``issued`` is by how many warps and how often,
     ``stalls`` the fixed latency behind it, of which the issue is a cycle, ``lost`` what warps have waited for before or
-    at it, by reason. Its ``pipe`` is busy for ``busy`` cycles of a scheduler. Replayed warps stand for all."""
+    at it, by reason ("mbarrier: copies" and "mbarrier: tensor" where those came last). Its ``pipe`` is busy for
+    ``busy`` cycles of a scheduler. Replayed warps stand for all."""
 
     address: int
     text: str

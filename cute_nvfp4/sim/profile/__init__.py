@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cute_nvfp4.sim.machine.launch import Launch
 from cute_nvfp4.sim.observe.result import Result
+from cute_nvfp4.sim.profile.explanation import Explanation, explain
 from cute_nvfp4.sim.profile.facts import Facts
 from cute_nvfp4.sim.profile.hot_spots import by_ptx, by_python
 from cute_nvfp4.sim.profile.page import Profile
@@ -12,7 +13,7 @@ from cute_nvfp4.sim.profile.savings import savings
 from cute_nvfp4.sim.profile.sections import sections
 from cute_nvfp4.sim.program import Program
 
-__all__ = ["HotSpot", "Metric", "Profile", "Saving", "Section", "profile"]
+__all__ = ["Explanation", "HotSpot", "Metric", "Profile", "Saving", "Section", "explain", "profile"]
 
 
 def profile(program: Program, launch: Launch, result: Result) -> Profile:

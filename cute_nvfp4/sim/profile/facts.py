@@ -41,7 +41,8 @@ class Facts:
             why = "" if found("ptxas") and found("nvdisasm") else ": ptxas or nvdisasm was not found"
             yield f"no clock was asked for, or there is none for {self.target}{why}; nothing here is a time"
         else:
-            yield f"times are modelled on {self.timing.machine.upper()} (docs/timing.md), nothing was measured"
+            on = self.timing.machine.upper()
+            yield f"times are modelled on {on} (docs/explanation/clock.md), nothing was measured"
             yield f"a launch costs {self.timing.launch_us:.2f} us more ({self.timing.launch_from})"
             yield from self.timing.notes
         if not self.counted:

@@ -23,18 +23,25 @@ def place(i: Instruction) -> str:
 def python_text(loc: str) -> str:
     """The line of source that ``loc`` ("/folder/file.py:12") names; "" where the file is not there."""
     path, _, line = loc.rpartition(":")
+    linecache.checkcache(path)
     return linecache.getline(path, int(line)).strip() if path else ""
 
 
 def by_ptx(facts: Facts, most: int | None = MOST) -> tuple[HotSpot, ...]:
     """PTX instructions, those that cost most first."""
-    return _spots(facts, lambda n: n, lambda i: (f"PTX:{i.line}", i.text), most)
+    return _most(summed(facts, lambda n: n, lambda i: (f"PTX:{i.line}", i.text)), most)
 
 
 def by_python(facts: Facts, most: int | None = MOST) -> tuple[HotSpot, ...]:
     """Lines of Python, those that cost most first."""
     key = lambda n: facts.code[n].loc or facts.code[n].line  # noqa: E731
-    return _spots(facts, key, lambda i: (place(i), python_text(i.loc) if i.loc else i.text), most)
+    return _most(summed(facts, key, lambda i: (place(i), python_text(i.loc) if i.loc else i.text)), most)
+
+
+def _most(spots: dict[Hashable, HotSpot], most: int | None) -> tuple[HotSpot, ...]:
+    """Spots that cost anything, the most first."""
+    found = (spot for spot in spots.values() if spot.share or spot.executed)
+    return tuple(sorted(found, key=lambda spot: -spot.share)[:most])
 
 
 def bytes_of(facts: Facts) -> dict[int, int]:
@@ -55,10 +62,11 @@ def bytes_of(facts: Facts) -> dict[int, int]:
     return out
 
 
-def _spots(
-    facts: Facts, key: Callable[[int], Hashable], told: Callable[[Instruction], tuple[str, str]], most: int | None
-) -> tuple[HotSpot, ...]:
-    """Costs of instructions summed by ``key`` of their index; ``told`` is (place, text) of the first."""
+def summed(
+    facts: Facts, key: Callable[[int], Hashable], told: Callable[[Instruction], tuple[str, str]]
+) -> dict[Hashable, HotSpot]:
+    """Costs of instructions summed by ``key`` of their index, in the order of the code; ``told`` is (place, text) of
+    the first."""
     first: dict[Hashable, Instruction] = {}
     executed: dict[Hashable, int] = defaultdict(int)
     issued: dict[Hashable, float] = defaultdict(float)
@@ -77,10 +85,9 @@ def _spots(
         for reason, cycles in ({"stalls": cost.stalls} | cost.lost).items():
             reasons[at][reason] += cycles / facts.warp_cycles
     timed, total = facts.timing is not None, max(1, facts.result.instructions)
-    out = []
+    out = {}
     for at, i in first.items():
         share = sum(reasons[at].values()) if timed else executed[at] / total
         parts = dict(sorted(reasons[at].items(), key=lambda item: -item[1]))
-        if share or executed[at]:
-            out.append(HotSpot(*told(i), share, timed, executed[at], issued[at], asked[at], parts))
-    return tuple(sorted(out, key=lambda spot: -spot.share)[:most])
+        out[at] = HotSpot(*told(i), share, timed, executed[at], issued[at], asked[at], parts)
+    return out

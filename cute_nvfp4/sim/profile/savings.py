@@ -28,17 +28,17 @@ TRIED = {
         "DRAM's bandwidth: half of its bytes",
         "DRAM works {dram:.0%} of the time: read each byte once, keep what is used again in L2 or shared memory, store "
         "narrower types.",
-        ("dram", "copies", "mbarrier"),
+        ("dram", "copies", "mbarrier: copies"),
     ),
     "L2 twice as fast": Tried(
         "bytes from L2: half of them",
         "L2 works {l2:.0%} of the time: larger tiles, multicast in a cluster, or L1 bring fewer bytes to the SMs.",
-        ("l2", "copies", "mbarrier"),
+        ("l2", "copies", "mbarrier: copies"),
     ),
     "memory's latency halved": Tried(
         "waiting for answers of memory: half of its latency",
         "Ask earlier and for more at once: more stages, more loads in flight for each warp, more CTAs on an SM.",
-        ("l2", "dram", "memory", "copies", "mbarrier"),
+        ("l2", "dram", "memory", "copies", "mbarrier: copies"),
     ),
     "arithmetic twice as fast": Tried(
         "arithmetic: half of it",
@@ -48,7 +48,7 @@ TRIED = {
     "tensor cores twice as fast": Tried(
         "products: half of them",
         "Tensor cores work {tensor:.0%} of the time: narrower operands, larger tiles, or no padding of M and N.",
-        ("tensor", "tensor memory", "mbarrier"),
+        ("tensor", "tensor memory", "mbarrier: tensor"),
     ),
     "shared memory twice as fast": Tried(
         "shared memory: half of its passes and latency",

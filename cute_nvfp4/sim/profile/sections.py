@@ -15,8 +15,8 @@ STALLS = {
     **{"issue": "Not Selected", "pipe": "Math Pipe Throttle", "barrier": "Barrier", "fence": "Membar"},
     **{"fetch": "No Instruction", "constants": "IMC Miss"},
 }
-"""The stall of Nsight Compute that a reason of the clock is. Others keep their name: "Stall mbarrier", "Stall copies",
-"Stall tensor", "Stall tensor memory", "Stall cluster", "Stall flag"."""
+"""The stall of Nsight Compute that a reason of the clock is. Others keep their name: "Stall mbarrier",
+"Stall mbarrier: copies", "Stall mbarrier: tensor", "Stall copies", "Stall tensor", "Stall cluster" and so on."""
 
 
 def sections(facts: Facts) -> tuple[Section, ...]:

@@ -3,6 +3,9 @@
 Sums of a work tile are fp32 (ROW, COLUMN), columns being rows of x; a slot in global memory has ``config.columns``
 columns of ``config.rows`` floats. A thread takes four neighbours of a column of the output: of a gated GEMM these are
 four rows of each product, eight apart.
+
+In ``reduction.WorkspaceExchange`` a thread adds what the same thread of another CTA stored, and a warp waits for one
+flag after the other. Here many CTAs share few sums: every thread waits for another flag, and then all share the sums.
 """
 
 from __future__ import annotations
@@ -14,18 +17,17 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
-from ....ptx.memory import load_flag, load_shared_floats, store_flag
+from ....ptx.memory import load_shared_floats, store_flag
 from ....weight_layout import SLAB_ROWS
 from ...arith import div, mod
 from ...factors import Factor, apply_shift
 from ..arguments import OUT_DTYPES
 from ..gates import GATES
+from ..reduction import FLOATS, quad, wait_for_flag
 from .stream_arguments import StreamArguments
 from .stream_config import MMA_COLUMNS, WARP, StreamConfig
 from .stream_shares import Segment, Shares
 
-FLOATS = 4
-"""fp32 numbers of a store or load of sixteen bytes."""
 SUMS_BARRIER = 2
 """Named barrier of the warps that multiply."""
 
@@ -118,9 +120,7 @@ class Sums:
         return self.arguments.partials.flags.toint() + (Int64(cta) * 2 + index) * 4
 
     def in_slot(self, slot: Int64, row: Int32, column: Int32) -> cute.Tensor:
-        address = slot + (column * self.config.rows + row) * 4
-        pointer = cute.make_ptr(Float32, address, cute.AddressSpace.gmem, assumed_align=16)
-        return cute.make_tensor(pointer, cute.make_layout(FLOATS))
+        return quad(slot + (column * self.config.rows + row) * 4)
 
     @cute.jit
     def add_cut(self, thread: Int32, threads: cutlass.Constexpr[int]):
@@ -134,10 +134,7 @@ class Sums:
             while shares.first_step(first) > begin:
                 first = first - 1
             for cta in cutlass.range(first + thread, self.cta + 1, threads, unroll=1):
-                address = self.flag(cta, self.index_of(cta, begin))
-                raised = load_flag(address)
-                while raised == 0:
-                    raised = load_flag(address)
+                wait_for_flag(self.flag(cta, self.index_of(cta, begin)))
             self.meet(threads)
             for index in cutlass.range(thread, self.quads(cfg.out_rows), threads, unroll=1):
                 row, column = self.coordinates(index, cfg.out_rows)

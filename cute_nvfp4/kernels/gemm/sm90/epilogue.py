@@ -15,14 +15,14 @@ from cutlass import Float32, Int32, Int64, Uint32
 
 from ....ptx.encode import f32x2_to_16bit
 from ....ptx.matrix import store_matrices_transposed
-from ....ptx.memory import load_flag, load_global, load_shared, store_flag, store_global
+from ....ptx.memory import load_global, load_shared, store_flag, store_global
 from ....ptx.move import f32_from_bits
 from ....weight_layout import SLAB_ROWS
 from ...factors import Factor, apply_shift
 from ..arguments import OUT_DTYPES
 from ..epilogue import device_scalar
 from ..gates import GATES
-from ..reduction import FLOATS, store_quad
+from ..reduction import FLOATS, store_quad, wait_for_flag
 from ..tile_scheduler import StaticScheduler, WorkTile
 from .arguments import WgmmaArguments
 from .config import MMA_ROWS, WARPGROUP, WgmmaConfig
@@ -251,7 +251,9 @@ class WarpgroupEpilogue:
                     target = first + (Int64(m) * self.arguments.out.row_stride + n)
                     cute.make_tensor(target, cute.make_layout(1))[0] = acc[4 * i + j].to(dtype)
 
-    # partial sums: fp32 (4, THREAD, QUAD) for each warpgroup of each CTA
+    # partial sums: fp32 (4, THREAD, QUAD) for each warpgroup of each CTA. ``reduction.WorkspaceExchange`` adds those of
+    # one cluster after the other: here that took 23, 27 and 33.6 us for 32, 64 and 128 rows of x; with all flags asked
+    # for at once and loads under way together 20.5, 24.7 and 32.6 (H200, benchmarks/records/hopper_tried.md)
 
     def cta(self, worker: Int32) -> Int32:
         """The CTA of cluster ``worker`` that has this one's rows."""
@@ -301,8 +303,7 @@ class WarpgroupEpilogue:
         if count > 0:
             # all flags at once: each is as far away as memory
             for i in cutlass.range(self.thread, count, WARPGROUP, unroll=1):
-                while load_flag(self.flag(worker - 1 - i)) == 0:
-                    pass
+                wait_for_flag(self.flag(worker - 1 - i))
                 # lowered without a fence: this launch raises it no more, and the next begins after this one's end
                 store_global(self.flag(worker - 1 - i), [Uint32(0)])
             self.barrier()
@@ -330,8 +331,7 @@ class WarpgroupEpilogue:
         if cutlass.const_expr(self.config.scheduler == "helped"):
             if self.thread == 0:
                 flag = self.help_flag(tile, part)
-                while load_flag(flag) == 0:
-                    pass
+                wait_for_flag(flag)
                 # lowered without a fence, as that of stream-K
                 store_global(flag, [Uint32(0)])
             cute.arch.sync_warp()

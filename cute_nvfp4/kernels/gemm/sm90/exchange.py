@@ -4,6 +4,9 @@ warpgroups of a CTA that do.
 Each stores its part of the tile's columns: the others send it their sums of them by st.async into slots of its own, and
 it adds them in the order of the slots, so that results repeat bit for bit. They come in epilogue tiles, each with a
 barrier of its own: one is stored while the next are under way. A CTA has one tile: nothing is used twice.
+
+``sm100/reduction`` has the same slots, of a row of the tile in tensor memory for each thread: sums come by one barrier,
+which every tile uses again and so gives back, and are of two products. What both do with a slot is ``ptx.cluster``'s.
 """
 
 from __future__ import annotations

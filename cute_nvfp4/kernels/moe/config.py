@@ -1,0 +1,144 @@
+"""The variants of the kernels of a mixture of experts, and their arguments.
+
+A *slot* is a pair of a token and one of its k choices, ``token · k + choice``. A *row* is a place in the order of
+experts: rows of expert e are ``offsets[e]`` to ``offsets[e + 1]``, in the order of their slots. Slots whose expert is
+not here have no row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...errors import explain
+from ...runtime.signature import INT32, INT64, PerConfig, Pointer, Scalar
+from ...target import Architecture
+
+WARP = 32
+THREADS = 128
+"""Threads of a CTA of the kernels that work on rows."""
+VECTOR_BYTES = 16
+VECTOR = 8
+"""Elements of 16 bits that a thread takes at a time."""
+MAPS_WARPS = (1, 8)
+ACTIVATIONS = ("silu", "clamped_swiglu", "relu2")
+"""What stands between the two products: silu(gate) · up; gpt-oss's (up + 1) · gate · sigmoid(α · gate) of clamped gate
+and up; relu(x)² of a first product that is one matrix."""
+
+
+def maps_size(experts: int, slots: int) -> int:
+    """Elements of the routing maps: offsets (experts + 1), and the slot and the expert of each row, and the row of each
+    slot, (slots) each."""
+    return experts + 1 + 3 * slots
+
+
+@dataclass(frozen=True)
+class MapsConfig:
+    """One variant of the kernel that makes the maps: dtype of the ids, and warps of a CTA."""
+
+    ids: str
+    warps: int
+    arch: Architecture
+
+
+@dataclass(frozen=True)
+class GatherConfig:
+    """The only variant of the kernel that gathers rows, for an architecture."""
+
+    arch: Architecture
+
+
+@dataclass(frozen=True)
+class ActivationConfig:
+    """One variant of the activation: which of ``ACTIVATIONS``, of which dtype, with which constants (those of
+    "clamped_swiglu"), and whether there is a bias."""
+
+    activation: str
+    dtype: str
+    bias: bool
+    alpha: float
+    limit: float
+    arch: Architecture
+
+    @property
+    def halves(self) -> int:
+        """Matrices of the first product: gate and up, or one."""
+        return 1 if self.activation == "relu2" else 2
+
+
+@dataclass(frozen=True)
+class CombineConfig:
+    """One variant of the combination: dtypes of rows, of router weights and of the output, and whether there is a
+    bias."""
+
+    dtype: str
+    weights: str
+    out: str
+    bias: bool
+    arch: Architecture
+
+
+def can_activate(c: ActivationConfig) -> str:
+    """Why no kernel can be made of ``c``, or an empty string."""
+    if c.activation not in ACTIVATIONS:
+        return explain("activation", got=repr(c.activation), expected=f"one of {', '.join(ACTIVATIONS)}")
+    return ""
+
+
+DSL_DTYPES = {name.lower(): name for name in ("Float16", "BFloat16", "Float32", "Int32", "Int64")}
+"""The DSL's names of dtypes."""
+
+
+_BIAS = PerConfig(lambda c: Pointer("Float32", VECTOR_BYTES) if c.bias else None)
+
+
+class MapsArguments(NamedTuple):
+    """maps (:func:`maps_size`) of ids (slots,), of which ``offset`` is expert 0 here."""
+
+    ids: Pointer = Pointer(lambda c: DSL_DTYPES[c.ids], lambda c: int(c.ids[3:]) // 8)
+    maps: Pointer = Pointer("Int32", 4)
+    slots: Scalar = INT32
+    experts: Scalar = INT32
+    offset: Scalar = INT32
+
+
+class GatherArguments(NamedTuple):
+    """out (slots, row_bytes), contiguous, of x (tokens, row_bytes), whose rows are ``stride`` bytes apart; ``top``
+    slots a token."""
+
+    x: Pointer = Pointer("Uint8", VECTOR_BYTES)
+    maps: Pointer = Pointer("Int32", 4)
+    out: Pointer = Pointer("Uint8", VECTOR_BYTES)
+    slots: Scalar = INT32
+    experts: Scalar = INT32
+    top: Scalar = INT32
+    row_bytes: Scalar = INT32
+    stride: Scalar = INT64
+
+
+class ActivationArguments(NamedTuple):
+    """out (slots, inner) of the product (slots, halves · inner) and the bias (experts, halves · inner), contiguous."""
+
+    product: Pointer = Pointer("Uint8", VECTOR_BYTES)
+    bias: Pointer | None = _BIAS
+    maps: Pointer = Pointer("Int32", 4)
+    out: Pointer = Pointer("Uint8", VECTOR_BYTES)
+    slots: Scalar = INT32
+    experts: Scalar = INT32
+    inner: Scalar = INT32
+
+
+class CombineArguments(NamedTuple):
+    """out (tokens, hidden), rows ``stride`` bytes apart, of rows (slots, hidden) and weights (slots,), ``top`` slots a
+    token, and the bias (experts, hidden)."""
+
+    rows: Pointer = Pointer("Uint8", VECTOR_BYTES)
+    weights: Pointer = Pointer(lambda c: DSL_DTYPES[c.weights], lambda c: 4 if c.weights == "float32" else 2)
+    bias: Pointer | None = _BIAS
+    maps: Pointer = Pointer("Int32", 4)
+    out: Pointer = Pointer("Uint8", VECTOR_BYTES)
+    tokens: Scalar = INT32
+    experts: Scalar = INT32
+    top: Scalar = INT32
+    hidden: Scalar = INT32
+    stride: Scalar = INT64

@@ -1,0 +1,105 @@
+"""Routing maps: a stable sort of slots by their expert, on the device, in one launch and without atomics.
+
+A CTA has an expert. Its warps count, in shares of the slots, those of smaller experts and those of its own: the first
+sum is where its rows begin, and the second, of the warps before, where a warp's own do. Then each warp goes through its
+share again and writes. No CTA waits for another, and the order of rows is that of slots under any schedule.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Int32
+from cutlass.memory import SmemAllocator
+
+from ..arith import ceil_div, div, mod
+from .config import WARP, MapsArguments, MapsConfig
+
+
+class Maps(NamedTuple):
+    """The four routing maps in global memory."""
+
+    mOffsets: cute.Tensor  # (EXPERTS + 1)
+    mSlots: cute.Tensor  # (ROWS): the slot of a row
+    mExperts: cute.Tensor  # (ROWS): its expert
+    mRows: cute.Tensor  # (SLOTS): the row of a slot, or -1
+
+
+def maps_of(maps: Any, experts: Int32, slots: Int32) -> Maps:
+    """The maps that lie one after the other from the pointer ``maps`` on."""
+    first = experts + 1
+    sizes = (first, slots, slots, slots)
+    starts = (0, first, first + slots, first + 2 * slots)
+    return Maps(*[cute.make_tensor(maps + start, cute.make_layout(n)) for start, n in zip(starts, sizes)])
+
+
+class RoutingMaps:
+    """The host function and the kernel of one :class:`MapsConfig`."""
+
+    def __init__(self, config: MapsConfig) -> None:
+        self.config = config
+
+    @cute.jit
+    def __call__(self, arguments: MapsArguments, stream: CUstream):
+        """Launches a CTA for each expert."""
+        block = (WARP * self.config.warps, 1, 1)
+        self.kernel(arguments).launch(grid=(arguments.experts, 1, 1), block=block, stream=stream)
+
+    @cute.kernel
+    def kernel(self, arguments: MapsArguments):
+        warps = self.config.warps
+        thread, _, _ = cute.arch.thread_idx()
+        expert, _, _ = cute.arch.block_idx()
+        lane, warp = mod(thread, WARP), div(thread, WARP)
+        maps = maps_of(arguments.maps, arguments.experts, arguments.slots)
+        # a strip is the slots of the lanes of a warp
+        strips = ceil_div(arguments.slots, WARP)
+        share = (strips + (warps - 1)) // warps
+        first = warp * share
+        last = cutlass.min(first + share, strips)
+        less, equal = Int32(0), Int32(0)
+        for strip in cutlass.range(first, last, unroll=1):
+            chosen = self.chosen(arguments, strip * WARP + lane)
+            less += cute.arch.popc(cute.arch.vote_ballot_sync((chosen >= 0) & (chosen < expert)))
+            equal += cute.arch.popc(cute.arch.vote_ballot_sync(chosen == expert))
+        smem = SmemAllocator()
+        sCounts = smem.allocate_tensor(Int32, cute.make_layout((2, warps)), byte_alignment=16)  # (LESS EQUAL, WARPS)
+        if lane == 0:
+            sCounts[0, warp] = less
+            sCounts[1, warp] = equal
+        cute.arch.sync_threads()
+        begin, row, count = Int32(0), Int32(0), Int32(0)
+        for other in cutlass.range_constexpr(warps):
+            begin += sCounts[0, other]
+            count += sCounts[1, other]
+            row += cutlass.select_(warp > other, sCounts[1, other], Int32(0))
+        row += begin
+        for strip in cutlass.range(first, last, unroll=1):
+            slot = strip * WARP + lane
+            chosen = self.chosen(arguments, slot)
+            mine = cute.arch.vote_ballot_sync(chosen == expert)
+            if chosen == expert:
+                at = row + cute.arch.popc(mine & ((Int32(1) << lane) - 1))
+                maps.mSlots[at] = slot
+                maps.mExperts[at] = expert
+                maps.mRows[slot] = at
+            # one CTA has the slots of no expert
+            if (expert == 0) & (chosen < 0) & (slot < arguments.slots):
+                maps.mRows[slot] = Int32(-1)
+            row += cute.arch.popc(mine)
+        if thread == 0:
+            maps.mOffsets[expert] = begin
+            if expert == arguments.experts - 1:
+                maps.mOffsets[arguments.experts] = begin + count
+
+    @cute.jit
+    def chosen(self, arguments: MapsArguments, slot: Int32) -> Int32:
+        """The expert of a slot, or -1 where there is none here, or no such slot."""
+        mIds = cute.make_tensor(arguments.ids, cute.make_layout(arguments.slots))  # (SLOTS)
+        chosen = mIds[cutlass.min(slot, arguments.slots - 1)]
+        chosen = chosen - arguments.offset
+        here = (chosen >= 0) & (chosen < arguments.experts) & (slot < arguments.slots)
+        return cutlass.select_(here, Int32(chosen), Int32(-1))

@@ -1,0 +1,172 @@
+"""Rows of a mixture of experts: gathered for the first product, activated between the two, combined after the second.
+
+A thread takes sixteen bytes of a row at a time. Grids follow from shapes alone: what is a row and what is not says the
+map of offsets, which the host never reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Float32, Int64, Uint32
+
+from ...ptx.arithmetic import add_rn, fma_rn, mul_rn
+from ...ptx.convert import bf16x2_to_f32, f16x2_to_f32
+from ...ptx.encode import f32x2_to_16bit
+from ...ptx.memory import load_global, store_global
+from ...ptx.move import f32_bits, f32_from_bits
+from ..gemm.gates import relu, silu
+from .config import (
+    THREADS,
+    VECTOR,
+    VECTOR_BYTES,
+    ActivationArguments,
+    ActivationConfig,
+    CombineArguments,
+    CombineConfig,
+    GatherArguments,
+    GatherConfig,
+)
+from .maps import maps_of
+
+
+def load_values(address: Int64, dtype: str) -> list[Float32]:
+    """Eight elements of ``dtype``."""
+    if dtype == "float32":
+        words = load_global(address, VECTOR_BYTES) + load_global(address + VECTOR_BYTES, VECTOR_BYTES)
+        return [f32_from_bits(x) for x in words]
+    to_f32 = bf16x2_to_f32 if dtype == "bfloat16" else f16x2_to_f32
+    return [x for word in load_global(address, VECTOR_BYTES) for x in to_f32(word)]
+
+
+def store_values(address: Int64, values: Sequence[Float32], dtype: str) -> None:
+    """Eight elements, rounded once to ``dtype``."""
+    if dtype == "float32":
+        for i in (0, 4):
+            store_global(address + 4 * i, [f32_bits(x) for x in values[i : i + 4]])
+    else:
+        store_global(address, [f32x2_to_16bit(x, y, dtype) for x, y in zip(values[::2], values[1::2])])
+
+
+class Gather:
+    """The host function and the kernel that gathers rows of x in the order of experts; rows of no slot become zeros."""
+
+    def __init__(self, config: GatherConfig) -> None:
+        self.config = config
+
+    @cute.jit
+    def __call__(self, arguments: GatherArguments, stream: CUstream):
+        """Launches a CTA for each row."""
+        self.kernel(arguments).launch(grid=(arguments.slots, 1, 1), block=(THREADS, 1, 1), stream=stream)
+
+    @cute.kernel
+    def kernel(self, arguments: GatherArguments):
+        thread, _, _ = cute.arch.thread_idx()
+        row, _, _ = cute.arch.block_idx()
+        maps = maps_of(arguments.maps, arguments.experts, arguments.slots)
+        target = arguments.out.toint() + Int64(row) * arguments.row_bytes
+        step, start = THREADS * VECTOR_BYTES, thread * VECTOR_BYTES
+        if row < maps.mOffsets[arguments.experts]:
+            token = maps.mSlots[row] // arguments.top
+            source = arguments.x.toint() + Int64(token) * arguments.stride
+            for at in cutlass.range(start, arguments.row_bytes, step, unroll=1):
+                store_global(target + at, load_global(source + at, VECTOR_BYTES))
+        else:
+            for at in cutlass.range(start, arguments.row_bytes, step, unroll=1):
+                store_global(target + at, [Uint32(0)] * 4)
+
+
+class Activation:
+    """The host function and the kernel of one :class:`ActivationConfig`; rows of no slot become zeros."""
+
+    def __init__(self, config: ActivationConfig) -> None:
+        self.config = config
+
+    @cute.jit
+    def __call__(self, arguments: ActivationArguments, stream: CUstream):
+        """Launches CTAs for the columns of each row."""
+        columns = cute.ceil_div(arguments.inner, THREADS * VECTOR)
+        self.kernel(arguments).launch(grid=(arguments.slots, columns, 1), block=(THREADS, 1, 1), stream=stream)
+
+    @cute.kernel
+    def kernel(self, arguments: ActivationArguments):
+        cfg = self.config
+        thread, _, _ = cute.arch.thread_idx()
+        row, part, _ = cute.arch.block_idx()
+        column = (part * THREADS + thread) * VECTOR
+        maps = maps_of(arguments.maps, arguments.experts, arguments.slots)
+        inner = arguments.inner
+        # (ROWS, INNER) and (ROWS or EXPERTS, HALVES · INNER), whose elements have two bytes, and four in the bias
+        target = arguments.out.toint() + 2 * (Int64(row) * inner + column)
+        if column < inner:
+            if row < maps.mOffsets[arguments.experts]:
+                first = Int64(row) * (inner * cfg.halves) + column
+                source = arguments.product.toint() + 2 * first
+                values = [load_values(source + half * 2 * Int64(inner), cfg.dtype) for half in range(cfg.halves)]
+                if cutlass.const_expr(cfg.bias):
+                    at = Int64(maps.mExperts[row]) * (inner * cfg.halves) + column
+                    bias = arguments.bias.toint() + 4 * at
+                    added = [load_values(bias + half * 4 * Int64(inner), "float32") for half in range(cfg.halves)]
+                    values = [[add_rn(x, y) for x, y in zip(*pair)] for pair in zip(values, added)]
+                store_values(target, [self.activated(*x) for x in zip(*values)], cfg.dtype)
+            else:
+                store_global(target, [Uint32(0)] * 4)
+
+    def activated(self, gate: Float32, up: Float32 | None = None) -> Float32:
+        """The activation of an element, in fp32; NaN stays."""
+        cfg = self.config
+        if cfg.activation == "relu2":
+            x = relu(gate)
+            return mul_rn(x, x)
+        if cfg.activation == "silu":
+            return mul_rn(silu(gate), up)
+        gate = cute.arch.fmin(gate, Float32(cfg.limit), nan=True)
+        up = cute.arch.fmax(cute.arch.fmin(up, Float32(cfg.limit), nan=True), Float32(-cfg.limit), nan=True)
+        # gate · sigmoid(α · gate) is silu(α · gate) / α
+        scaled = mul_rn(silu(mul_rn(gate, Float32(cfg.alpha))), Float32(1.0 / cfg.alpha))
+        return mul_rn(scaled, add_rn(up, Float32(1.0)))
+
+
+class Combine:
+    """The host function and the kernel of one :class:`CombineConfig`: Σ over a token's slots, in their order, of
+    weight · (row + bias), in fp32 and rounded once. Slots without a row are left out."""
+
+    def __init__(self, config: CombineConfig) -> None:
+        self.config = config
+
+    @cute.jit
+    def __call__(self, arguments: CombineArguments, stream: CUstream):
+        """Launches CTAs for the columns of each token."""
+        columns = cute.ceil_div(arguments.hidden, THREADS * VECTOR)
+        self.kernel(arguments).launch(grid=(arguments.tokens, columns, 1), block=(THREADS, 1, 1), stream=stream)
+
+    @cute.kernel
+    def kernel(self, arguments: CombineArguments):
+        cfg = self.config
+        thread, _, _ = cute.arch.thread_idx()
+        token, part, _ = cute.arch.block_idx()
+        column = (part * THREADS + thread) * VECTOR
+        slots, hidden = arguments.tokens * arguments.top, arguments.hidden
+        maps = maps_of(arguments.maps, arguments.experts, slots)
+        mWeights = cute.make_tensor(arguments.weights, cute.make_layout(slots))  # (SLOTS)
+        if column < hidden:
+            sums = cute.make_rmem_tensor(VECTOR, Float32)
+            sums.fill(0.0)
+            first = token * arguments.top
+            for slot in cutlass.range(first, first + arguments.top, unroll=1):
+                row = maps.mRows[slot]
+                if row >= 0:
+                    weight = Float32(mWeights[slot])
+                    values = load_values(arguments.rows.toint() + 2 * (Int64(row) * hidden + column), cfg.dtype)
+                    if cutlass.const_expr(cfg.bias):
+                        at = Int64(maps.mExperts[row]) * hidden + column
+                        added = load_values(arguments.bias.toint() + 4 * at, "float32")
+                        values = [add_rn(x, y) for x, y in zip(values, added)]
+                    for i in cutlass.range_constexpr(VECTOR):
+                        sums[i] = fma_rn(weight, values[i], sums[i])
+            size = 4 if cfg.out == "float32" else 2
+            target = arguments.out.toint() + Int64(token) * arguments.stride + column * size
+            store_values(target, [sums[i] for i in range(VECTOR)], cfg.out)

@@ -1,0 +1,105 @@
+"""Experts of transformers' modules for ``moe``: their weights are quantized once, and kept beside the module's."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from cute_nvfp4.errors import OperandError
+from cute_nvfp4.kernels.moe.config import ACTIVATIONS
+from cute_nvfp4.ops.moe.activation import ActivationFunction
+from cute_nvfp4.ops.moe.experts import DTYPES, Experts, prepare_experts
+from cute_nvfp4.ops.moe.layer import moe
+from cute_nvfp4.ops.quantize import quantize
+from cute_nvfp4.runtime.backend import resolve
+
+_KEPT = "_cute_nvfp4_experts"
+
+
+class Kept(NamedTuple):
+    """Experts of a module, and the weights that they were made of: where each lies, and how often it was written."""
+
+    experts: Experts
+    made_of: tuple[Any, ...]
+
+
+def routed_experts(
+    module: torch.nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+) -> torch.Tensor:
+    """(T, H) of rows (T, H), their experts (T, k) and weights (T, k): ``moe`` with the module's weights in NVFP4.
+
+    They are quantized at the first call, and again after they were changed. Called as transformers calls what
+    ``experts_implementation`` names.
+    """
+    weights = [module._parameters[name] for name in _names(module)]
+    target = resolve("auto", hidden_states.device)
+    quantized = target.backend != "reference" and target.arch.generation == "sm100"
+    made_of = (quantized, hidden_states.dtype, *map(_state, weights))
+    kept: Kept | None = getattr(module, _KEPT, None)
+    if kept is None or kept.made_of != made_of:
+        kept = Kept(experts_of(module, None if quantized else hidden_states.dtype), made_of)
+        # no submodule and no buffer: it is not saved
+        object.__setattr__(module, _KEPT, kept)
+    return moe(hidden_states, top_k_index, top_k_weights, kept.experts)
+
+
+def experts_of(module: torch.nn.Module, dtype: torch.dtype | None, format: str = "nvfp4") -> Experts:
+    """The experts of a module of transformers, each matrix quantized by itself. dtype: as ``prepare_experts`` has it.
+
+    Raises:
+        OperandError: another form of experts, or an activation that ``moe`` has not.
+    """
+    if dtype is not None and dtype not in DTYPES:
+        expected = "torch.bfloat16 or torch.float16"
+        raise OperandError.of("dtype of hidden states", got=dtype, expected=expected, hint="Load the model in one.")
+    if getattr(module, "has_post_expert_norm", False):
+        raise OperandError.of("experts", got="a norm after each expert", expected="none")
+    names, transposed = _names(module), getattr(module, "is_transposed", False)
+    first = "gate_up_proj" if "gate_up_proj" in names else "up_proj"
+    if first not in names or "down_proj" not in names:
+        raise OperandError.of("experts", got=f"parameters {', '.join(names)}", expected="gate_up_proj and down_proj")
+    interleaved = first == "gate_up_proj" and not getattr(module, "is_concatenated", True)
+    function = _activation(module, first == "gate_up_proj", interleaved)
+    stacks = []
+    for name in (first, "down_proj"):
+        weights = getattr(module, name).detach()
+        stacks.append([quantize((w.T if transposed else w).contiguous(), format) for w in weights])
+    return prepare_experts(
+        *stacks,
+        activation=function.name,
+        alpha=function.alpha,
+        limit=function.limit,
+        gate_up_bias=getattr(module, f"{first}_bias", None),
+        down_bias=getattr(module, "down_proj_bias", None),
+        interleaved=interleaved,
+        dtype=dtype,
+    )
+
+
+def _state(x: torch.Tensor) -> tuple[int, int]:
+    """Where a weight lies, and how often it was written, where torch counts that."""
+    return x.data_ptr(), 0 if x.is_inference() else x._version
+
+
+def _names(module: torch.nn.Module) -> list[str]:
+    """The names of parameters with three dimensions."""
+    return [name for name, x in module._parameters.items() if x is not None and x.ndim == 3]
+
+
+def _activation(module: torch.nn.Module, gated: bool, interleaved: bool) -> ActivationFunction:
+    """The activation that a module applies, found by what it makes of a sample.
+
+    Raises:
+        OperandError: it is none of those of ``moe``.
+    """
+    apply = module._apply_gate if gated else module.act_fn
+    sample = torch.linspace(-12.0, 12.0, 4 * 32).view(4, 32).roll(7, 1)
+    got = apply(sample)
+    both = torch.cat((sample[:, 0::2], sample[:, 1::2]), 1) if interleaved else sample
+    constants = {name: getattr(module, name) for name in ("alpha", "limit") if hasattr(module, name)}
+    for name in ACTIVATIONS:
+        function = ActivationFunction(name, **(constants if name == "clamped_swiglu" else {}))
+        if (function.halves == 2) == gated and torch.allclose(got, function(both), rtol=1e-4, atol=1e-5):
+            return function
+    raise OperandError.of("activation of experts", got=repr(apply), expected=f"one of {', '.join(ACTIVATIONS)}")

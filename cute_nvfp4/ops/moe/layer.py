@@ -1,0 +1,165 @@
+"""moe: a mixture of experts, from the router's choice to the combined rows."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ...errors import OperandError, OperandTypeError
+from ...grouped_rows import GroupedRows
+from ...operand import BlockScaledTensor, row_alignment
+from ...runtime.backend import Backend
+from ...target import Target
+from ...tensors import check_dense
+from ..arguments import TENSOR, Argument
+from ..checks import DTYPE_NAMES, check_overlap, checked_output
+from ..fused import readable
+from ..grouped_gemm_contiguous import CONTIGUOUS
+from ..operation import Operation
+from ..quantize import quantize
+from .experts import DTYPES, Experts
+from .maps import ID_DTYPES, Maps, routing_maps
+from .rows import activated, combined, gathered
+
+MAX_EXPERTS = 1024
+
+
+def moe(
+    x: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    experts: Experts,
+    *,
+    offset: int = 0,
+    out: torch.Tensor | None = None,
+    backend: Backend = "auto",
+) -> torch.Tensor:
+    """out[t] = Σ over the choices j of token t of topk_weights[t, j] · expert topk_ids[t, j] (x[t]), (T, H).
+
+    Args:
+        x: (T, H), bfloat16 or float16, of ``experts.dtype`` where that is one.
+        topk_ids: (T, k), int32 or int64. An expert may be chosen twice by a token, or not at all. Numbers that are none
+            of ``offset`` to ``offset + E - 1`` are experts that are elsewhere, and left out.
+        topk_weights: (T, k), float32, bfloat16 or float16.
+        experts: what ``prepare_experts`` made of the weights.
+        offset: the number of the first of these experts among all.
+        out: where to put the result, (T, H) of x's dtype, rows at multiples of 16 bytes.
+        backend: as for ``gemm``.
+
+    The host reads no value of a tensor and never waits, and grids follow from shapes: a CUDA graph may record a call.
+    Sums of products are in float32 and rounded to x's dtype after each product; the k summands of an element are added
+    in the order of the choices, in float32, and rounded once. Equal inputs give equal bits. Without a dtype in
+    ``prepare_experts`` rows are quantized before each product, to NVFP4 with a global scale for all rows together.
+    No gradient is followed.
+
+    Raises:
+        OperandError, OperandTypeError: tensors that do not fit together, or that require a gradient.
+        TargetError: the backend cannot run tensors of this device, or is unknown.
+    """
+    return MOE.call(x, topk_ids, topk_weights, experts, offset, out, backend)
+
+
+def _check(r: Any) -> torch.Tensor:
+    x, experts = r.x, r.experts
+    if not isinstance(experts, Experts):
+        raise OperandTypeError.of("experts", got=type(experts).__name__, expected="what prepare_experts makes")
+    for name in ("x", "topk_ids", "topk_weights"):
+        check_dense(name, getattr(r, name))
+    dtypes = DTYPES if experts.dtype is None else (experts.dtype,)
+    for name, tensor, allowed in (
+        ("x", x, dtypes),
+        ("topk_ids", r.topk_ids, ID_DTYPES),
+        ("topk_weights", r.topk_weights, DTYPE_NAMES),
+    ):
+        if tensor.dtype not in allowed:
+            raise OperandTypeError.of(f"dtype of {name}", got=tensor.dtype, expected=" or ".join(map(str, allowed)))
+        if tensor.device != experts.device:
+            raise OperandError.of(f"device of {name}", got=tensor.device, expected=f"{experts.device}, the experts'")
+    if x.ndim != 2 or x.shape[1] != experts.hidden or x.shape[0] < 1:
+        raise OperandError.of("shape of x", got=tuple(x.shape), expected=f"(T, {experts.hidden}) with T ≥ 1")
+    ids, weights = tuple(r.topk_ids.shape), tuple(r.topk_weights.shape)
+    if len(ids) != 2 or ids[0] != len(x) or ids[1] < 1 or weights != ids:
+        expected = f"({len(x)}, k) both"
+        raise OperandError.of("shapes of topk_ids and topk_weights", got=f"{ids} and {weights}", expected=expected)
+    if isinstance(r.offset, bool) or not isinstance(r.offset, int):
+        raise OperandTypeError.of("offset", got=type(r.offset).__name__, expected="int")
+    if not 0 <= r.offset < 2**31 - experts.count:
+        raise OperandError.of("offset", got=r.offset, expected="the number of the first expert")
+    if experts.count > MAX_EXPERTS:
+        raise OperandError.of("experts", got=experts.count, expected=f"at most {MAX_EXPERTS}")
+    out = checked_output(_read(r), x.device, (len(x), experts.hidden), r.out, x.dtype)
+    if r.out is not None and (out.stride(1) != 1 or row_alignment(out, 16) < 16):
+        got = f"address {out.data_ptr():#x}, strides {out.stride()}"
+        raise OperandError.of("out", got=got, expected="1 along H, rows at multiples of 16 bytes")
+    return out
+
+
+def _read(r: Any) -> dict[str, torch.Tensor]:
+    """Every tensor that a call reads, by name."""
+    return {"x": r.x, "topk_ids": r.topk_ids, "topk_weights": r.topk_weights} | r.experts.tensors()
+
+
+class Routed(NamedTuple):
+    """The routing maps of a call, for how many experts, and where it runs."""
+
+    maps: Maps
+    experts: int
+    backend: Backend
+
+    def product(
+        self, rows: torch.Tensor, weight: Any, factor: torch.Tensor | None, gate: str, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """The product of rows with the matrix of the expert of each, quantized to the format of block-scaled ones."""
+        a: Any = rows
+        offsets: torch.Tensor | None = self.maps.offsets
+        if isinstance(weight, BlockScaledTensor):
+            a = GroupedRows.of(quantize(rows, weight.format, scale_layout="rowmajor", backend=self.backend), offsets)
+            offsets = None
+        return CONTIGUOUS.run(a, weight, offsets, gate, factor, None, dtype, None, None, self.backend)
+
+
+def layer(r: Any, out: torch.Tensor | None, backend: Backend) -> torch.Tensor:
+    """The result of a checked request: the operations one after the other."""
+    e, top = r.experts, r.topk_ids.shape[1]
+    x, ids, weights = readable(r.x.detach()), r.topk_ids.contiguous(), r.topk_weights.detach().contiguous()
+    whole = routing_maps(ids, e.count, r.offset, None, backend)
+    routed = Routed(Maps.of(whole, e.count), e.count, backend)
+    rows = gathered(x, whole, e.count, top, None, backend)
+    if e.gated:
+        inner = routed.product(rows, e.gate_up, e.gate_up_factor, "silu", x.dtype)
+    else:
+        product = routed.product(rows, e.gate_up, e.gate_up_factor, "", x.dtype)
+        inner = activated(product, e.gate_up_bias, whole, e.count, e.activation, None, backend)
+    rows = routed.product(inner, e.down, e.down_factor, "", x.dtype)
+    return combined(rows, weights, e.down_bias, whole, e.count, out, backend)
+
+
+def _plan(r: Any, target: Target) -> Any:
+    generation = target.arch.generation
+    if r.experts.dtype is None and generation == "sm90":
+        hint = "prepare_experts(…, dtype=torch.bfloat16) makes experts for it."
+        expected = f"prepared ones on {generation}"
+        raise OperandError.of("experts", got="block-scaled weights", expected=expected, hint=hint)
+    if r.experts.dtype is not None and generation == "sm100":
+        hint = "prepare_experts(…, dtype=None) makes experts for it."
+        got = f"weights for {r.experts.dtype}"
+        raise OperandError.of("experts", got=got, expected=f"block-scaled ones on {generation}", hint=hint)
+
+    def call(*given: Any) -> torch.Tensor:
+        request = MOE.request(*given)
+        if request.out is not None:
+            check_overlap(_read(request), request.out)
+        return layer(request, request.out, request.backend)
+
+    return call
+
+
+MOE = Operation(
+    moe,
+    {"x": TENSOR, "topk_ids": TENSOR, "topk_weights": TENSOR, "experts": Argument("{x}.key", "", "", "")},
+    check=_check,
+    reference=lambda r: layer(r, r.out, "reference"),
+    plan=_plan,
+    overlaps=lambda r: check_overlap(_read(r), r.out),
+)

@@ -1,0 +1,83 @@
+"""routing_maps: slots sorted by expert, on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from ...kernels.moe.config import MAPS_WARPS, WARP, MapsArguments, MapsConfig, maps_size
+from ...runtime.backend import Backend
+from ...runtime.kernel import Kernel
+from ...target import Target
+from ..arguments import TENSOR
+from ..operation import Operation
+from ..planned import PlannedCall
+
+ID_DTYPES = {torch.int32: "int32", torch.int64: "int64"}
+
+
+class Maps(NamedTuple):
+    """The routing maps of slots, int32 views of one tensor (``whole``).
+
+    offsets (experts + 1): where the rows of each expert begin. slots, experts (slots): the slot and the expert of a
+    row, undefined from ``offsets[-1]`` on. rows (slots): the row of a slot, or -1.
+    """
+
+    whole: torch.Tensor
+    offsets: torch.Tensor
+    slots: torch.Tensor
+    experts: torch.Tensor
+    rows: torch.Tensor
+
+    @classmethod
+    def of(cls, whole: torch.Tensor, experts: int) -> Maps:
+        """The maps that ``routing_maps`` made."""
+        slots = (len(whole) - experts - 1) // 3
+        return cls(whole, *whole.split([experts + 1, slots, slots, slots]))
+
+
+def routing_maps(
+    ids: torch.Tensor, experts: int, offset: int = 0, out: torch.Tensor | None = None, backend: Backend = "auto"
+) -> torch.Tensor:
+    """The maps (``Maps``) of ids (T, k), contiguous, in one int32 tensor. A stable sort: rows of an expert are in the
+    order of their slots. Ids are numbers of experts from ``offset`` on; others have no row."""
+    return MAPS.call(ids, experts, offset, out, backend)
+
+
+def _check(r: Any) -> torch.Tensor:
+    size = maps_size(r.experts, r.ids.numel())
+    return torch.empty(size, dtype=torch.int32, device=r.ids.device) if r.out is None else r.out
+
+
+def _plan(r: Any, target: Target) -> PlannedCall:
+    slots = r.ids.numel()
+    config = MapsConfig(ID_DTYPES[r.ids.dtype], MAPS_WARPS[slots > WARP], target.arch)
+    return MAPS.planned(KERNEL, config, target, MapsArguments("ids", "out", slots, r.experts, r.offset), r)
+
+
+def _reference(r: Any) -> torch.Tensor:
+    """By torch's stable sort."""
+    out, count = torch.full_like(r.out, -1), r.experts
+    offsets, slots, experts, rows = Maps.of(out, count)[1:]
+    chosen = r.ids.reshape(-1).long() - r.offset
+    chosen = torch.where((chosen >= 0) & (chosen < count), chosen, count)
+    order = chosen.argsort(stable=True)
+    offsets[1:] = torch.bincount(chosen, minlength=count)[:count].cumsum(0)
+    offsets[0] = 0
+    there = order[: int(offsets[-1])]
+    slots[: len(there)] = there.int()
+    experts[: len(there)] = chosen[there].int()
+    rows[there] = torch.arange(len(there), dtype=torch.int32, device=out.device)
+    return out
+
+
+def _host(config: MapsConfig) -> Callable[..., Any]:
+    from ...kernels.moe.maps import RoutingMaps
+
+    return RoutingMaps(config)
+
+
+KERNEL = Kernel("moe_maps", MapsArguments, _host)
+MAPS = Operation(routing_maps, {"ids": TENSOR}, check=_check, reference=_reference, plan=_plan)

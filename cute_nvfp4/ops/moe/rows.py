@@ -1,0 +1,194 @@
+"""The small operations on rows of a mixture of experts: gather, activation and combination.
+
+They are given tensors that fit: ``moe`` checks what its caller gives. Rows are bfloat16 or float16 and start at
+multiples of 16 bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...kernels.moe.config import (
+    ActivationArguments,
+    ActivationConfig,
+    CombineArguments,
+    CombineConfig,
+    GatherArguments,
+    GatherConfig,
+    can_activate,
+)
+from ...runtime.backend import Backend
+from ...runtime.kernel import Kernel
+from ...target import Target
+from ..arguments import TENSOR
+from ..checks import DTYPE_NAMES
+from ..operation import Operation
+from ..planned import PlannedCall
+from .activation import ActivationFunction
+from .maps import Maps
+
+
+def gathered(
+    x: torch.Tensor, maps: torch.Tensor, experts: int, top: int, out: torch.Tensor | None, backend: Backend
+) -> torch.Tensor:
+    """Rows (T · top, H) of x (T, H) in the order of experts, and zeros after the last."""
+    return GATHER.call(x, maps, experts, top, out, backend)
+
+
+def _check_gathered(r: Any) -> torch.Tensor:
+    if r.out is not None:
+        return r.out
+    return torch.empty((r.x.shape[0] * r.top, r.x.shape[1]), dtype=r.x.dtype, device=r.x.device)
+
+
+def _plan_gathered(r: Any, target: Target) -> PlannedCall:
+    size, stride = r.x.element_size(), r.x.stride(0) if len(r.x) > 1 else r.x.shape[1]
+    row = r.x.shape[1] * size
+    arguments = GatherArguments("x", "maps", "out", len(r.x) * r.top, r.experts, r.top, row, stride * size)
+    return GATHER.planned(GATHER_KERNEL, GatherConfig(target.arch), target, arguments, r)
+
+
+def _gather_reference(r: Any) -> torch.Tensor:
+    maps, out = Maps.of(r.maps, r.experts), torch.zeros_like(r.out)
+    last = int(maps.offsets[-1])
+    out[:last] = r.x[maps.slots[:last].long() // r.top]
+    return out
+
+
+def activated(
+    product: torch.Tensor,
+    bias: torch.Tensor | None,
+    maps: torch.Tensor,
+    experts: int,
+    activation: ActivationFunction,
+    out: torch.Tensor | None,
+    backend: Backend,
+) -> torch.Tensor:
+    """The activation (rows, I) of a product [gate, up] (rows, 2 I), or (rows, I) where there is one matrix, plus the
+    bias of each row's expert; in fp32, rounded once. Zeros after the last row of an expert."""
+    return ACTIVATE.call(product, bias, maps, experts, activation, out, backend)
+
+
+def _check_activated(r: Any) -> torch.Tensor:
+    if r.out is not None:
+        return r.out
+    inner = r.product.shape[1] // r.activation.halves
+    return torch.empty((len(r.product), inner), dtype=r.product.dtype, device=r.product.device)
+
+
+def _plan_activated(r: Any, target: Target) -> PlannedCall:
+    f, biased = r.activation, r.bias is not None
+    config = ActivationConfig(f.name, DTYPE_NAMES[r.product.dtype], biased, f.alpha, f.limit, target.arch)
+    slots, inner = r.out.shape
+    arguments = ActivationArguments("product", "bias" if biased else None, "maps", "out", slots, r.experts, inner)
+    return ACTIVATE.planned(ACTIVATE_KERNEL, config, target, arguments, r)
+
+
+def _activation_reference(r: Any) -> torch.Tensor:
+    maps, out = Maps.of(r.maps, r.experts), torch.zeros_like(r.out)
+    last = int(maps.offsets[-1])
+    values = r.product[:last].double()
+    if r.bias is not None:
+        values = values + r.bias[maps.experts[:last].long()].double()
+    out[:last] = r.activation(values).to(out.dtype)
+    return out
+
+
+def combined(
+    rows: torch.Tensor,
+    weights: torch.Tensor,
+    bias: torch.Tensor | None,
+    maps: torch.Tensor,
+    experts: int,
+    out: torch.Tensor | None,
+    backend: Backend,
+) -> torch.Tensor:
+    """Σ over the slots of each token, in their order, of weight · (row + bias of its expert), (T, H), of rows
+    (T · k, H) and weights (T, k); in fp32, rounded once. Slots without a row are left out."""
+    return COMBINE.call(rows, weights, bias, maps, experts, out, backend)
+
+
+def _check_combined(r: Any) -> torch.Tensor:
+    if r.out is not None:
+        return r.out
+    return torch.empty((len(r.weights), r.rows.shape[1]), dtype=r.rows.dtype, device=r.rows.device)
+
+
+def _plan_combined(r: Any, target: Target) -> PlannedCall:
+    (tokens, top), hidden, biased = r.weights.shape, r.rows.shape[1], r.bias is not None
+    names = (DTYPE_NAMES[x.dtype] for x in (r.rows, r.weights, r.out))
+    stride = (r.out.stride(0) if tokens > 1 else hidden) * r.out.element_size()
+    arguments = CombineArguments(
+        rows="rows",
+        weights="weights",
+        bias="bias" if biased else None,
+        maps="maps",
+        out="out",
+        tokens=tokens,
+        experts=r.experts,
+        top=top,
+        hidden=hidden,
+        stride=stride,
+    )
+    return COMBINE.planned(COMBINE_KERNEL, CombineConfig(*names, biased, target.arch), target, arguments, r)
+
+
+def _combine_reference(r: Any) -> torch.Tensor:
+    maps, (tokens, top) = Maps.of(r.maps, r.experts), r.weights.shape
+    row = maps.rows.view(tokens, top).long()
+    here = row >= 0
+    row = row.clamp(min=0)
+    values = r.rows[row].double()
+    if r.bias is not None:
+        expert = torch.where(here, maps.experts[row].long(), 0)
+        values = values + r.bias[expert].double()
+    # what is left out may be anything
+    values = torch.where(here[..., None], values * r.weights.double()[..., None], 0.0)
+    return values.sum(1)
+
+
+def _gather_host(config: GatherConfig) -> Callable[..., Any]:
+    from ...kernels.moe.rows import Gather
+
+    return Gather(config)
+
+
+def _activation_host(config: ActivationConfig) -> Callable[..., Any]:
+    from ...kernels.moe.rows import Activation
+
+    return Activation(config)
+
+
+def _combine_host(config: CombineConfig) -> Callable[..., Any]:
+    from ...kernels.moe.rows import Combine
+
+    return Combine(config)
+
+
+GATHER_KERNEL = Kernel("moe_gather", GatherArguments, _gather_host)
+ACTIVATE_KERNEL = Kernel("moe_activation", ActivationArguments, _activation_host, can_activate)
+COMBINE_KERNEL = Kernel("moe_combine", CombineArguments, _combine_host)
+GATHER = Operation(
+    gathered,
+    {"x": TENSOR, "maps": TENSOR},
+    check=_check_gathered,
+    reference=_gather_reference,
+    plan=_plan_gathered,
+)
+ACTIVATE = Operation(
+    activated,
+    {"product": TENSOR, "bias": TENSOR, "maps": TENSOR},
+    check=_check_activated,
+    reference=_activation_reference,
+    plan=_plan_activated,
+)
+COMBINE = Operation(
+    combined,
+    {"rows": TENSOR, "weights": TENSOR, "bias": TENSOR, "maps": TENSOR},
+    check=_check_combined,
+    reference=_combine_reference,
+    plan=_plan_combined,
+)

@@ -1,0 +1,216 @@
+"""moe in the simulator and on a GPU: random layers against float64, schedules, mutants, operators and refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from support import backends
+from support.moe_problems import Layer, Problem, random_layer
+from support.mutants import FIRST, Mutant, at, drop, instead, is_noticed, operand, outcome
+
+from cute_nvfp4 import moe, prepare_experts, quantize, simulating
+from cute_nvfp4.errors import OperandError, OperandTypeError
+from cute_nvfp4.ops.moe.layer import MOE
+from cute_nvfp4.ops.moe.maps import Maps, routing_maps
+from cute_nvfp4.sim import adversarial
+from cute_nvfp4.sim.equivalence import Determined
+
+pytestmark = pytest.mark.kernels
+ARCHS = ("sm_90a", "sm_100a", "sm_120a")
+GPT_OSS = Layer(
+    9, 4, 6, 96, 160, "mxfp4", "clamped_swiglu", biases=True, interleaved=True, elsewhere=2, ids=torch.int32
+)
+QWEN3 = Layer(17, 3, 8, 128, 80, listed=True)
+NEMOTRON = Layer(5, 2, 3, 112, 176, activation="relu2", routing="same", dtype=torch.float16)
+NAMED = {"gpt-oss": GPT_OSS, "Qwen3": QWEN3, "Nemotron": NEMOTRON}
+
+
+def problem_for(layer: Layer, arch: str) -> Problem:
+    """The layer as an architecture can run it: on sm_100a x is quantized, and K is a multiple of 32."""
+    if arch == "sm_100a":
+        hidden, inner = (32 * -(-x // 32) for x in (layer.hidden, layer.inner))
+        layer = dataclasses.replace(layer, quantized=True, hidden=hidden, inner=inner)
+    return Problem(layer)
+
+
+@pytest.mark.parametrize("arch", ARCHS, indirect=True)
+@pytest.mark.parametrize("name", NAMED)
+def test_models(name: str, arch: str, poisoned: None) -> None:
+    problem = problem_for(NAMED[name], arch)
+    out = problem.run(backend=backends.backend())
+    assert problem.right(out)
+    assert torch.equal(problem.run(backend=backends.backend()), out)
+
+
+@pytest.mark.sweep(12)
+@pytest.mark.parametrize("arch", ARCHS, indirect=True)
+@pytest.mark.parametrize("seed", range(60))
+def test_random_layers(seed: int, arch: str, poisoned: None) -> None:
+    problem = Problem(random_layer(seed, arch == "sm_100a"))
+    assert problem.right(problem.run(backend=backends.backend()))
+
+
+@pytest.mark.sweep(6)
+@pytest.mark.parametrize("seed", range(24))
+def test_reference(seed: int) -> None:
+    problem = Problem(random_layer(seed, seed % 2 == 0))
+    assert problem.right(problem.run(backend="reference"))
+
+
+def test_the_check_sees_a_wrong_result() -> None:
+    """A choice too many, another weight, a row in another's place."""
+    for layer in (QWEN3, dataclasses.replace(GPT_OSS, quantized=True)):
+        problem = Problem(layer)
+        out = problem.run(backend="reference")
+        assert problem.right(out)
+        assert not problem.right(out.roll(1, 0))
+        wrong = problem.topk_weights.clone()
+        wrong[0, 0] += 0.25
+        problem.topk_weights, kept = wrong, problem.topk_weights
+        problem.ids[0, 0] = problem.offset
+        assert not problem.right(out)
+        problem.topk_weights = kept
+
+
+@pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)
+@pytest.mark.parametrize("tokens, top, experts", [(1, 1, 1), (1, 10, 300), (33, 1, 5), (130, 5, 3)])
+def test_maps(tokens: int, top: int, experts: int, arch: str, poisoned: None) -> None:
+    """Those of a stable sort, with ids out of range, at every count of slots of a warp."""
+    generator = torch.Generator().manual_seed(tokens)
+    ids = torch.randint(-2, experts + 2, (tokens, top), generator=generator, dtype=torch.int32).to(backends.device())
+    for offset in (0, 1):
+        whole = torch.full_like(routing_maps(ids, experts, offset, backend="reference"), 7_654_321)
+        maps = Maps.of(routing_maps(ids, experts, offset, whole, backends.backend()), experts)
+        local = [i - offset for i in ids.flatten().tolist()]
+        order = sorted((e, slot) for slot, e in enumerate(local) if 0 <= e < experts)
+        last = len(order)
+        assert maps.offsets.tolist() == [sum(e < n for e, _ in order) for n in range(experts + 1)]
+        assert maps.experts[:last].tolist() == [e for e, _ in order]
+        assert maps.slots[:last].tolist() == [slot for _, slot in order]
+        places = {slot: row for row, (_, slot) in enumerate(order)}
+        assert maps.rows.tolist() == [places.get(slot, -1) for slot in range(len(local))]
+        assert (maps.slots[last:] == 7_654_321).all()
+
+
+@pytest.mark.sim_only("runs schedules")
+def test_any_schedule_gives_the_same_bits() -> None:
+    """No kernel of the layer has a doubt: one run stands for every schedule; and three others give its bits."""
+    problem, causes = Problem(dataclasses.replace(GPT_OSS, tokens=20)), Determined()
+    with simulating("sm_90a", others=[causes], checks=True):
+        out = problem.run()
+    assert not causes.doubts and problem.right(out)
+    for schedule in adversarial(8)[5:]:
+        with simulating("sm_90a", schedule=schedule, checks=True):
+            assert torch.equal(problem.run(), out), schedule
+
+
+@pytest.mark.sim_only("counts launches")
+def test_launches() -> None:
+    """Their number and their grids depend on shapes alone."""
+    grids = []
+    for layer in (QWEN3, dataclasses.replace(QWEN3, routing="crowded", elsewhere=0)):
+        problem = Problem(layer)
+        with simulating("sm_90a") as runs:
+            problem.run()
+        assert [x.name for x in runs] == ["moe_maps", "moe_gather", "grouped_wgmma", "grouped_wgmma", "moe_combine"]
+        grids.append([x.launch.grid for x in runs])
+    assert grids[0] == grids[1]
+
+
+NEVER, ZERO = "setp.eq.s32 {0}, 1, 0;", "mov.b32 {0}, 0;"
+MUTANTS = (
+    Mutant("counts not waited for", at("bar.sync", drop()), "moe_maps", noticed="Race"),
+    Mutant("one place for a warp's rows", at("popc", instead(ZERO), slice(-2, -1)), "moe_maps", noticed=""),
+    Mutant("a row stored further", at("st.global.v4", operand(0, "[{0}+16]"), FIRST), "moe_gather", noticed=""),
+    Mutant("choices added that are elsewhere", at("setp.lt.s32", instead(NEVER)), "moe_combine", noticed=""),
+    Mutant("a limit that is none", at("min.NaN", instead("mov.f32 {0}, {1};")), "moe_activation"),
+)
+
+
+@pytest.mark.sim_only("changes PTX")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_mutant_is_noticed(mutant: Mutant) -> None:
+    problem = Problem(dataclasses.replace(GPT_OSS, tokens=20))
+    # where the limits are met
+    problem.x *= 8
+    assert outcome(None, lambda: problem.right(problem.run()), "sm_90a") == ""
+    assert is_noticed(outcome(mutant.change, lambda: problem.right(problem.run()), "sm_90a", mutant.case), mutant)
+
+
+SMALL = Problem(Layer(3, 2, 4, 32, 32))
+BIASED = Problem(Layer(3, 2, 4, 32, 32, "mxfp4", "clamped_swiglu", biases=True, interleaved=True, quantized=True))
+X, IDS, WEIGHTS, EXPERTS = SMALL.x, SMALL.ids, SMALL.topk_weights, SMALL.experts
+
+
+@pytest.mark.sim_only("of CPU tensors")
+@pytest.mark.parametrize("problem, arch", [(SMALL, "sm_90a"), (BIASED, "sm_100a")], indirect=["arch"])
+def test_operator(problem: Problem, arch: str) -> None:
+    """opcheck, the operator's results and those of its out variant, and a graph without breaks."""
+    given = problem.x, problem.ids, problem.topk_weights, problem.experts
+    operator, request = torch.ops.cute_nvfp4.moe, MOE.request(*given, 0, None, "auto")
+    flat = MOE.operator(request).adapted(request)
+    names = [x.name for x in operator.default._schema.arguments]
+    tensors = [getattr(flat, name) for name in names[:14]]
+    options = {name: getattr(flat, name) for name in names[14:] if getattr(flat, name) is not None}
+    torch.library.opcheck(operator.default, tensors, options)
+    torch.library.opcheck(operator.out, tensors, options | {"out": torch.empty_like(problem.x)})
+    want = moe(*given)
+    assert torch.equal(operator.default(*tensors, **options), want)
+    out = torch.empty_like(want)
+    operator.out(*tensors, **options, out=out)
+    assert torch.equal(out, want)
+    compiled = torch.compile(lambda x: moe(x, *given[1:]), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(problem.x), want)
+
+
+G, D = SMALL.gate_up, SMALL.down
+LISTED = [quantize(torch.ones(32, 32) * scale) for scale in (1.0, 2.0)]
+BAD = (
+    (lambda: moe(X, IDS, WEIGHTS, SMALL), OperandTypeError, "experts: got Problem"),
+    (lambda: moe(X.float(), IDS, WEIGHTS, EXPERTS), OperandTypeError, "dtype of x: got torch.float32"),
+    (lambda: moe(X[:, :16], IDS, WEIGHTS, EXPERTS), OperandError, "shape of x"),
+    (lambda: moe(X[:0], IDS[:0], WEIGHTS[:0], EXPERTS), OperandError, "shape of x"),
+    (lambda: moe(X, IDS.short(), WEIGHTS, EXPERTS), OperandTypeError, "dtype of topk_ids"),
+    (lambda: moe(X, IDS[:2], WEIGHTS, EXPERTS), OperandError, "shapes of topk_ids and topk_weights"),
+    (lambda: moe(X, IDS, WEIGHTS[:, :1], EXPERTS), OperandError, "shapes of topk_ids and topk_weights"),
+    (lambda: moe(X, IDS, WEIGHTS.double(), EXPERTS), OperandTypeError, "dtype of topk_weights"),
+    (lambda: moe(X, IDS, WEIGHTS, EXPERTS, offset=-1), OperandError, "offset: got -1"),
+    (lambda: moe(X, IDS, WEIGHTS, EXPERTS, offset=True), OperandTypeError, "offset: got bool"),
+    (lambda: moe(X, IDS, WEIGHTS, EXPERTS, out=X), OperandError, "overlap x"),
+    (lambda: moe(X, IDS, WEIGHTS, EXPERTS, out=torch.empty(32, 3).bfloat16().t()), OperandError, "out: got address"),
+    (lambda: moe(X, IDS, WEIGHTS, EXPERTS, out=torch.empty(3, 32)), OperandTypeError, "out_dtype"),
+    (lambda: moe(X.clone().requires_grad_(), IDS, WEIGHTS, EXPERTS), OperandError, "x: got a tensor that requires"),
+    (lambda: moe(X, IDS, WEIGHTS, BIASED.experts, backend="sim"), OperandError, "expected prepared ones on sm90"),
+    (lambda: prepare_experts(G, D, activation="gelu"), OperandError, "activation of experts"),
+    (lambda: prepare_experts(G, D, activation="relu2"), OperandError, "shapes of gate_up and down"),
+    (lambda: prepare_experts(D, G), OperandError, "shapes of gate_up and down"),
+    (lambda: prepare_experts(G, D, dtype=torch.float32), OperandTypeError, "dtype of experts"),
+    (lambda: prepare_experts(G, D, gate_up_bias=torch.ones(4, 32)), OperandError, "gate_up_bias: got shape"),
+    (lambda: prepare_experts(G, D, limit=0.0, activation="clamped_swiglu"), OperandError, "limit of an activation"),
+    (lambda: prepare_experts([LISTED], [D]), OperandError, r"global scales of gate and up of gate_up\[0\]"),
+    (lambda: prepare_experts([LISTED, LISTED[:1]], [D]), OperandError, r"gate_up\[1\]"),
+    (lambda: prepare_experts(3, D), OperandTypeError, "gate_up: got int"),
+    (lambda: prepare_experts(quantize(torch.ones(32, 32)), D), OperandError, "a stack"),
+    (lambda: prepare_experts(quantize(torch.ones(4, 64, 32), "mxfp8"), D), OperandError, "format of gate_up"),
+    (lambda: prepare_experts(G, quantize(torch.ones(4, 32, 32), "mxfp4")), OperandError, "formats of gate_up and down"),
+)
+
+
+@pytest.mark.sim_only("refuses CPU tensors")
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("call, error, message", BAD, ids=[f"{i} {message}" for i, (_, _, message) in enumerate(BAD)])
+def test_refused(call: Any, error: type[Exception], message: str) -> None:
+    for _ in range(2):
+        with pytest.raises(error, match=message):
+            call()
+        # the second time a good call of the kind was planned
+        moe(X, IDS, WEIGHTS, EXPERTS)
+
+
+def test_block_scaled_only_where_it_runs() -> None:
+    """Prepared weights are refused where no kernel takes them, in words that say what to do."""
+    with simulating("sm_100a"), pytest.raises(OperandError, match=r"dtype=None\) makes experts for it"):
+        moe(X, IDS, WEIGHTS, EXPERTS)
