@@ -38,6 +38,13 @@ def dated(text: str) -> list[str]:
     return DATE.findall(re.sub(r"<!-- table: .*?<!-- table: end -->", "", text, flags=re.DOTALL))
 
 
+def typed_times(text: str) -> list[str]:
+    """Heads of tables with times or rates that a person typed: outside the marks of the scripts that write tables."""
+    text = re.sub(r"<!-- (table|accuracy): .*?<!-- \1: end -->", "", text, flags=re.DOTALL)
+    heads = re.findall(r"^(\|.*\|)\n\| ?:?---", text, re.MULTILINE)
+    return [head for head in heads if re.search(r"µs|\bms\b|TFLOPS", head)]
+
+
 @pytest.mark.parametrize("page", EXPLANATIONS, ids=lambda page: page.stem)
 def test_explanations_are_short(page: Path) -> None:
     assert not too_long(page.read_text(encoding="utf-8"))
@@ -105,7 +112,15 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     assert (tmp_path / "searchindex.js").exists()
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: f"{page.parent.name}/{page.stem}")
+def test_no_table_of_times_is_typed(page: Path) -> None:
+    assert not typed_times(page.read_text(encoding="utf-8")), "generate the table (docs/tables.py), or make it a record"
+
+
 def test_the_tests_can_fail() -> None:
+    head = "| call | µs |\n|---|---|\n| gemm | 5 |\n"
+    assert typed_times(head) == ["| call | µs |"]
+    assert not typed_times(f"<!-- table: gemm -->\n{head}<!-- table: end -->\n")
     assert too_long("word " * 1501) and not too_long("word " * 1500)
     assert dated("On an H200, 2026-11-22: 5 µs.") == ["2026-11-22"]
     assert not dated("<!-- table: gemm -->\nMeasured 2026-11-22.\n<!-- table: end -->\n")
