@@ -20,6 +20,7 @@ from .sim_options import Options
 from .sim_outcome import EXIT_HAZARD, EXIT_INTERNAL, EXIT_NOT_MODELLED, launch_line, show_outcome
 
 if TYPE_CHECKING:
+    from ..sim.machine.schedule import Schedule
     from ..sim.observe.trace import Trace
     from ..sim.session import LaunchRecord, Session
 
@@ -102,14 +103,9 @@ def sim(
 
     # before numpy is loaded: the simulator's products are small, and numpy's threads only fight with torch's
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from ..sim.machine.schedule import Schedule
-
+    chosen = _schedule(schedule, seed, several=schedules > 1)
     with shown_errors():
-        chosen = Schedule.parse(schedule)
-        chosen = chosen if seed is None else dataclasses.replace(chosen, seed=seed)
         known(allow or ())
-    if schedules > 1 and schedule:
-        fail("--schedules makes the schedules itself: give --schedule or --schedules, not both", 2)
     if strict and not checks:
         fail("--strict looks for more than the checks do: it cannot go with --no-checks", 2)
     if benchmarks not in ("once", "full"):
@@ -131,6 +127,17 @@ def sim(
 
         status = run_schedules(options, schedules, chosen.seed)
     raise typer.Exit(status)
+
+
+def _schedule(text: str, seed: int | None, several: bool) -> Schedule:
+    """The schedule of ``--schedule`` and ``--seed``; ``several``: there are to be more."""
+    from ..sim.machine.schedule import Schedule
+
+    with shown_errors():
+        chosen = Schedule.parse(text)
+    if several and text:
+        fail("--schedules makes the schedules itself: give --schedule or --schedules, not both", 2)
+    return chosen if seed is None else dataclasses.replace(chosen, seed=seed)
 
 
 def _exists(script: str) -> None:
