@@ -55,7 +55,7 @@ def test_random_layers(seed: int, arch: str, poisoned: None) -> None:
     assert problem.right(problem.run(backend=backends.backend()))
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("seed", range(24))
 def test_reference(seed: int) -> None:
     problem = Problem(random_layer(seed, seed % 2 == 0))
@@ -133,6 +133,7 @@ MUTANTS = (
 
 
 @pytest.mark.sim_only("changes PTX")
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_mutant_is_noticed(mutant: Mutant) -> None:
     problem = Problem(dataclasses.replace(GPT_OSS, tokens=20))
