@@ -1,4 +1,4 @@
-"""Pictures of what ``kernels/gemm`` plans, for notebooks 03 and 08: memory, pipelines, scales, clusters, tiles."""
+"""Pictures of what ``kernels/gemm`` plans, for notebook 03: scales, clusters, tiles."""
 
 from __future__ import annotations
 
@@ -8,128 +8,13 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 from gemm_timeline import TILE_COLORS
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from cute_nvfp4.kernels.gemm import pipeline_graph as graph
 from cute_nvfp4.kernels.gemm.config import GemmConfig
-from cute_nvfp4.kernels.gemm.packed.pipelines import wgmma_pipelines as wgmma_graph
-from cute_nvfp4.kernels.gemm.shared_plan import OUT_STAGES, StagePlan
-from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
+from cute_nvfp4.kernels.gemm.shared_plan import StagePlan
 from cute_nvfp4.kernels.gemm.sm100 import loader, memory_plan
-from cute_nvfp4.kernels.gemm.sm100.memory_plan import ATOM_COLUMNS, TMEM_COLUMNS, Tcgen05SharedPlan, TensorPlan
-from cute_nvfp4.kernels.gemm.sm100.warp_roles import ROLES
+from cute_nvfp4.kernels.gemm.sm100.memory_plan import ATOM_COLUMNS, TensorPlan
 from cute_nvfp4.kernels.gemm.tile_scheduler import CtaPlace
 from cute_nvfp4.scale_layout import ATOM_COLS, ATOM_ROWS
-
-PART_COLORS = {"A": "tab:blue", "B": "tab:green", "SFA": "tab:cyan", "SFB": "tab:olive"}
-OUTPUT, PARTIAL, BARRIERS, FREE = "tab:purple", "tab:red", "0.2", "0.93"
-SHORT = 0.035
-"""Share of a bar's width under which a label does not fit in."""
-
-
-def _bar(ax: Any, parts: list[tuple[str, float, Any]], y: float, total: float, labels: bool = True) -> None:
-    """A stacked horizontal bar of (label, size, colour)."""
-    at = 0.0
-    for label, size, color in parts:
-        ax.barh(y, size, left=at, height=0.7, color=color, edgecolor="white", lw=0.6)
-        if labels and size > SHORT * total:
-            dark = color not in (FREE, "0.85")
-            ax.text(at + size / 2, y, label, ha="center", va="center", fontsize=7, color="white" if dark else "0.3")
-        at += size
-
-
-def shared_memory(ax: Any, configs: list[GemmConfig], labels: list[str]) -> None:
-    """Shared memory of a CTA for several configurations, to scale, up to the limit of the architecture."""
-    limit = configs[0].arch.shared_bytes / 1024
-    for row, config in enumerate(configs):
-        plan = Tcgen05SharedPlan(config)
-        parts: list[tuple[str, float, Any]] = []
-        for _ in range(plan.stages):
-            for name, size in plan.stage.parts:
-                key = name.rstrip("0123456789")
-                parts.append((key if len(key) < 2 else "", size / 1024, PART_COLORS[key]))
-            parts.append(("", (plan.stage.bytes - plan.stage.loaded) / 1024, FREE))
-        for _ in range(OUT_STAGES if plan.staged_output else 0):
-            parts.append(("out", plan.staged_output / OUT_STAGES / 1024, OUTPUT))
-        parts.append(("partial sums", plan.partials / 1024, PARTIAL))
-        parts.append(("", (plan.fixed - plan.staged_output - plan.partials) / 1024, BARRIERS))
-        parts.append(("free", limit - plan.bytes / 1024, FREE))
-        _bar(ax, parts, row, limit)
-    ax.set(xlim=(0, limit), ylim=(len(configs) - 0.5, -0.5), xlabel="KiB of shared memory", title="shared memory")
-    ax.set_yticks(range(len(configs)), labels)
-    handles = [plt.Rectangle((0, 0), 1, 1, color=c) for c in [*PART_COLORS.values(), OUTPUT, PARTIAL, BARRIERS]]
-    names = [*PART_COLORS, "output", "partial sums", "barriers, alignment"]
-    ax.legend(handles, names, ncol=7, loc="upper center", bbox_to_anchor=(0.5, -0.28), frameon=False, fontsize=7)
-
-
-def tensor_memory(ax: Any, configs: list[GemmConfig], labels: list[str]) -> None:
-    """Columns of tensor memory for several configurations."""
-    for row, config in enumerate(configs):
-        plan = TensorPlan(config)
-        parts = [(f"accumulator {i}", plan.acc, TILE_COLORS[i]) for i in range(plan.acc_stages)]
-        parts.append(("", plan.sfa, PART_COLORS["SFA"]))
-        parts += [("", plan.sfb, PART_COLORS["SFB"])] * config.products
-        parts.append(("", plan.allocated - plan.used, "0.85"))
-        parts.append(("not allocated", TMEM_COLUMNS - plan.allocated, FREE))
-        _bar(ax, parts, row, TMEM_COLUMNS)
-    ax.set(xlim=(0, TMEM_COLUMNS), ylim=(len(configs) - 0.5, -0.5), xlabel="column", title="tensor memory")
-    ax.set_xticks(range(0, TMEM_COLUMNS + 1, 64))
-    ax.set_yticks(range(len(configs)), labels)
-
-
-def pipelines(ax: Any, config: GemmConfig) -> None:
-    """The pipeline graph of a tcgen05 kernel: roles, rings of buffers between them, and the count of every barrier."""
-    roles = {
-        "load": f"load\nwarp {ROLES.load_warp}",
-        "mma": f"MMA\nwarp {ROLES.mma_warp}",
-        "epilogue": f"epilogue\nwarps 0 to {ROLES.epilogue - 1}",
-    }
-    draw_graph(ax, memory_plan.pipelines(config), roles, f"pipelines of {config}")
-
-
-def wgmma_pipelines(ax: Any, config: WgmmaConfig, title: str) -> None:
-    """The pipeline graph of Hopper's kernel: its warpgroups multiply, and are their own epilogue."""
-    threads = f"warpgroups\n1 to {config.warpgroups}"
-    roles = {"load": "load\nwarps 0, 1", "mma": f"MMA\n{threads}"}
-    roles |= {"epilogue": f"epilogue\n{threads}"} if config.split_k > 1 else {}
-    draw_graph(ax, wgmma_graph(config), roles, title)
-
-
-def draw_graph(ax: Any, edges: tuple[graph.Edge, ...], roles: dict[str, str], title: str) -> None:
-    """Roles from left to right, and each edge's ring of buffers with what completes a phase of its barriers."""
-    places = {name: 4.0 * i for i, name in enumerate(roles)}
-    for name, text in roles.items():
-        x = places[name]
-        ax.add_patch(FancyBboxPatch((x - 0.55, -0.45), 1.1, 0.9, boxstyle="round,pad=0.05", fc="0.93", ec="0.4"))
-        ax.text(x, 0, text, ha="center", va="center", fontsize=10 if text.count("\n") < 2 else 8)
-    last = 8.8
-    for edge in edges:
-        left, right = places[edge.producer], places[edge.consumer]
-        if left == right:  # epilogue to epilogue of another CTA
-            left, right, last = left + 0.65, left + 3.2, 12.5
-            ax.text(right + 0.1, 0, "epilogue\nof other\nCTAs", ha="left", va="center", color="0.4")
-        else:
-            left, right = left + 0.65, right - 0.65
-        _edge(ax, left, right, edge, edge.stages)
-    ax.set(xlim=(-0.8, last), ylim=(-1.5, 1.5), title=title)
-    ax.axis("off")
-
-
-def _edge(ax: Any, left: float, right: float, edge: graph.Edge, depth: int) -> None:
-    middle = (left + right) / 2
-    ways = (((left, 0.3), (right, 0.3), -0.3), ((right, -0.3), (left, -0.3), -0.3))
-    for start, end, bend in ways[: len(edge.arrivals)]:
-        arrow = FancyArrowPatch(start, end, connectionstyle=f"arc3,rad={bend}", arrowstyle="->", mutation_scale=12)
-        ax.add_patch(arrow)
-    size = min(0.22, (right - left - 0.6) / depth)
-    for i in range(depth):
-        x = middle + (i - depth / 2) * size
-        ax.add_patch(plt.Rectangle((x, -size / 2), size * 0.85, size, fc="tab:blue", alpha=0.5))
-    ax.text(middle, 0.22, f"{edge.name}: {depth} buffer{'s' if depth > 1 else ''}", ha="center", fontsize=8)
-    for (barrier, arrivals), y, va in zip(edge.arrivals.items(), (0.98, -0.98), ("bottom", "top")):
-        text = f"{barrier}: {arrivals.count} arrival{'s' if arrivals.count > 1 else ''}"
-        text += f" + {arrivals.tx_bytes} bytes" if arrivals.tx_bytes else ""
-        ax.text(middle, y, text, ha="center", va=va, fontsize=8)
 
 
 def edges_table(config: GemmConfig) -> list[list[str]]:

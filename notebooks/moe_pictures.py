@@ -1,18 +1,15 @@
-"""Pictures for ``04_gated_and_grouped.ipynb``: bytes, two accumulators, scales of groups, tiles dealt to CTAs."""
+"""Pictures for ``04_gated_and_grouped.ipynb``: bytes, scales of groups, tiles dealt to CTAs."""
 
 from __future__ import annotations
 
 import itertools
 from typing import Any
 
-import gemm_pictures
 import numpy as np
 import torch
 from gemm_timeline import TILE_COLORS
 
 from cute_nvfp4 import GroupedRows, from_blocked
-from cute_nvfp4.kernels.gemm.config import GemmConfig
-from cute_nvfp4.kernels.gemm.sm100.memory_plan import TMEM_COLUMNS, TensorPlan
 
 PARTS = {
     "x": "tab:blue",
@@ -22,7 +19,6 @@ PARTS = {
     "down": "tab:olive",
     "y": "tab:purple",
 }
-PRODUCTS = ("tab:blue", "tab:orange")
 PADDING, UNUSED = "0.85", "0.96"
 
 
@@ -40,32 +36,6 @@ def stacked(ax: Any, roads: dict[str, dict[str, float]]) -> None:
     ax.invert_yaxis()
     ax.set(xlabel="KiB from and to DRAM", title="bytes of a SwiGLU layer, by road")
     ax.legend(ncol=6, loc="upper center", bbox_to_anchor=(0.45, -0.24), frameon=False, fontsize=8)
-
-
-def tensor_memory(ax: Any, configs: dict[str, GemmConfig]) -> None:
-    """Columns of tensor memory: the sums of both products of each tile in flight, and the scales."""
-    for row, config in enumerate(configs.values()):
-        plan, at = TensorPlan(config), 0
-        names = ("gate", "up") if config.products == 2 else ("C",)
-        colors = PRODUCTS if config.products == 2 else ("0.45",)
-        for acc in range(plan.acc_stages):
-            for name, color in zip(names, colors):
-                _box(ax, row, at, config.tile_n, color, f"{name}, tile {acc}", 1 - 0.35 * acc)
-                at += config.tile_n
-        _box(ax, row, at, plan.scales, gemm_pictures.PART_COLORS["SFB"], "")
-        at += plan.scales
-        _box(ax, row, at, plan.allocated - at, PADDING, "")
-        _box(ax, row, plan.allocated, TMEM_COLUMNS - plan.allocated, UNUSED, "")
-    ax.set(xlim=(0, TMEM_COLUMNS), ylim=(len(configs) - 0.5, -0.5), xlabel="column of tensor memory")
-    ax.set(title="accumulators of a GEMM and of gated ones; green: scales; grey: allocated, not used")
-    ax.set_xticks(range(0, TMEM_COLUMNS + 1, 64))
-    ax.set_yticks(range(len(configs)), configs)
-
-
-def _box(ax: Any, row: float, left: float, width: float, color: Any, text: str, alpha: float = 1.0) -> None:
-    ax.barh(row, width, left=left, height=0.7, color=color, alpha=alpha, edgecolor="white", lw=0.6)
-    if text and width >= 48:
-        ax.text(left + width / 2, row, text, ha="center", va="center", color="white", fontsize=8)
 
 
 def routing(axes: Any, r: Any) -> None:

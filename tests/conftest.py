@@ -9,8 +9,12 @@ This file also puts ``tests/`` on the path, for ``support``, what several folder
 
 from __future__ import annotations
 
-import gc
 import os
+
+# matrices of tests are small: threads of a BLAS would wait for one another, and for those of other processes
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import gc
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -43,10 +47,6 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError("--backend cuda: torch finds no CUDA device")
         # deterministic matrix products, which references are compared with
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    if getattr(config.option, "numprocesses", None) or "PYTEST_XDIST_WORKER" in os.environ:
-        # several processes: more threads than that would wait for one another
-        os.environ.setdefault("OMP_NUM_THREADS", "1")
-        torch.set_num_threads(1)
     if "PYTEST_XDIST_WORKER" not in os.environ:
         # inductor's code for the vector instructions of another run (ATEN_CPU_CAPABILITY) ends in a segmentation fault
         folder = tempfile.TemporaryDirectory(prefix="inductor-", ignore_cleanup_errors=True)

@@ -31,6 +31,9 @@ def explain(
     arguments: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
     arch: Annotated[str, typer.Option(help="Architecture to compile for: sm_90a, sm_100a, sm_120a …")] = "sm_100a",
     problem: Annotated[str, typer.Option(help="What a submission is for: nvfp4_gemv …", show_default=False)] = "",
+    task: Annotated[
+        Path | None, typer.Option(help="The same: the task file of a problem folder.", show_default=False)
+    ] = None,
     case: Annotated[int, typer.Option(help="A submission's test case, numbered from 0.")] = 0,
     m: Annotated[int | None, typer.Option(help="Rows of an operation's A or x.", show_default=False)] = None,
     n: Annotated[int | None, typer.Option(help="Rows of B.", show_default=False)] = None,
@@ -64,7 +67,7 @@ def explain(
         if report and report.suffix not in FORMATS:
             fail(f"--report {report}: expected a name that ends in {', '.join(FORMATS)}", 2)
         architecture(arch)
-        asked = Target(target, arch, problem, case, (m, n, k), tuple(arguments or ()))
+        asked = Target(target, arch, problem, case, task, (m, n, k), tuple(arguments or ()))
         with stderr().status(f"running {target} for {arch}"):
             ran = launches(asked)
             chosen = _chosen(ran, asked, launch)

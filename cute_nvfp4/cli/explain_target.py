@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,13 +57,14 @@ class Kept(Here):
 
 @dataclass(frozen=True)
 class Target:
-    """What is run: ``name`` is a path or an operation; ``problem`` and ``case`` are for submissions, ``sizes`` (m, n,
-    k) for operations, None for the usual ones, ``arguments`` for programs."""
+    """What is run: ``name`` is a path or an operation; ``problem`` or the ``task`` file of a folder, and ``case``, are
+    for submissions, ``sizes`` (m, n, k) for operations, None for the usual ones, ``arguments`` for programs."""
 
     name: str
     arch: str
     problem: str = ""
     case: int = 0
+    task: Path | None = None
     sizes: tuple[int | None, int | None, int | None] = (None, None, None)
     arguments: tuple[str, ...] = ()
 
@@ -96,13 +98,34 @@ def _runner(target: Target) -> Callable[[Kept], None]:
     from ..harness.submission import Submission
 
     submission = Submission.read(path)
-    if "def custom_kernel" not in submission.source and not target.problem:
+    if "def custom_kernel" not in submission.source and not target.problem and target.task is None:
         return lambda kept: _program(target)
-    problem = target.problem or submission.leaderboard
-    if not problem:
-        what, hint = f"the submission {path}", "its #!POPCORN leaderboard line says it as well"
-        raise HarnessError(worded(what, got="no problem", expected="--problem nvfp4_gemv and the like", hint=hint))
-    return lambda kept: _submission(path, problem, target.case, kept)
+    problem = _problem(target, submission.leaderboard)
+    cases = problem.task.tests if target.task else _cases(problem)
+    if not 0 <= target.case < len(cases):
+        raise HarnessError(worded("the case", got=str(target.case), expected=f"0 to {len(cases) - 1}"))
+    case = cases[target.case]
+    return lambda kept: _submission(path, problem, case, kept)
+
+
+def _problem(target: Target, named: str | None) -> Any:
+    """The problem of a submission: that of a task file in the public format, or ours that it or the user names."""
+    from ..harness.folder.task import read_folder
+    from ..harness.problem import get_problem
+
+    if target.task is not None:
+        return read_folder(target.task)
+    if not (target.problem or named):
+        what, hint = f"the submission {target.name}", "its #!POPCORN leaderboard line says it as well"
+        expected = "--problem nvfp4_gemv and the like, or --task FOLDER/task.yml"
+        raise HarnessError(worded(what, got="no problem", expected=expected, hint=hint))
+    return get_problem(target.problem or named)
+
+
+def _cases(problem: Any) -> list[dict[str, Any]]:
+    from ..harness.schema import load_task
+
+    return load_task(problem.folder / "task.yml").tests
 
 
 def _program(target: Target) -> None:
@@ -111,37 +134,45 @@ def _program(target: Target) -> None:
     run_script(target.name, target.arguments)
 
 
-def _submission(path: Path, name: str, number: int, kept: Kept) -> None:
+def _submission(path: Path, problem: Any, case: dict[str, Any], kept: Kept) -> None:
     """One call of ``custom_kernel`` on a test case's public data."""
+    from ..harness import provided
+    from ..harness.folder.task import FolderProblem
+
+    own = problem.files if isinstance(problem, FolderProblem) else {}
+    with tempfile.TemporaryDirectory() as place, _imports(Path(place), path.resolve().parent):
+        for name, content in own.items():
+            (Path(place) / name).parent.mkdir(parents=True, exist_ok=True)
+            (Path(place) / name).write_bytes(content)
+        provided.install(Path(place) if own else path.resolve().parent, False, True)
+        data = importlib.import_module("reference").generate_input(**case) if own else _data(problem, case)
+        specification = importlib.util.spec_from_file_location("submission", path.resolve())
+        module = importlib.util.module_from_spec(specification)
+        specification.loader.exec_module(module)
+        kept.ran.clear()  # launched before
+        module.custom_kernel(data)
+
+
+def _data(problem: Any, case: dict[str, Any]) -> tuple:
+    """The ``data`` of one of our problems, on the device."""
     import torch
 
-    from ..harness import provided
-    from ..harness.problem import get_problem
-    from ..harness.schema import load_task
-
-    problem = get_problem(name)
-    cases = load_task(problem.folder / "task.yml").tests
-    if not 0 <= number < len(cases):
-        raise HarnessError(worded("the case", got=str(number), expected=f"0 to {len(cases) - 1}"))
-    case = cases[number]
     tensors = problem.generate(case, case["seed"], "public")
     for buffer in problem.buffers(case):
         if buffer.output:
             tensors[buffer.name] = torch.zeros(buffer.shape, dtype=getattr(torch, buffer.dtype))
-    with _imports(path.resolve().parent):
-        provided.install(path.resolve().parent, False, True)
-        specification = importlib.util.spec_from_file_location("submission", path.resolve())
-        module = importlib.util.module_from_spec(specification)
-        specification.loader.exec_module(module)
-        kept.ran.clear()  # launched while it was imported
-        module.custom_kernel(problem.views({name: tensor.cuda() for name, tensor in tensors.items()}))
+    return problem.views({name: tensor.cuda() for name, tensor in tensors.items()})
+
+
+_PROVIDED = ("task", "utils", "reference")
 
 
 @contextlib.contextmanager
-def _imports(folder: Path) -> Iterator[None]:
-    """Within it modules of ``folder`` are found, and what is provided to submissions is forgotten afterwards."""
-    before, modules = list(sys.path), {name: sys.modules.get(name) for name in ("task", "utils")}
-    sys.path.insert(0, str(folder))
+def _imports(*folders: Path) -> Iterator[None]:
+    """Within it modules of ``folders`` are found; what a submission is provided with is forgotten afterwards."""
+    before, modules = list(sys.path), {name: sys.modules.pop(name, None) for name in _PROVIDED}
+    sys.path[:0] = map(str, folders)
+    importlib.invalidate_caches()
     try:
         yield
     finally:

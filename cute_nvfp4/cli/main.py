@@ -15,6 +15,7 @@ from .new import new
 from .output import JsonCommand
 from .quantize import quantize
 from .sim import SETTINGS, sim
+from .support import support
 from .tune import tune
 
 app = typer.Typer(
@@ -32,6 +33,7 @@ app.command("sim", context_settings=SETTINGS)(sim)
 app.command("tune", cls=JsonCommand)(tune)
 app.command("quantize", cls=JsonCommand)(quantize)
 app.command("doctor", cls=JsonCommand)(doctor)
+app.command("support", cls=JsonCommand)(support)
 
 
 def _print_version(wanted: bool) -> None:

@@ -6,6 +6,8 @@ mbarriers of any kernel as a simulated launch used them (``sim.observe.barriers`
 
 from __future__ import annotations
 
+import linecache
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,9 +15,10 @@ from .svg import BAD, INK, LINE, PALETTE, SOFT, Drawing, Picture, width_of
 
 if TYPE_CHECKING:
     from ..kernels.gemm.pipeline_graph import Edge
-    from ..sim.observe.barriers import Barriers
+    from ..sim.observe.barriers import Barriers, Ring
 
 BOX, GAP, ROW = 118, 34, 62
+INIT = re.compile(r"mbarrier_init\(\s*([^,]+?)\s*,")
 MOST_BUFFERS = 16
 
 
@@ -53,8 +56,15 @@ def of_barriers(barriers: Barriers, title: str = "") -> Picture:
         says += f", {ring.phases} phase{'s' if ring.phases != 1 else ''}"
         if ring.pending:
             says += f"; unfinished: {ring.pending} of {ring.count} arrivals missing"
-        arrows.append(Arrow(ring.name, ring.arrive, ring.wait, ring.stages, says, bool(ring.pending)))
+        arrows.append(Arrow(_named(ring), ring.arrive, ring.wait, ring.stages, says, bool(ring.pending)))
     return drawn(arrows, title or "mbarriers of the launch")
+
+
+def _named(ring: Ring) -> str:
+    """A ring by what its source line calls it, ``full`` in ``mbarrier_init(full, 1)``, and its address."""
+    path, _, line = ring.where.rpartition(":")
+    found = INIT.search(linecache.getline(path, int(line))) if line.isdigit() else None
+    return f"{found[1]} ({ring.name})" if found else ring.name
 
 
 def drawn(arrows: Sequence[Arrow], title: str) -> Picture:
@@ -62,7 +72,8 @@ def drawn(arrows: Sequence[Arrow], title: str) -> Picture:
     names = list(dict.fromkeys(name for a in arrows for name in (*a.producers, *a.consumers)))
     step = max([BOX, *(24 + width_of(name) for name in names)]) + GAP
     left = 16 + step / 2
-    width = max(left + step * max(len(names), 1), 560)
+    widest = max((width_of(a.says, 10) for a in arrows), default=0)
+    width = max(left + step * max(len(names), 1), widest + 24, 560)
     height = 84 + ROW * len(arrows)
     d = Drawing(width, height)
     d.add(

@@ -94,7 +94,7 @@ def drawn(tracks: dict[str, list[Bar]], axis: str, title: str, begin: float) -> 
     per = PLOT / max(end - begin, 1e-9)
     height = ROW * len(tracks)
     names = {bar.name: bar.color for _, bar in bars}
-    d = Drawing(LEFT + PLOT + 20, 44 + height + 60 + 16 * math.ceil(len(names) / 3))
+    d = Drawing(LEFT + PLOT + 20, 44 + height + 60 + 16 * math.ceil(len(names) / 6))
     d.text(8, 20, title, 13, font_weight="bold")
     for row, name in enumerate(tracks):
         d.text(LEFT - 8, 36 + ROW * (row + 0.68), name, 11, "end")

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from .svg import INK, LINE, PALETTE, SOFT, Drawing, Page, Picture, ink_on, stacked, table, width_of
-from .timelines import REASONS, of_timing
+import numpy as np
+
+from .svg import IDLE, INK, LINE, PALETTE, SOFT, Drawing, Page, Picture, ink_on, stacked, table, width_of
+from .timelines import REASONS, RUNS, of_timing
 
 if TYPE_CHECKING:
     from ..sim.observe.timing import Timing
 
 PLOT, LEFT = 760, 150
 LEAST = 0.01
+BINS, ABSENT = 120, "not there"
 
 
 def timing(t: Timing) -> Page:
@@ -79,3 +82,54 @@ def lost(timings: Mapping[str, Timing]) -> Picture:
     d.line(LEFT, end, LEFT + PLOT, end, LINE)
     d.legend(LEFT, end + 20, names, LEFT + PLOT)
     return Picture(d, "\n".join(words))
+
+
+def phases(timings: Mapping[str, Timing]) -> Picture:
+    """What share of the replayed warps does what, over each launch from its first CTA's start to its last one's end."""
+    d = Drawing(LEFT + PLOT + 24, 40 + 92 * len(timings) + 30)
+    d.text(8, 20, "what all replayed warps do (modelled)", 13, font_weight="bold")
+    names: dict[str, str] = {}
+    words = ["what most replayed warps do, modelled:"]
+    for row, (name, t) in enumerate(timings.items()):
+        y = 34 + 92 * row
+        d.text(LEFT - 8, y + 40, name, 11, "end")
+        at = np.ones(BINS)  # from below
+        for kind, part in shares(t).items():
+            color = REASONS.get(kind, IDLE)
+            if part.any():
+                names[kind] = color
+            top = at - part
+            edge = [f"{LEFT + PLOT * k / BINS:g} {y + 72 * v:.2f}" for k, v in _steps(top)]
+            back = [f"{LEFT + PLOT * k / BINS:g} {y + 72 * v:.2f}" for k, v in reversed(_steps(at))]
+            d.add(f'<path d="M{" L".join(edge + back)}z" fill="{color}"/>')
+            at = top
+        d.text(LEFT, y + 84, "0", 10, "middle", SOFT)
+        d.text(LEFT + PLOT, y + 84, f"{t.cycles / t.cycles_per_us:.2f} µs", 10, "end", SOFT)
+        said = ", ".join(f"{p.begin:.1f} to {p.end:.1f} us {p.bound_by}" for p in t.phases())
+        words.append(f"  {name + ': ' if name else ''}{said}")
+    d.legend(LEFT, 40 + 92 * len(timings) + 14, names, LEFT + PLOT)
+    return Picture(d, "\n".join(words))
+
+
+def shares(t: Timing) -> dict[str, np.ndarray]:
+    """The share of the replayed warps that does what in each of ``BINS`` parts of a launch; together they are all."""
+    edges = np.linspace(0, t.cycles, BINS + 1)
+
+    def overlap(begin: float, end: float) -> np.ndarray:
+        return np.clip(np.minimum(edges[1:], end) - np.maximum(edges[:-1], begin), 0, None)
+
+    out = {kind: np.zeros(BINS) for kind in (RUNS, *REASONS, ABSENT)}
+    for w in t.warps:
+        out[RUNS] += overlap(w.begin, w.end)
+    for _, _, wait in t.waits:
+        part = overlap(wait.begin, wait.end)
+        out[RUNS] -= part
+        out[wait.reason if wait.reason in REASONS else "other"] += part
+    whole = len(t.warps) * t.cycles / BINS
+    out[ABSENT] = whole - sum(out.values())
+    return {kind: part / whole for kind, part in out.items()}
+
+
+def _steps(values: np.ndarray) -> list[tuple[int, float]]:
+    """The corners of a line that has each value over its part."""
+    return [(k + side, float(v)) for k, v in enumerate(values) for side in (0, 1)]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,29 @@ from .launch import CudaLauncher, Launcher, SessionLauncher, SimLauncher, Touche
 from .signature import Signature
 from .simulating import current_session, session_number
 from .template import capture
+
+_planning_only: contextvars.ContextVar[bool] = contextvars.ContextVar("planning_only", default=False)
+
+
+@contextlib.contextmanager
+def planning_only() -> Iterator[None]:
+    """Within it calls are checked and planned, but nothing is compiled or launched: results are not written.
+
+    Plans stay in this process, which must not use them later: it is for a process that only asks, as
+    ``cute-nvfp4 support`` does.
+    """
+    token = _planning_only.set(True)
+    try:
+        yield
+    finally:
+        _planning_only.reset(token)
+
+
+class _NoLauncher(Launcher):
+    """The launcher within ``planning_only``: it launches nothing."""
+
+    def __call__(self, values: tuple, owners: tuple) -> None:
+        """Nothing."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +86,10 @@ class Kernel:
         arguments: the kernel's record, of plain numbers; addresses and other varying values are unused (0 will do).
         touched: from the owners that a call names to the tensors that the kernel may touch.
         """
+        if _planning_only.get():
+            if reason := self.can_implement(config):
+                raise OperandError(reason)
+            return _NoLauncher()
         kernel, signature = self.compile(config), self.signature(config)
         values = signature.values(arguments, 0)
         plan = functools.partial(capture, types=signature.types, values=values, varying=signature.varying)

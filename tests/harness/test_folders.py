@@ -138,6 +138,15 @@ def test_what_cannot_be_an_answer_is_refused(returned, message, tmp_path):
     assert case.verdict == "refused" and message in case.error
 
 
+def test_the_folder_judges_by_data_that_the_submission_cannot_change(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def custom_kernel(data):\n    x, y, _, _ = data\n    y.zero_()\n    return x.zero_()\n")
+    (case,) = judged("scale", path, backend="reference").cases
+    assert case.verdict == "wrong" and "mismatched elements: 96" in case.error
+    path.write_text("def custom_kernel(data):\n    x, y, alpha, _ = data\n    return y.add_(x.mul_(alpha))\n")
+    assert judged("scale", path, backend="reference").passed  # a clone is there to be changed
+
+
 FAITHLESS = """
 import os
 from pathlib import Path

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -201,6 +202,16 @@ def test_an_operation_by_its_name():
     assert share(kernel["python"]) > 0.8
 
 
+@needs_ptxas
+def test_a_submission_to_a_folder():
+    """The folder's reference.py draws the data, and is forgotten afterwards; only the submission's launch is told."""
+    folder = Path(__file__).parents[1] / "harness" / "folders" / "rowsum"
+    found = explained(folder / "submission.py", "--task", folder / "task.yml", "--case", 1, "--arch", "sm_90a")
+    (kernel,) = found["kernels"]
+    assert kernel["grid"] == [7, 1, 1] and "reference" not in sys.modules
+    assert all(row["id"].startswith(str(folder / "submission.py")) for row in kernel["python"])
+
+
 @pytest.mark.parametrize(
     "arguments,message",
     [
@@ -209,6 +220,7 @@ def test_an_operation_by_its_name():
         (["{submission}"], "got no problem, expected --problem nvfp4_gemv"),
         (["{submission}", "--problem", "nvfp4_gemx"], "unknown problem 'nvfp4_gemx'"),
         (["{submission}", "--problem", "nvfp4_gemv", "--case", "99"], "the case: got 99, expected 0 to"),
+        (["{submission}", "--task", "nowhere.yml"], "task file nowhere.yml does not exist"),
         (["{nothing}"], "launched no kernel"),
         (["{program}", "--launch", "7"], "launch 7 does not exist: 1 launches, numbered from 0"),
         (["gemv", "--html", "/nowhere/page.html"], "--html: cannot write /nowhere/page.html"),
@@ -221,4 +233,4 @@ def test_what_a_user_can_get_wrong(arguments, message, tmp_path):
         (tmp_path / f"{name}.py").write_text(text)
     places = {name: tmp_path / f"{name}.py" for name in files} | {"program": program(tmp_path)}
     result = invoke(*(word.format(**places) for word in arguments))
-    assert result.exit_code == 2 and message in " ".join(result.output.split())
+    assert result.exit_code == (113 if "--task" in arguments else 2) and message in " ".join(result.output.split())

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
+from cute_nvfp4 import show
 from cute_nvfp4.sim import Deadlock, Trace, adversarial
 from tests.simulator.ptx_lab import launch_kernel, module
 from tests.simulator.test_mbarrier import BARRIER, RING
@@ -161,15 +163,9 @@ def test_watching_changes_nothing() -> None:
     assert outs[0] == outs[1]
 
 
-def test_the_notebook_can_draw_it() -> None:
-    import sys
-    from pathlib import Path
-
-    pytest.importorskip("matplotlib").use("Agg")
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "notebooks"))
-    import timeline
-
+def test_it_can_be_drawn() -> None:
     trace = bulk()
-    ax = timeline.plot(trace)
-    assert len(ax.patches) == len(trace.rows())
-    assert [t.get_text() for t in ax.get_yticklabels()][:2] == ["warp 0", "TMA loads"]
+    picture = show(trace)
+    boxes = ElementTree.fromstring(picture.svg).findall("{*}svg/{*}g/{*}rect")
+    assert len(boxes) == len(trace.rows())
+    assert [line.partition(":")[0].strip() for line in picture.words.splitlines()[1:3]] == ["warp 0", "TMA loads"]

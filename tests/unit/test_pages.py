@@ -1,13 +1,25 @@
-"""The pages keep their kinds: explanations are short, and dated runs stand in the records."""
+"""The pages keep their kinds, their tables are those of the records, and the site builds without a warning."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
+import typer
+from support import forked
+
+from cute_nvfp4.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "docs"))
+
+import support_matrix  # noqa: E402
+import tables  # noqa: E402
+
 EXPLANATIONS = sorted((ROOT / "docs" / "explanation").glob("*.md"))
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 MOST_WORDS = 1500
@@ -26,6 +38,13 @@ def dated(text: str) -> list[str]:
     return DATE.findall(re.sub(r"<!-- table: .*?<!-- table: end -->", "", text, flags=re.DOTALL))
 
 
+def typed_times(text: str) -> list[str]:
+    """Heads of tables with times or rates that a person typed: outside the marks of the scripts that write tables."""
+    text = re.sub(r"<!-- (table|accuracy): .*?<!-- \1: end -->", "", text, flags=re.DOTALL)
+    heads = re.findall(r"^(\|.*\|)\n\| ?:?---", text, re.MULTILINE)
+    return [head for head in heads if re.search(r"µs|\bms\b|TFLOPS", head)]
+
+
 @pytest.mark.parametrize("page", EXPLANATIONS, ids=lambda page: page.stem)
 def test_explanations_are_short(page: Path) -> None:
     assert not too_long(page.read_text(encoding="utf-8"))
@@ -36,7 +55,72 @@ def test_dated_runs_stand_in_the_records(page: Path) -> None:
     assert not dated(page.read_text(encoding="utf-8")), "move the run to benchmarks/records, or generate its table"
 
 
+WITH_TABLES = [
+    page for page in tables.pages() if tables.TABLE.search(text := page.read_text()) or tables.COUNT.search(text)
+]
+SUPPORT = ROOT / "docs" / "reference" / "support.md"
+
+
+@pytest.mark.parametrize("page", [p for p in WITH_TABLES if p != SUPPORT], ids=lambda page: page.stem)
+def test_tables_are_those_of_their_records(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert tables.written(text) == text, "python docs/tables.py --write"
+
+
+def test_a_changed_figure_is_seen() -> None:
+    page = ROOT / "docs" / "reference" / "measured.md"
+    text = page.read_text(encoding="utf-8")
+    figure = "| 14.5 |"
+    assert figure in text and tables.written(text.replace(figure, "| 14.4 |")) == text
+    count = "<!-- count: fingerprints -->1<!-- end -->"
+    assert tables.written(count) != count
+    with pytest.raises(KeyError, match="none"):
+        tables.written("<!-- table: none -->\n<!-- table: end -->")
+
+
+def test_the_support_matrix_is_what_the_package_answers() -> None:
+    """The page says what ``cute-nvfp4 support`` does; another answer gives another page."""
+    command = [sys.executable, "-m", "cute_nvfp4", "support", "--json"]
+    done = forked.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280)
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)
+    page = SUPPORT.read_text(encoding="utf-8")
+    assert f"<!-- table: support -->\n{support_matrix.markdown(answers)}<!-- table: end -->" in page, (
+        "python docs/tables.py --write"
+    )
+    row = next(row for row in answers["rows"] if (row["operation"], row["form"]) == ("gemm", "prepared"))
+    assert row["architectures"]["sm_90a"]["runs"] and not row["architectures"]["sm_100a"]["runs"]
+    row["architectures"]["sm_90a"] = {"runs": False, "reason": "none"}
+    assert support_matrix.markdown(answers) not in page
+
+
+def test_every_command_has_its_place_in_the_reference() -> None:
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    names = list(typer.main.get_command(app).commands)
+    sections = re.findall(r"^## (\w+)\n\n```{command} \1\n```$", page, re.MULTILINE)
+    assert sections == names, "add the new command's section"
+
+
+def test_the_site_builds_strictly(tmp_path: Path) -> None:
+    """Links, anchors, docstrings and notebooks: Sphinx has no warning."""
+    if not all(map(importlib.util.find_spec, ("myst_nb", "furo", "sphinx_copybutton"))):
+        pytest.skip("the extra 'docs' is not installed")
+    command = [sys.executable, str(ROOT / "docs" / "build.py"), "--strict", "--skip-tables", "--out", str(tmp_path)]
+    done = forked.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "gated_gemm" in (tmp_path / "docs" / "reference" / "api.html").read_text(encoding="utf-8")
+    assert (tmp_path / "searchindex.js").exists()
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: f"{page.parent.name}/{page.stem}")
+def test_no_table_of_times_is_typed(page: Path) -> None:
+    assert not typed_times(page.read_text(encoding="utf-8")), "generate the table (docs/tables.py), or make it a record"
+
+
 def test_the_tests_can_fail() -> None:
+    head = "| call | µs |\n|---|---|\n| gemm | 5 |\n"
+    assert typed_times(head) == ["| call | µs |"]
+    assert not typed_times(f"<!-- table: gemm -->\n{head}<!-- table: end -->\n")
     assert too_long("word " * 1501) and not too_long("word " * 1500)
     assert dated("On an H200, 2026-11-22: 5 µs.") == ["2026-11-22"]
     assert not dated("<!-- table: gemm -->\nMeasured 2026-11-22.\n<!-- table: end -->\n")

@@ -122,6 +122,8 @@ def main() -> None:
     os.chdir(folder)
     sys.argv = ["reference.py"]
     sandbox.enter(Path(folder), int(judge))
+    if not arch:
+        torch.zeros(1, device="cuda")  # CUDA starts in no process that may not write to its own entry in /proc
     sandbox.shield()  # a submission may run as the same user
     with contextlib.ExitStack() as stack:
         if arch:

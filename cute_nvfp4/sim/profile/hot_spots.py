@@ -23,6 +23,7 @@ def place(i: Instruction) -> str:
 def python_text(loc: str) -> str:
     """The line of source that ``loc`` ("/folder/file.py:12") names; "" where the file is not there."""
     path, _, line = loc.rpartition(":")
+    linecache.checkcache(path)
     return linecache.getline(path, int(line)).strip() if path else ""
 
 

@@ -146,7 +146,8 @@ def test_or_the_cell_goes_on_past_it(outputs: list[list[dict]]) -> None:
 
 def test_what_waits_for_ever_shows_its_barriers(outputs: list[list[dict]]) -> None:
     assert "hazard: Deadlock" in of(outputs, STUCK) and "1 of 2 arrivals" in of(outputs, STUCK)
-    assert "warp 0 -> warps 0 to 1: count 2, 0 phases; unfinished: 1 of 2 arrivals missing" in words(outputs[10])
+    assert "barrier (mbarrier 0x400) (1): warp 0 -> warps 0 to 1: count 2, 0 phases" in words(outputs[10])
+    assert "unfinished: 1 of 2 arrivals missing" in words(outputs[10])
     assert set(outputs[10][0]["data"]) == {"image/svg+xml", "text/plain"}
     assert "<script>" in outputs[11][0]["data"]["text/html"] and "warp 1: compute" in words(outputs[11])
     assert "1 launches, of which none ended" in words(outputs[12])

@@ -13,7 +13,7 @@ import torch
 
 import cute_nvfp4
 from cute_nvfp4 import gemm, quantize, show, simulating
-from cute_nvfp4.display import hazards, memory, showing, svg, timelines
+from cute_nvfp4.display import hazards, memory, showing, svg, timelines, times
 from cute_nvfp4.errors import OperandError, OperandTypeError, SimError
 from cute_nvfp4.kernels.gemm.sm100.memory_plan import Tcgen05SharedPlan, TensorPlan, pipelines
 from cute_nvfp4.planning.gemm import GemmProblem, choose
@@ -127,6 +127,19 @@ def test_modelled_times_are_drawn(launch: SimpleNamespace) -> None:
     took = timing.microseconds - timing.launch_us
     for bound, us in timing.bounds_us.items():
         assert widths[f"{bound} at full rate"] == pytest.approx(max(1, widths["modelled"] * us / took), abs=0.02)
+
+
+def test_phases_are_all_of_the_warps_time(launch: SimpleNamespace) -> None:
+    timing = launch.run.result.timing
+    if timing is None:
+        pytest.skip("ptxas and nvdisasm: pip install cute_nvfp4[clock]")
+    parts = times.shares(timing)
+    assert sum(parts.values()) == pytest.approx(1.0) and min(part.min() for part in parts.values()) > -1e-9
+    waits = sum(w.end - w.begin for _, _, w in timing.waits if w.reason == "mbarrier")
+    whole = len(timing.warps) * timing.cycles
+    assert parts["mbarrier"].mean() == pytest.approx(waits / whole)
+    picture = times.phases({"gemm": timing})
+    assert timing.phases()[0].bound_by in picture.words and len(parsed(picture).findall("{*}path")) == len(parts)
 
 
 def test_results_and_kernels_are_tables(launch: SimpleNamespace) -> None:

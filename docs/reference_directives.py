@@ -1,0 +1,144 @@
+"""Sphinx directives that write the reference from the code: public names of a module, commands, gates."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+import cute_nvfp4
+
+_KINDS = (
+    ("autofunction", inspect.isfunction),
+    ("autoclass", inspect.isclass),
+    ("autodata", lambda value: True),
+)
+
+
+def public(module: str, kind: str) -> Iterator[str]:
+    """The public names of ``module`` that are functions, classes or constants, as directives of autodoc.
+
+    module: a module with ``__all__``; of another one every name that it defines and that has no underscore.
+    kind: "functions", "classes" or "constants".
+    """
+    found = importlib.import_module(module)
+    own = [n for n, v in vars(found).items() if not n.startswith("_") and getattr(v, "__module__", "") == module]
+    wanted = _KINDS[("functions", "classes", "constants").index(kind)][0]
+    for name in getattr(found, "__all__", own):
+        value = getattr(found, name)
+        directive = next(directive for directive, fits in _KINDS if fits(value))
+        elsewhere = module != "cute_nvfp4" and name in cute_nvfp4.__all__
+        if directive != wanted or elsewhere or name.startswith("__"):
+            continue
+        yield from ("```{eval-rst}", f".. {directive}:: {module}.{name}")
+        if inspect.isclass(value) and issubclass(value, BaseException):
+            yield "   :no-members:"
+        yield from ("```", "")
+
+
+def command(name: str) -> Iterator[str]:
+    """The help of a command of ``cute-nvfp4``: how it is called, what it does, its arguments and options in a table."""
+    import typer
+
+    from cute_nvfp4.cli.main import app
+
+    found = typer.main.get_command(app).commands[name]
+    context = found.make_context(name, [], resilient_parsing=True, parent=None)
+    usage = " ".join(found.collect_usage_pieces(context))
+    yield from ("```text", f"cute-nvfp4 {name} {usage}", "```", "", inspect.cleandoc(found.help or ""), "")
+    rows = [_row(parameter, context) for parameter in found.params]
+    yield from ("| option | default | what it does |", "|---|---|---|", *rows, "")
+
+
+def _row(parameter: Any, context: Any) -> str:
+    """A row of the table of a command's options."""
+    argument = parameter.param_type_name == "argument"
+    names = f"`{parameter.name.upper()}`" if argument else ", ".join(f"`{one}`" for one in parameter.opts)
+    default = parameter.get_default(context, call=False)
+    shown = "" if default in (None, False, (), "") or callable(default) else f"`{default}`"
+    said = " ".join((getattr(parameter, "help", None) or "").split()).replace("|", "\\|").replace("<", "&lt;")
+    return f"| {names} | {shown} | {said} |"
+
+
+def gates() -> Iterator[str]:
+    """The names that ``gate=`` takes, with the first sentence of each."""
+    from cute_nvfp4.kernels.gemm.gates import GATES
+
+    yield from ("| `gate=` | what it computes |", "|---|---|")
+    for name, gate in GATES.items():
+        yield f"| `{name}` | {inspect.getdoc(gate).splitlines()[0]} |"
+
+
+class _Written(SphinxDirective):
+    """A directive whose text is Markdown that a function of this module writes."""
+
+    required_arguments, optional_arguments = 0, 2
+
+    def run(self) -> list[nodes.Node]:
+        """The nodes of the written text."""
+        node = nodes.container()
+        lines = [line for text in self.write(*self.arguments) for line in text.split("\n")]
+        self.state.nested_parse(StringList(lines, source=self.env.docname), self.content_offset, node)
+        return node.children
+
+
+_ENTRY = re.compile(r"(\w+)(?:, \w+)*: ")
+_MARKUP = re.compile(r"(?<![\w*])\|(?=\S)|(?<=\S)\|(?![\w*])|(?<=[\"'(])\*(?=\.)")
+_BULLET = re.compile(r"(\s*)[*-] ")
+
+
+def as_restructured_text(lines: list[str], names: set[str]) -> list[str]:
+    """A docstring of this package as reStructuredText with sections in Google's style.
+
+    names: the parameters of the object. Entries of these names that stand in no section become one, "Args"; lists get
+    the empty lines that they need; bars and stars of plain text are no markup.
+    """
+    found: list[str] = []
+    section = bullet = None
+    for line in lines:
+        entry = _ENTRY.match(line)
+        if entry and entry[1] in names and not section:
+            section = "Args"
+            found += ["", "Args:"]
+        elif section and line and not line.startswith(" ") and not (entry and entry[1] in names):
+            section = None
+        line = "    " * bool(section and line) + line
+        depth = len(line) - len(line.lstrip())
+        listed = _BULLET.match(line)
+        if listed and bullet is None and found and found[-1].strip():
+            found.append("")
+        elif bullet is not None and line.strip() and depth <= bullet and not listed:
+            found.append("")
+            bullet = None
+        bullet = depth if listed else bullet if line.strip() else None
+        parts = line.split("``")
+        parts[::2] = [_MARKUP.sub(r"\\\g<0>", part) for part in parts[::2]]
+        found.append("``".join(parts))
+    return found
+
+
+def _process(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    """Sphinx's event of a docstring, before napoleon has it."""
+    try:
+        names = set(inspect.signature(value).parameters)
+    except (TypeError, ValueError):  # what cannot be called has no parameters
+        names = set()
+    lines[:] = as_restructured_text(lines, names)
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Adds the directives ``public``, ``command`` and ``gates``."""
+    # imported before autodoc looks into pydantic's classes, after which pydantic refuses new ones with extra fields
+    importlib.import_module("cute_nvfp4.harness.evaluation")
+    for function in (public, command, gates):
+        directive = type(function.__name__, (_Written,), {"write": staticmethod(function)})
+        app.add_directive(function.__name__, directive)
+    app.connect("autodoc-process-docstring", _process, priority=100)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

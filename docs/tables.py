@@ -1,0 +1,356 @@
+"""The tables and counts of the pages, written from records: ``python docs/tables.py --write``.
+
+A page has ``<!-- table: NAME -->`` … ``<!-- table: end -->`` around a table, and ``<!-- count: NAME -->`` …
+``<!-- end -->`` around a number. Without ``--write`` the script says which of them differ from their records and exits
+with 1; a test does the same. Records are ``benchmarks/results/*.json``, ``tests/data``, and for ``support`` the
+package's own answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+TABLE = re.compile(r"<!-- table: (\w[\w-]*) -->\n(.*?)<!-- table: end -->", re.DOTALL)
+COUNT = re.compile(r"<!-- count: (\w[\w-]*) -->(.*?)<!-- end -->")
+
+
+@functools.cache
+def record(name: str) -> Any:
+    """A file of ``benchmarks/results``."""
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table in Markdown."""
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def machine(of: dict[str, Any], how: str) -> str:
+    """Where, when and how a record was made, as a line above its table."""
+    named = ", ".join(f"{name} {of['versions'][name]}" for name in ("torch", "nvidia-cutlass-dsl", "quack-kernels")
+                      if name in of["versions"])  # fmt: skip
+    return (
+        f"*One {of['gpu']}, {of['date']} (driver {of['driver']}, CUDA {of['versions']['cuda']}, {named}); {how}.*\n\n"
+    )
+
+
+def us(value: float) -> str:
+    """Microseconds, with three digits or to the microsecond."""
+    return f"{value:,.0f}" if value >= 200 else f"{value:.1f}"
+
+
+def times(value: float) -> str:
+    """How many times faster."""
+    return f"{value:.2f}" if value < 9.95 else f"{value:.1f}"
+
+
+GRAPH = "medians of replays of a CUDA graph, µs, launch included, L2 cold and clean, contestants in turn"
+CALL = "medians of one eager call between two CUDA events, µs, launch included, L2 cold and clean"
+
+
+def _products(sets: Iterable[str]) -> Iterator[dict[str, Any]]:
+    """The rows of sets of ``benchmarks/gemm.py``, with the median of each contestant that was timed as ``us``."""
+    for name in sets:
+        for row in record("gemm_nvidia_h200")["sets"][name]["rows"]:
+            timed = {who: what["median_us"] for who, what in row["results"].items() if what["status"] == "timed"}
+            yield row | {"us": timed}
+
+
+def _product_table(name: str, peers: dict[str, str]) -> str:
+    """Products of a set beside their peers; × is over cuBLAS."""
+    of = record("gemm_nvidia_h200")["sets"][name]
+    ours = {"w4a16": "W4A16", "w4a4": "W4A4"}
+    head = ["m, n, k", *peers.values(), *ours.values(), *(f"{text} ×" for text in ours.values())]
+    rows = []
+    for row in _products([name]):
+        found = [us(row["us"][who]) if who in row["us"] else "" for who in (*peers, *ours)]
+        rows.append([row["text"], *found, *(times(row["us"]["cublas"] / row["us"][who]) for who in ours)])
+    launch = of["ceilings"]["launch_us"]
+    return machine(
+        of, f"{GRAPH}; an empty launch takes {launch:.1f}; × is how many times faster than cuBLAS in bf16"
+    ) + (table(head, rows))
+
+
+PEERS = {"cublas": "cuBLAS bf16", "quack": "quack (W4A16)", "triton": "Triton (W4A16)"}
+
+
+def gemm() -> str:
+    """8192 × 8192 for every number of rows."""
+    return _product_table("m-sweep", PEERS)
+
+
+def contest() -> str:
+    """The shapes of the contest's GEMM problem."""
+    return _product_table("contest", PEERS)
+
+
+def models() -> str:
+    """The layers of two families of models."""
+    return _product_table("models", PEERS)
+
+
+def gated() -> str:
+    """Gated products; cuBLAS is one product of twice the columns, and a kernel for silu · mul."""
+    return _product_table("gated", PEERS)
+
+
+def grouped() -> str:
+    """Groups; cuBLAS is one product after the other."""
+    return _product_table("grouped", {"cublas": "cuBLAS bf16", "grouped_mm": "torch `_grouped_mm`", "quack": "quack"})
+
+
+def _gemv_name(shape: dict[str, int]) -> str:
+    batch = f", {shape['l']} matrices" if shape["l"] > 1 else ""
+    return f"`gemv` {shape['m']} × {shape['k']}{batch}"
+
+
+def gemv() -> str:
+    """The contest's GEMVs beside torch's bf16 product."""
+    of = record("gemv_nvidia_h200")
+    rows = [
+        [_gemv_name(s["shape"]), us(s["median_us"]), f"{s['percent_of_copy']:.1f} %", us(s["torch_bf16_bmm_us"]),
+         times(s["times_faster_than_bf16"])]
+        for s in of["shapes"]
+    ]  # fmt: skip
+    return machine(of, CALL) + table(["call", "µs", "of a copy's bandwidth", "bf16 `bmm`", "×"], rows)
+
+
+def quantize() -> str:
+    """Every request of ``benchmarks/quantize.py``."""
+    of = record("quantize_nvidia_h200")
+    rows = [
+        [
+            r["format"],
+            f"`{r['rule']}`",
+            r["dtype"],
+            r["note"] or "—",
+            us(r["median_us"]),
+            f"{r['percent_of_copy']:.1f} %",
+        ]
+        for r in of["rows"]
+    ]
+    size = " × ".join(map(str, of["size"]))
+    head = ["format", "rule", "x", "global scale, data, options", "µs", "of a copy's bandwidth"]
+    return machine(of, f"{size}; {CALL}") + table(head, rows)
+
+
+def fused() -> str:
+    """Fused normalization and activation beside torch's followed by ``quantize``."""
+    of = record("fused_nvidia_h200")
+    rows = []
+    for r in of["rows"]:
+        ours, theirs = r["us"]["fused"], r["us"].get("torch, quantize")
+        if theirs:
+            rows.append(
+                [f"`{r['operation']}`", f"{r['rows']} × {r['k']}", us(ours), us(theirs), f"{theirs / ours:.1f}"]
+            )
+    how = "graphs of twenty calls divided by twenty, µs, L2 warm"
+    head = ["operation", "rows × K, bf16", "fused", "torch, then `quantize`", "×"]
+    return machine(of, how) + table(head, rows)
+
+
+def decode() -> str:
+    """Decoding and packing beside the floor of their bytes."""
+    of = record("decode_nvidia_h200")
+    rows = [
+        [f"`{r['name'].split()[0]}` {' '.join(r['name'].split()[1:])}", us(r["us"]), us(r["floor_us"])]
+        for r in of["rows"]
+    ]
+    return machine(of, GRAPH + "; the floor is the bytes at a copy's rate, and an empty launch") + (
+        table(["K = 8192", "µs", "floor"], rows)
+    )
+
+
+def launch() -> str:
+    """What a call costs the host, and as a multiple of ``torch.mm(out=)``."""
+    of = record("launch_nvidia_h200")
+    unit = of["host_us"]["torch.mm(out=)"]
+    rows = [[f"`{name}`", f"{value:.1f}", f"{value / unit:.2f}"] for name, value in of["host_us"].items()]
+    how = "host time of single warm calls, medians"
+    return machine(of["machine"], how) + table(["call", "µs", "of `torch.mm(out=)`"], rows)
+
+
+def _starting(name: str, *texts: str) -> list[dict[str, Any]]:
+    """The products of a set whose sizes begin with one of ``texts``."""
+    return [row for row in _products([name]) if row["text"].startswith(texts)]
+
+
+def _result(operation: str, row: dict[str, Any], how: str) -> list[str]:
+    """A row of the README of a product, which ``gemm.py`` has timed in a graph."""
+    sizes = row["text"].replace(", ", " × ")
+    if len(row["m"]) > 1:
+        sizes = f"{len(row['m'])} groups of {min(row['m'])} to {max(row['m'])} rows, {row['n']} × {row['k']}"
+    ours, peer = row["us"]["w4a16"], row["us"]["cublas"]
+    name = f"`{operation}` {sizes}, {how}"
+    return [name, "graph", us(ours), f"cuBLAS bf16 {us(peer)}", times(peer / ours), us(row["us"]["quack"])]
+
+
+def results() -> str:
+    """The results of the README: a few rows of each record, each with the peers of its own run."""
+    sets = record("gemm_nvidia_h200")["sets"]
+    rows: list[list[str]] = []
+    for shape in record("gemv_nvidia_h200")["shapes"]:
+        ours, peer = us(shape["median_us"]), f"bf16 `bmm` {us(shape['torch_bf16_bmm_us'])}"
+        rows.append([_gemv_name(shape["shape"]), "call", ours, peer, times(shape["times_faster_than_bf16"]), ""])
+    rows += [
+        _result("gemm", row, "bf16 times a prepared weight")
+        for row in _starting("m-sweep", "16,", "64,", "128,", "512,")
+    ]
+    rows += [_result("gated_gemm", row, "prepared gate and up") for row in _starting("gated", "512, 3072")]
+    rows += [_result("grouped_gemm", row, "prepared weights") for row in _starting("grouped", "80+")]
+    of = record("quantize_nvidia_h200")
+    for rule in ("max", "four_six_mse"):
+        ours = next(r for r in of["rows"] if r["rule"] == rule and r["note"] == "given" and r["dtype"] == "bfloat16")
+        peer = next(t for t in of["torch"] if t["rule"] == rule and t["backend"] == "torch.compile")
+        rows.append([f"`quantize` 8192 × 8192 bf16, rule `{rule}`", "call", us(ours["median_us"]),
+                     f"compiled torch {us(peer['median_us'])}", times(peer["times_slower"]), ""])  # fmt: skip
+    quack = sets["m-sweep"]["versions"]["quack-kernels"]
+    how = "medians, launch included, L2 cold and clean"
+    return machine(sets["m-sweep"], how) + (
+        table(["call", "timed", "µs", "peer, µs", "times faster", f"quack {quack} (W4A16), µs"], rows)
+    )
+
+
+def plans() -> str:
+    """The modelled times of the contest's products, beside the best public ones. Nothing of it was measured by us."""
+    rows = []
+    for r in record("gemm_model")["rows"]:
+        shape = ", ".join(str(r["shape"][name]) for name in "mnk")
+        rows.append(
+            [
+                r["benchmark"].removeprefix("nvfp4_"),
+                shape,
+                r["plan"],
+                f"{r['model_us']:.1f}",
+                f"{r['best_public_us']:g}",
+            ]
+        )
+    return table(["problem", "m, n, k", "plan", "model, µs", "best public, µs"], rows)
+
+
+def clock() -> str:
+    """How far the clock's times are off, of launches that it had not seen."""
+    import published
+    import timing_b200
+    from timing_cases import HELD_OUT_3
+
+    measured, modelled = record("timing_fresh_nvidia_h200"), record("timing_predicted_h200")["cases"]
+    errors = []
+    for case in HELD_OUT_3:
+        if case.name in measured["microseconds"] and case.name in modelled:
+            own = measured["launch"]["stream" if case.sizes else "graph"]
+            errors.append(round(own + modelled[case.name]["microseconds"], 3) / measured["microseconds"][case.name] - 1)
+    rows = [["H200, measured by us after the prediction was committed", *_error_cells(errors, len(errors)), ""]]
+    of = {
+        "dense": "a GB200's, published: FlashInfer's NVFP4 GEMM, executed as it is",
+        "grouped": "a B200's, published: FlashInfer's grouped NVFP4 GEMM",
+        "bf16": "a B300's, published: NVIDIA's bf16 examples",
+    }
+    for name, text in of.items():
+        points = published.TABLES[name].points()
+        found = json.loads(timing_b200.results(name).read_text())["times"]
+        right, pairs = timing_b200.ranked([p for p in points if p.name in found], found)
+        some = timing_b200.errors(points, found)["all"]
+        rows.append([text, *_error_cells(some, len(points)), f"{right / pairs:.1%}"])
+    return table(["times", "launches", "mean error", "worst", "pairs in order"], rows)
+
+
+def _error_cells(errors: list[float], of: int) -> tuple[str, str, str]:
+    """How many launches, their mean error and the worst one."""
+    count = str(of) if len(errors) == of else f"{len(errors)} of {of}"
+    return count, f"{statistics.mean(map(abs, errors)):.1%}", f"{max(errors, key=abs):+.1%}"
+
+
+def support() -> str:
+    """What the package answers when it is asked what runs where."""
+    from support_matrix import markdown
+
+    return markdown()
+
+
+def fingerprints() -> str:
+    """How many kernels have a fingerprint of their PTX."""
+    return str(len(json.loads((ROOT / "tests" / "data" / "ptx_fingerprints.json").read_text())["kernels"]))
+
+
+def programs() -> str:
+    """How many programs of other libraries are in the record of ``tests/public/run_libraries.py``."""
+    return str(len(json.loads((ROOT / "tests" / "public" / "libraries.json").read_text())["programs"]))
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    f.__name__: f
+    for f in (
+        results,
+        gemm,
+        contest,
+        models,
+        gated,
+        grouped,
+        gemv,
+        quantize,
+        fused,
+        decode,
+        launch,
+        plans,
+        clock,
+        support,
+    )
+}
+COUNTS: dict[str, Callable[[], str]] = {f.__name__: f for f in (fingerprints, programs)}
+
+
+def pages() -> list[Path]:
+    """The pages that may have a table."""
+    found = [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "benchmarks").rglob("*.md"),
+        ROOT / "notebooks/README.md",
+    ]
+    return sorted(path for path in found if "_site" not in path.parts)
+
+
+def written(text: str) -> str:
+    """The text of a page with every table and count as its record has it now; an unknown name is a KeyError."""
+    text = TABLE.sub(lambda m: f"<!-- table: {m[1]} -->\n{TABLES[m[1]]()}<!-- table: end -->", text)
+    return COUNT.sub(lambda m: f"<!-- count: {m[1]} -->{COUNTS[m[1]]()}<!-- end -->", text)
+
+
+def differences() -> list[str]:
+    """A line for each page whose tables or counts are not those of the records."""
+    found = [page for page in pages() if written(text := page.read_text(encoding="utf-8")) != text]
+    return [
+        f"{page.relative_to(ROOT)}: a table differs from its record: python docs/tables.py --write" for page in found
+    ]
+
+
+def main() -> int:
+    """The exit status: 1 where a page differs and is not written."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the pages")
+    if not parser.parse_args().write:
+        print("\n".join(found := differences()) or "every table is that of its record")
+        return bool(found)
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        if (new := written(text)) != text:
+            page.write_text(new, encoding="utf-8")
+            print(f"wrote {page.relative_to(ROOT)}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
