@@ -38,6 +38,7 @@ suppress_warnings = [
 ]
 nb_execution_mode = "off"  # notebooks show the outputs that they are stored with; the tests execute them
 nb_output_stderr = "remove"
+smartquotes = False  # an option keeps its two hyphens
 
 # reference: docstrings, which the source has in reStructuredText with sections in Google's style
 autodoc_default_options = {"members": True, "member-order": "bysource", "show-inheritance": False}
