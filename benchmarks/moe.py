@@ -1,0 +1,241 @@
+"""Times a layer of a mixture of experts on this machine's GPU, maps to combined rows: ``python benchmarks/moe.py``.
+
+For the layers of Qwen3-30B-A3B, gpt-oss-20b and Mixtral-8x7B, from 1 to 8192 tokens, uniform routing and skewed
+(expert e is chosen in proportion to 1 / (e + 1)), with bf16 rows, or on sm_100a rows that are quantized in the call:
+
+- ``moe``: everything from the router's choice to the combined rows, weights in NVFP4, MXFP4 for gpt-oss;
+- ``torch``: the same layer in bf16: a sort, ``x[token]``, ``_grouped_mm`` twice with the activation between as torch's
+  operations, the sum over choices. Its weights have four times the bytes.
+
+``floor``: the bytes of the experts that are used, once, at the bandwidth of a device copy of the same run. Each call
+is a CUDA graph; the two take turns, L2 is cleared before each, times are medians between two CUDA events. What ``moe``
+gives is checked first, against exact torch at 16 tokens.
+
+``--smoke`` needs no GPU: small layers in the simulator, checked, and no times.
+
+Exit codes: 0 done, 1 a result is wrong, 2 no CUDA device, or one that no kernel is written for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common import capture, gpu_target, machine, results_path, take_turns, write
+
+from cute_nvfp4 import BlockScaledTensor, moe, prepare_experts, simulating
+from cute_nvfp4.formats import FORMATS
+from cute_nvfp4.harness.timing import ColdL2, copy_bandwidth
+from cute_nvfp4.ops.moe.activation import ActivationFunction
+from cute_nvfp4.ops.moe.experts import Experts
+
+TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 8192)
+CHECKED = 16
+_SCALES = {"nvfp4": (0x28, 0x38), "mxfp4": (118, 124)}
+"""Codes of the scales that weights are made of."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of a model: experts, choices of a token, H and I, format of the weights, and activation with biases."""
+
+    model: str
+    experts: int
+    top: int
+    hidden: int
+    inner: int
+    format: str = "nvfp4"
+    activation: str = "silu"
+
+    @property
+    def biased(self) -> bool:
+        """Whether the products have biases."""
+        return self.activation == "clamped_swiglu"
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of the weights of one expert: codes and scales."""
+        elements = 3 * self.hidden * self.inner
+        return elements // 2 + elements // FORMATS[self.format].block
+
+
+LAYERS = (
+    Layer("Qwen3-30B-A3B", 128, 8, 2048, 768),
+    Layer("gpt-oss-20b", 32, 4, 2880, 2880, "mxfp4", "clamped_swiglu"),
+    Layer("Mixtral-8x7B", 8, 2, 4096, 14336),
+)
+
+
+class Weights:
+    """Random weights of a layer, in 4 bits and, if wanted, in bf16."""
+
+    def __init__(self, layer: Layer, device: str, quantized: bool) -> None:
+        generator = torch.Generator(device).manual_seed(35)
+        self.layer, e, h, i = layer, layer.experts, layer.hidden, layer.inner
+        self.stacks = [self._stack(n, k, generator, device) for n, k in ((2 * i, h), (h, i))]
+        self.biases = [torch.randn(e, n, generator=generator, device=device) for n in (2 * i, h)]
+        biases = self.biases if layer.biased else [None, None]
+        self.experts: Experts = prepare_experts(
+            *self.stacks,
+            activation=layer.activation,
+            gate_up_bias=biases[0],
+            down_bias=biases[1],
+            dtype=None if quantized else torch.bfloat16,
+        )
+
+    def _stack(self, n: int, k: int, generator: torch.Generator, device: str) -> BlockScaledTensor:
+        layer, format = self.layer, FORMATS[self.layer.format]
+        options = {"generator": generator, "device": device, "dtype": torch.uint8}
+        data = torch.randint(256, (layer.experts, n, k // 2), **options)
+        scale = torch.randint(*_SCALES[layer.format], (layer.experts, n, k // format.block), **options)
+        return BlockScaledTensor(data, scale, None, format)
+
+    def in_bf16(self) -> list[torch.Tensor]:
+        """(E, K, N), as ``_grouped_mm`` takes them: views of rows along K."""
+        return [torch.stack([_one(x, e) for e in range(x.batch)]).mT for x in self.stacks]
+
+
+def _one(stack: BlockScaledTensor, e: int) -> torch.Tensor:
+    return BlockScaledTensor(stack.data[e], stack.scale[e], None, stack.format).dequantize(torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Rows and what a router says of them: (T, H), (T, k), (T, k)."""
+
+    x: torch.Tensor
+    ids: torch.Tensor
+    weights: torch.Tensor
+
+    @classmethod
+    def random(cls, layer: Layer, tokens: int, skewed: bool, device: str) -> Routing:
+        """Choices without repetition, uniform or skewed."""
+        generator = torch.Generator(device).manual_seed(tokens)
+        x = torch.randn(tokens, layer.hidden, generator=generator, device=device).bfloat16()
+        chances = torch.ones(layer.experts, device=device)
+        if skewed:
+            chances = 1.0 / torch.arange(1, layer.experts + 1, device=device)
+        ids = torch.multinomial(chances.expand(tokens, -1), layer.top, generator=generator)
+        weights = torch.rand(tokens, layer.top, generator=generator, device=device)
+        return cls(x, ids, weights / weights.sum(1, keepdim=True))
+
+
+def by_torch(layer: Layer, weights: list[torch.Tensor], biases: list[torch.Tensor], r: Routing) -> torch.Tensor:
+    """The layer in bf16 by torch's operations; no value is read by the host."""
+    order = r.ids.flatten().argsort(stable=True)
+    expert = r.ids.flatten()[order]
+    experts = torch.arange(layer.experts, device=r.ids.device)
+    ends = torch.searchsorted(expert, experts, right=True).to(torch.int32)
+    both = torch._grouped_mm(r.x[order // layer.top], weights[0], offs=ends)
+    if layer.biased:
+        both = both + biases[0][expert].bfloat16()
+    inner = ActivationFunction(layer.activation)(both)
+    rows = torch._grouped_mm(inner, weights[1], offs=ends)
+    if layer.biased:
+        rows = rows + biases[1][expert].bfloat16()
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=order.device)
+    return (rows[back].view(*r.ids.shape, -1) * r.weights[..., None]).sum(1).bfloat16()
+
+
+def check(layer: Layer, weights: Weights, device: str) -> None:
+    """Raises unless ``moe`` gives what exact torch gives."""
+    r = Routing.random(layer, CHECKED, True, device)
+    got = moe(r.x, r.ids, r.weights, weights.experts).double()
+    want = moe(r.x, r.ids, r.weights, weights.experts, backend="reference").double()
+    if not (got - want).norm() < 0.02 * want.norm():
+        raise AssertionError(f"{layer.model}: moe is off by {float((got - want).norm() / want.norm()):.3f}")
+
+
+def measure(layer: Layer, tokens: tuple[int, ...], rounds: int, copy: float, quantized: bool) -> list[dict]:
+    """The rows of a layer's table."""
+    weights, found = Weights(layer, "cuda", quantized), []
+    check(layer, weights, "cuda")
+    wide, clear = weights.in_bf16(), ColdL2()
+    for skewed in (False, True):
+        for count in tokens:
+            r = Routing.random(layer, count, skewed, "cuda")
+            calls = {
+                "moe": capture(lambda r=r: moe(r.x, r.ids, r.weights, weights.experts)),
+                "torch": capture(lambda r=r: by_torch(layer, wide, weights.biases, r)),
+            }
+            times = {name: statistics.median(x) for name, x in take_turns(calls, rounds, clear).items()}
+            used = len(r.ids.unique())
+            floor = used * layer.expert_bytes / copy * 1e6
+            row = {"model": layer.model, "tokens": count, "skewed": skewed, "experts_used": used, "us": times}
+            found.append(row | {"floor_us": floor})
+            words = "  ".join(f"{name} {us:8.1f}" for name, us in times.items())
+            kind = "skewed" if skewed else "uniform"
+            print(f"{layer.model:>14} {count:5} {kind:>7}  {words} us  floor {floor:6.1f}")
+    return found
+
+
+def smoke() -> None:
+    """Small layers in the simulator, for each generation of kernels."""
+    for layer in LAYERS:
+        small = replace(layer, experts=4, top=2, hidden=96, inner=64)
+        for arch in ("sm_90a", "sm_100a", "sm_120a"):
+            weights = Weights(small, "cpu", arch == "sm_100a")
+            with simulating(arch) as runs:
+                check(small, weights, "cpu")
+            r = Routing.random(small, 3, False, "cpu")
+            wide = [x.double() for x in weights.in_bf16()]
+            print(f"{layer.model:>14} on {arch}: right, {len(runs)} launches; {by_loop(small, wide, weights, r):.3f}")
+
+
+def by_loop(layer: Layer, wide: list[torch.Tensor], weights: Weights, r: Routing) -> float:
+    """How far ``by_torch`` is from ``moe`` by exact torch, with a loop for ``_grouped_mm``: relative, of the norm."""
+
+    def grouped(x: torch.Tensor, w: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
+        sides = [0, *offs.tolist()]
+        return torch.cat([x[a:b].double() @ w[e] for e, (a, b) in enumerate(pairwise(sides))]).bfloat16()
+
+    kept, torch._grouped_mm = torch._grouped_mm, grouped
+    try:
+        got = by_torch(layer, wide, weights.biases, r).double()
+    finally:
+        torch._grouped_mm = kept
+    want = moe(r.x, r.ids, r.weights, weights.experts, backend="reference").double()
+    return float((got - want).norm() / want.norm())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="results file (default: benchmarks/results/moe_<gpu>.json)")
+    parser.add_argument("--json", action="store_true", help="print the record as JSON at the end")
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--smoke", action="store_true", help="small layers in the simulator: no GPU, no times")
+    options = parser.parse_args()
+    try:
+        if options.smoke:
+            smoke()
+            return 0
+        target = gpu_target("--smoke runs small layers in the simulator.")
+        copy = copy_bandwidth()
+        timing = "median of CUDA graphs between two events, L2 cleared, calls taking turns"
+        record = machine() | {"copy_bytes_s": copy, "timing": timing, "rows": []}
+        print(f"{record['gpu']}, driver {record['driver']}, {record['date']}: copy {copy / 1e12:.2f} TB/s")
+        for layer in LAYERS:
+            quantized = target.arch.generation == "sm100"
+            record["rows"] += measure(layer, tuple(options.tokens), options.rounds, copy, quantized)
+    except AssertionError as error:
+        print(error, file=sys.stderr)
+        return 1
+    write(record, options.output or results_path("moe"))
+    if options.json:
+        print(json.dumps(record, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
