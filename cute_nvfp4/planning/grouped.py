@@ -114,7 +114,10 @@ def choose_grouped(problem: GroupedProblem, arch: Architecture, sm_count: int) -
         raise OperandError(reason)
     plans = [plan for plan in _candidates(problem, arch, sm_count) if not can_implement_grouped(plan.config)]
     if not plans:
-        raise OperandError.of("plans for these groups", got=f"none on {sm_count} multiprocessors", expected="one")
+        # an architecture or a format that no tiling can run says so itself
+        why = can_implement_grouped(problem.config(arch, False, tile_n=TILE_N[0]))
+        none = explain("plans for these groups", got=f"none on {sm_count} multiprocessors", expected="one")
+        raise OperandError(why or none)
     return min(plans, key=lambda plan: (round(modelled_us(plan, problem, sm_count), 2), plan.config.cluster_size))
 
 
