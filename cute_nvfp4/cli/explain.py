@@ -32,7 +32,8 @@ def explain(
     arch: Annotated[str, typer.Option(help="Architecture to compile for: sm_90a, sm_100a, sm_120a …")] = "sm_100a",
     problem: Annotated[str, typer.Option(help="What a submission is for: nvfp4_gemv …", show_default=False)] = "",
     task: Annotated[
-        Path | None, typer.Option(help="The same: the task file of a problem folder.", show_default=False)
+        Path | None,
+        typer.Option(help="The task file of a problem folder, or one with cases of the problem.", show_default=False),
     ] = None,
     case: Annotated[int, typer.Option(help="A submission's test case, numbered from 0.")] = 0,
     m: Annotated[int | None, typer.Option(help="Rows of an operation's A or x.", show_default=False)] = None,

@@ -57,8 +57,8 @@ class Kept(Here):
 
 @dataclass(frozen=True)
 class Target:
-    """What is run: ``name`` is a path or an operation; ``problem`` or the ``task`` file of a folder, and ``case``, are
-    for submissions, ``sizes`` (m, n, k) for operations, None for the usual ones, ``arguments`` for programs."""
+    """What is run: ``name`` is a path or an operation; ``problem``, a ``task`` file and ``case`` are for submissions,
+    ``sizes`` (m, n, k) for operations, None for the usual ones, ``arguments`` for programs."""
 
     name: str
     arch: str
@@ -101,7 +101,7 @@ def _runner(target: Target) -> Callable[[Kept], None]:
     if "def custom_kernel" not in submission.source and not target.problem and target.task is None:
         return lambda kept: _program(target)
     problem = _problem(target, submission.leaderboard)
-    cases = problem.task.tests if target.task else _cases(problem)
+    cases = _cases(problem, target.task)
     if not 0 <= target.case < len(cases):
         raise HarnessError(worded("the case", got=str(target.case), expected=f"0 to {len(cases) - 1}"))
     case = cases[target.case]
@@ -110,10 +110,10 @@ def _runner(target: Target) -> Callable[[Kept], None]:
 
 def _problem(target: Target, named: str | None) -> Any:
     """The problem of a submission: that of a task file in the public format, or ours that it or the user names."""
-    from ..harness.folder.task import read_folder
+    from ..harness.folder.task import is_folder, read_folder
     from ..harness.problem import get_problem
 
-    if target.task is not None:
+    if target.task is not None and is_folder(target.task):
         return read_folder(target.task)
     if not (target.problem or named):
         what, hint = f"the submission {target.name}", "its #!POPCORN leaderboard line says it as well"
@@ -122,10 +122,17 @@ def _problem(target: Target, named: str | None) -> Any:
     return get_problem(target.problem or named)
 
 
-def _cases(problem: Any) -> list[dict[str, Any]]:
+def _cases(problem: Any, task: Path | None) -> list[dict[str, Any]]:
+    """The test cases: a folder's own, those of the file ``task`` for one of our problems, or that problem's."""
+    from ..harness.folder.task import FolderProblem
     from ..harness.schema import load_task
 
-    return load_task(problem.folder / "task.yml").tests
+    if isinstance(problem, FolderProblem):
+        return problem.task.tests
+    read = load_task(task or problem.folder / "task.yml")
+    if read.name != problem.name:
+        raise HarnessError(worded("the task file", got=f"cases of {read.name!r}", expected=f"of {problem.name!r}"))
+    return read.tests
 
 
 def _program(target: Target) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import linecache
+import re
 import shlex
 import shutil
 import tempfile
@@ -33,11 +34,13 @@ if TYPE_CHECKING:
     from ..sim.observe.result import Result
     from ..sim.observe.timing import Timing
     from ..sim.observe.trace import Trace
+    from ..sim.profile import Profile
     from ..sim.session import LaunchRecord
     from ..sim.session.memory import DeviceMemory
 
 NAME = "_cute"
 """The variable that has the run of a cell which gives no name."""
+_CLASS = re.compile(r"\[([a-z-]+)\]")
 _folders: list[Path] = []
 
 
@@ -57,8 +60,9 @@ class CellRun:
 
     @property
     def hazards(self) -> list[str]:
-        """The classes of all hazards: of the one that stopped the cell, and of those that it went on past."""
-        stopped = [] if self.error is None else [type(self.error).__name__]
+        """The classes of all hazards, as ``--allow`` of ``cute-nvfp4 sim`` has them: of the one that stopped the cell,
+        and of those that it went on past. What nothing goes past, such as ``Deadlock``, has the name of its error."""
+        stopped = [] if self.error is None else [_class_of(self.error)]
         return stopped + [f.rule for f in self.findings if f.severity == "hazard"]
 
     @property
@@ -68,7 +72,23 @@ class CellRun:
         Raises:
             OperandError: none did.
         """
-        ended = [r.result for r in self.launches if r.result is not None]
+        return self._ended()[1]
+
+    def profile(self) -> Profile:
+        """That launch as Nsight Compute's details page has it: ``print(first.profile().text())``.
+
+        Without a clock, or with ``--no-time``, what is modelled is missing (docs/how-to/profiling.md).
+
+        Raises:
+            OperandError: no launch ended.
+        """
+        from ..sim.profile import profile
+
+        record, result = self._ended()
+        return profile(record.program, record.launch, result)
+
+    def _ended(self) -> tuple[LaunchRecord, Result]:
+        ended = [(r, r.result) for r in self.launches if r.result is not None]
         if not ended:
             got = f"{len(self.launches)} launches, of which none ended"
             raise OperandError.of("result of the cell", got=got, expected="a launch that ended")
@@ -99,6 +119,11 @@ class CellRun:
         return self.page._repr_mimebundle_()
 
 
+def cell(run: CellRun) -> Page:
+    """What stands under a cell."""
+    return run.page
+
+
 def launches(records: list[LaunchRecord]) -> Page:
     """A line for each launch: what was counted, and the modelled time.
 
@@ -119,6 +144,14 @@ def launches(records: list[LaunchRecord]) -> Page:
         rows.append([*row, str(r.instructions), useful, str(r.bank_conflicts), time])
     header = ["launch", "grid", "block", "warp instructions", "sectors", "bank conflicts", "modelled µs"]
     return table(header, rows)
+
+
+def _class_of(error: SimError) -> str:
+    """The class in brackets with which the message of a hazard ends; of other errors their own name."""
+    from ..sim.checks.findings import CLASSES
+
+    named = [rule for rule in _CLASS.findall(str(error)) if CLASSES.get(rule) is type(error)]
+    return named[-1] if named else type(error).__name__
 
 
 def _more(first: Finding, count: int) -> Page:

@@ -24,6 +24,7 @@ SHOWN = {
     "kernels.gemm.sm90.config.WgmmaConfig": "kernels.plan",
     "kernels.gemm.packed.stream_config.StreamConfig": "kernels.plan",
     "display.notation.StaticLayout": "layouts.layout",
+    "display.magic.CellRun": "magic.cell",
 }
 """Classes of this package by module and name, and the function of this room that shows an object of each."""
 SEVERAL = {
@@ -37,10 +38,11 @@ def show(thing: Any, **options: Any) -> Picture | Page:
     """The picture of ``thing``; notebooks display it, ``.write(path)`` writes it as SVG or HTML.
 
     thing: a CuTe layout (its text, or a function that makes one: ``show(lambda: cute.make_layout((8, 4)))``); a
-    ``Result``, ``Timing``, ``Trace`` or ``Barriers`` of a simulated launch; a launch of ``simulating``; a hazard that
-    stopped one; a compiled kernel; a plan; a tuple of pipeline edges; a dict of timings by name (their rooflines) or of
-    GEMM configurations (their shared memory). options: those of the function that draws it: ``title``; for a layout
-    ``element_bytes`` (colours are banks) and ``tile`` (a thread-value layout); for a trace ``cta``, ``begin``, ``end``.
+    ``Result``, ``Timing``, ``Trace`` or ``Barriers`` of a simulated launch; a launch of ``simulating``; the run of a
+    ``%%cute`` cell; a hazard that stopped one; a compiled kernel; a plan; a tuple of pipeline edges; a dict of timings
+    by name (their rooflines) or of GEMM configurations (their shared memory). options: those of the function that draws
+    it: ``title``; for a layout ``element_bytes`` (colours are banks) and ``tile`` (a thread-value layout); for a trace
+    ``cta``, ``begin``, ``end``.
 
     Raises:
         OperandTypeError: nothing shows objects of that type.

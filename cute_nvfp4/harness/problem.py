@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from .errors import HarnessError
 from .schema import Case
+from .submission import directives
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,8 +110,16 @@ def get_problem(name: str) -> Problem:
     known, asked = known_problems(), name
     name = problem_name(name)
     if name not in known:
-        raise HarnessError(f"unknown problem {asked!r}; known problems: {', '.join(known)}")
+        hint = f"; a problem's name comes before the file: {_with_name(asked)}" if asked.endswith(".py") else ""
+        raise HarnessError(f"unknown problem {asked!r}; known problems: {', '.join(known)}{hint}")
     return importlib.import_module(f"cute_nvfp4.harness.problems.{name}.reference").PROBLEM
+
+
+def _with_name(path: str) -> str:
+    """The command that judges the submission ``path``, with the problem that its first comment names."""
+    source = Path(path).read_text(errors="replace") if Path(path).is_file() else ""
+    named = directives(source).get("leaderboard")
+    return f"cute-nvfp4 eval {problem_name(named or 'PROBLEM')} {path}"
 
 
 def mix_seed(seed: int, *others: int) -> int:

@@ -139,6 +139,8 @@ def test_a_report_has_the_profile_of_each_launch(tmp_path):
     "arguments,code,message",
     [
         (["eval", "nvfp4_gemn"], 2, "unknown problem 'nvfp4_gemn'; known problems: nvfp4_dual_gemm, nvfp4_gemm"),
+        (["eval", KERNEL], 2, f"before the file: cute-nvfp4 eval nvfp4_gemv {KERNEL}"),
+        (["eval", "warp.py"], 2, "before the file: cute-nvfp4 eval PROBLEM warp.py"),
         ([*EVAL, "--mode", "tset"], 2, "unknown mode 'tset'; expected one of: test, benchmark, leaderboard, profile"),
         ([*EVAL, "--backend", "gpu"], 2, "unknown backend 'gpu'; expected one of: auto, cuda, sim, reference"),
         ([*EVAL, "--data", "kind"], 2, "unknown data 'kind'"),

@@ -212,6 +212,19 @@ def test_a_submission_to_a_folder():
     assert all(row["id"].startswith(str(folder / "submission.py")) for row in kernel["python"])
 
 
+@needs_ptxas
+def test_cases_of_a_file_of_shapes():
+    """A file with shapes alone has cases for one of our problems, and for no other."""
+    tests = Path(__file__).parents[1]
+    kernel, shapes = tests / "harness" / "own_kernels" / "gemv_shared.py", tests / "cheats" / "tiny.yml"
+    (first, second) = (
+        explained(kernel, "--task", shapes, "--case", case, "--arch", "sm_90a")["kernels"][0]["grid"] for case in (0, 1)
+    )
+    assert first != second
+    result = invoke(kernel, "--problem", "nvfp4_gemm", "--task", shapes)
+    assert "got cases of 'nvfp4_gemv', expected of 'nvfp4_gemm'" in " ".join(result.output.split())
+
+
 @pytest.mark.parametrize(
     "arguments,message",
     [

@@ -35,10 +35,11 @@ from cute_nvfp4.sim.session.torch_python import install as install_python
 
 @dataclass
 class LaunchRecord:
-    """One launch of a session; ``result`` is None until it has ended well."""
+    """One launch of a session, of a kernel of ``program``; ``result`` is None until it has ended well."""
 
     number: int
     launch: Launch
+    program: Program
     seconds: float = 0.0
     result: Result | None = None
     ended: bool = False
@@ -139,7 +140,7 @@ class Session:
                 raise finding.error()
 
     def _run(self, program: Program, launch: Launch, frame: Any, stream: Timeline) -> None:
-        record = LaunchRecord(len(self.launches), launch)
+        record = LaunchRecord(len(self.launches), launch, program)
         self.launches.append(record)
         if self.observe:
             self.observe(record)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import nbformat
 import pytest
 from jupyter_client.provisioning import local_provisioner
@@ -73,6 +76,9 @@ def wait():
 
 wait()
 """
+TUTORIAL = (Path(__file__).parents[3] / "docs" / "tutorials" / "first_notebook.md").read_text()
+(FIRST,) = re.findall(r"```text\n(%%cute .*?)```", TUTORIAL, re.DOTALL)
+TOO_MANY = FIRST.replace("block=[128, 1, 1]", "block=[160, 1, 1]").replace("%%cute first", "%%cute far --continue")
 CELLS = (
     "import cute_nvfp4\n%load_ext cute_nvfp4",
     COPY,
@@ -89,6 +95,11 @@ CELLS = (
     "try:\n    stuck.result\nexcept ValueError as error:\n    print(error)",
     "%%cute broken --no-time\nx = undefined_name\n",
     "%%cute odd --arch sm_42\n1\n",
+    "cute_nvfp4.show(racy)",
+    "page = copies.profile()\npage.value('Global Load Sectors'), page.python[0].where, page.grid",
+    FIRST,
+    TOO_MANY,
+    "far.hazards, far.error is None, far.launches[0].result, far.findings",
     "from cute_nvfp4.sim.session import current_session\ncurrent_session() is None",
 )
 
@@ -136,7 +147,7 @@ def test_bank_conflicts_are_counted(outputs: list[list[dict]]) -> None:
 def test_a_hazard_is_shown_with_its_lines_and_ends_the_cell(outputs: list[list[dict]]) -> None:
     said = of(outputs, RACY)
     assert "hazard: Race" in said and "turned.py:9: tile[lane, i] = x[i, lane]" in said and "not reached" not in said
-    assert words(outputs[6]) == "['Race']"
+    assert words(outputs[6]) == "['race-in-warp']"
     assert "/tmp" not in said and "kernel_cutlass" not in said
 
 
@@ -151,6 +162,19 @@ def test_what_waits_for_ever_shows_its_barriers(outputs: list[list[dict]]) -> No
     assert set(outputs[10][0]["data"]) == {"image/svg+xml", "text/plain"}
     assert "<script>" in outputs[11][0]["data"]["text/html"] and "warp 1: compute" in words(outputs[11])
     assert "1 launches, of which none ended" in words(outputs[12])
+
+
+def test_a_run_can_be_shown_and_profiled(outputs: list[list[dict]]) -> None:
+    assert "turned.py:9: tile[lane, i] = x[i, lane]" in words(outputs[15])
+    assert words(outputs[16]) == "(32, 'copies.py:10', (1, 1, 1))"
+
+
+def test_the_cell_of_the_tutorial_runs(outputs: list[list[dict]]) -> None:
+    """With more threads than elements, as the page asks, it stops."""
+    said = of(outputs, FIRST)
+    assert said.startswith("[0.0, 2.0, 4.0, 6.0]") and "double_kernel  1     128" in said
+    assert "hazard: OutOfBounds" in of(outputs, TOO_MANY) and "y[thread] = x[thread] * 2.0" in of(outputs, TOO_MANY)
+    assert words(outputs[19]) == "(['OutOfBounds'], False, None, [])"
 
 
 def test_errors_of_the_program_are_its_own(outputs: list[list[dict]]) -> None:
