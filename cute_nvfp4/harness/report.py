@@ -171,7 +171,7 @@ def modelled_title(run: RunResult) -> str:
 
 
 def of_cases(run: RunResult, task: Task) -> str:
-    """Of how many of the task's cases a score is; "" where it is of all."""
+    """How many of the task's cases a score is of, as text; "" where it is of all."""
     ran, known = len(run.cases), len(task.benchmarks)
     return f", of {ran} of {known} cases" if ran < known else ""
 
@@ -204,7 +204,7 @@ def _modelled_table(run: RunResult, task: Task) -> Table:
 
 
 def _published_table(run: RunResult, task: Task) -> Table | None:
-    """Of the cases that were run; a mean only of all."""
+    """Published figures of the cases that were run, and their mean where all were."""
     bound, public = task.speed_of_light, task.public_results
     if bound is None and public is None:
         return None
