@@ -15,9 +15,9 @@ from .timing import geometric_mean
 
 @dataclass(frozen=True)
 class Figure:
-    """One thing that is compared. ``kind`` is counted (by the simulator), compiled (read from the cubin) or measured
-    (on a GPU): figures of different kinds share no column. ``of`` gives None where a case has none;
-    ``plotted`` figures are bars on the page."""
+    """One thing that is compared. ``kind`` is measured (on a GPU), modelled (by the simulator's clock), counted (by the
+    simulator) or compiled (read from the cubin): figures of different kinds share no column. ``of`` gives None where a
+    case has none; ``plotted`` figures are bars on the page."""
 
     key: str
     title: str
@@ -61,8 +61,15 @@ def _mean_us(case: CaseResult) -> float | None:
     return case.gpu.mean / 1e3 if case.gpu else None
 
 
+def _modelled_us(case: CaseResult) -> float | None:
+    """None of a case that has no part in a score: the time of a part of its work is not to be compared."""
+    return None if case.unscored else case.modelled_us
+
+
+MODELLED = Figure("modelled_us", "modelled, µs", "modelled", _modelled_us, 2)
 FIGURES = (
     Figure("mean_us", "mean of a call, µs", "measured", _mean_us, 2),
+    MODELLED,
     Figure("launches", "launches", "counted", _count("launches"), plotted=False),
     Figure("instructions", "warp instructions", "counted", _count("instructions")),
     Figure("load_requests", "load requests", "counted", _count("load_requests"), plotted=False),

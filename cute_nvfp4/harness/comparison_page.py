@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .comparison import Comparison, Contestant, Figure
+from .comparison_report import modelled_rows, notes
 from .counters import Launch
-from .report import COUNTED, alike, counted, kernel_text, shape_text
+from .report import COUNTED, alike, counted, kernel_text, modelled_title, shape_text
 from .schema import Task
 
 COLORS = ("#3b76c4", "#e0813a", "#3a9a6b", "#b5539c", "#8a7a3d", "#6d63c9", "#c94f4f", "#5f7f8c")
 KINDS = {
     "measured": "Measured on the GPU named above, L2 cold and clean, launch included",
+    "modelled": "By the simulator's clock, launch included; nothing here was measured",
     "counted": "Counted by the simulator over the launches of one call; counts, not time",
     "compiled": "Read from the machine code; the largest of a call's launches",
 }
@@ -59,7 +61,7 @@ def write_page(comparison: Comparison, task: Task, path: Path) -> None:
         lstrip_blocks=True,
     )
     kinds = {kind: found for kind in KINDS if (found := comparison.figures(kind))}
-    figures = [figure for found in kinds.values() for figure in found]
+    figures = [figure for kind, found in kinds.items() for figure in found if kind != "modelled"]
     text = environment.get_template(_TEMPLATE).render(
         task=task,
         run=comparison.run,
@@ -67,6 +69,9 @@ def write_page(comparison: Comparison, task: Task, path: Path) -> None:
         rows=[_row(comparison, position, figures) for position in range(len(comparison.contestants))],
         panels={kind: _panels(comparison, found, task) for kind, found in kinds.items()},
         kinds=KINDS,
+        modelled_title=modelled_title(comparison.run) if comparison.run else "",
+        modelled=modelled_rows(comparison, task) if "modelled" in kinds else [],
+        notes=notes(comparison),
         launches=_launches(comparison, task),
         launch_heads=COUNTED,
     )

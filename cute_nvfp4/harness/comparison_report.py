@@ -1,4 +1,4 @@
-"""Tables of a comparison, a column for each submission: counted, compiled and measured figures stand apart."""
+"""Tables of a comparison, a column for each submission; a table for each kind of figure."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .comparison import Comparison, Figure
-from .report import shape_text, table_of
+from .comparison import MODELLED, Comparison, Figure
+from .report import modelled_title, of_cases, shape_text, table_of, why_untimed
+from .sandbox import OUT_OF_REACH
 from .schema import Task
+from .timing import SCORES
 
 _TITLES = {
     "measured": "measured on {device}: GPU times, L2 cold and clean",
@@ -23,6 +25,11 @@ def print_comparison(comparison: Comparison, task: Task, console: Console) -> No
     where = f" · {run.mode} · {run.backend}{f', {run.arch}' if run.arch else ''} · {run.data} data" if run else ""
     console.print(Text(f"{task.name}{where}", "bold"))
     console.print(_verdicts(comparison))
+    if run and comparison.figures("modelled"):
+        console.print(Text(modelled_title(run), "bold"), soft_wrap=True)
+        console.print(_modelled(comparison, task))
+    for line in notes(comparison):
+        console.print(Text(line, "yellow"), soft_wrap=True)
     for kind, title in _TITLES.items():
         if run and comparison.figures(kind):
             console.print(Text(title.format(device=run.device), "bold"))
@@ -53,6 +60,52 @@ def _verdicts(comparison: Comparison) -> Table:
     return table
 
 
+def notes(comparison: Comparison) -> list[str]:
+    """Why there are no modelled times where somebody may look for them, in a line each."""
+    run = comparison.run
+    if run is None:
+        return []
+    if not run.clock:
+        return [why] if (why := why_untimed(run)) else []
+    found = []
+    for contestant in comparison.contestants:
+        for case in contestant.run.cases if contestant.run else []:
+            if case.passed and MODELLED.of(case) is None:
+                why = case.unscored or "the clock has timed none of its launches, or not all"
+                found.append(f"{contestant.name}, case {case.index} has no modelled time: {why}")
+        if contestant.run and OUT_OF_REACH not in contestant.run.isolation:
+            found.append(f"{contestant.name} can reach the judge's memory here: it has no score")
+    return found
+
+
+def modelled_rows(comparison: Comparison, task: Task) -> list[tuple[str, str, list[tuple[str, str]]]]:
+    """The rows of modelled times: number and shape of a case, and each submission's time with its ratio to the first's;
+    last the scores, in the mode that has them."""
+    run, contestants = comparison.run, comparison.contestants
+    rows = [
+        (str(case.index), shape_text(case.case, task), _with_ratios(comparison, MODELLED, position))
+        for position, case in enumerate(run.cases)
+    ]
+    if run.mode != "benchmark":
+        return rows
+    scores = [contestant.run and contestant.run.modelled_score_us for contestant in contestants]
+    return [*rows, ("", f"score: {SCORES[run.ranking_by]}{of_cases(run, task)}", _against_first(MODELLED, scores))]
+
+
+def _modelled(comparison: Comparison, task: Task) -> Table:
+    """A row for each case, a column for each submission, and the scores below."""
+    table = table_of()
+    table.add_column("#", justify="right")
+    table.add_column("shape", no_wrap=not task.grouped)
+    for contestant in comparison.contestants:
+        table.add_column(f"{contestant.name},\nmodelled µs", justify="right")
+    for number, shape, cells in modelled_rows(comparison, task):
+        if not number:
+            table.add_section()
+        table.add_row(number, shape, *_joined(cells), style=None if number else "bold")
+    return table
+
+
 def _side_by_side(comparison: Comparison, kind: str, task: Task) -> Table:
     """A row for each case and figure; from the second submission on with the ratio to the first."""
     table = table_of()
@@ -64,12 +117,19 @@ def _side_by_side(comparison: Comparison, kind: str, task: Task) -> Table:
     for position, case in enumerate(comparison.run.cases):
         head = (str(case.index), shape_text(case.case, task))
         for figure in comparison.figures(kind, position):
-            table.add_row(*head, figure.title, *_cells(comparison, figure, position))
+            table.add_row(*head, figure.title, *_joined(_with_ratios(comparison, figure, position)))
             head = ("", "")
         table.add_section()
     return table
 
 
-def _cells(comparison: Comparison, figure: Figure, position: int) -> list[str]:
-    values = [contestant.figure(figure, position) for contestant in comparison.contestants]
-    return [f"{figure.text(value)}  {figure.ratio(value, values[0])}".rstrip() for value in values]
+def _with_ratios(comparison: Comparison, figure: Figure, position: int) -> list[tuple[str, str]]:
+    return _against_first(figure, [contestant.figure(figure, position) for contestant in comparison.contestants])
+
+
+def _against_first(figure: Figure, values: list[float | None]) -> list[tuple[str, str]]:
+    return [(figure.text(value), figure.ratio(value, values[0])) for value in values]
+
+
+def _joined(cells: list[tuple[str, str]]) -> list[str]:
+    return ["  ".join(cell).rstrip() for cell in cells]

@@ -310,6 +310,15 @@ def clock_for(arch: str | None) -> str:
     return clocks().get(arch or "", "") if found("ptxas") and found("nvdisasm") else ""
 
 
+def no_clock(arch: str | None) -> str:
+    """Why ``clock_for`` gives none for ``arch``."""
+    from ..sim.clock.machine import clocks
+
+    if arch not in clocks():
+        return f"there is no clock of {arch}; --arch {' and --arch '.join(clocks())} have one"
+    return "the clock needs ptxas and nvdisasm: pip install 'cute_nvfp4[clock]'"
+
+
 def _choose_backend(backend: str) -> str:
     available = torch.cuda.is_available()
     if backend == "cuda" and not available:

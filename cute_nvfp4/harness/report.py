@@ -1,4 +1,4 @@
-"""Tables of a run. Measured GPU times, wall times on a CPU and published figures never share a column or a table."""
+"""Tables of a run. Measured, modelled, wall and published times never share a column or a table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .counters import Launch
-from .evaluation import percent_of_copy
+from .evaluation import no_clock, percent_of_copy
 from .results import CaseResult, RunResult
 from .sandbox import OUT_OF_REACH
 from .schema import Case, Task, spec
@@ -165,9 +165,31 @@ def _warnings(run: RunResult) -> list[str]:
     return list(first.values())
 
 
+def modelled_title(run: RunResult) -> str:
+    """The title of a table of modelled times: whose clock gives them, and that they are no measured ones."""
+    return f"modelled times on {run.clock.upper()} (docs/explanation/timing.md): nothing here was measured"
+
+
+def of_cases(run: RunResult, task: Task) -> str:
+    """How many of the task's cases a score is of, as text; "" where it is of all."""
+    ran, known = len(run.cases), len(task.benchmarks)
+    return f", of {ran} of {known} cases" if ran < known else ""
+
+
+def why_untimed(run: RunResult) -> str:
+    """Why a run that was to tell times has no modelled ones; "" where it has a clock, or a GPU."""
+    if run.clock or run.backend == "cuda" or run.mode not in ("benchmark", "leaderboard"):
+        return ""
+    if run.backend != "sim":
+        return f"No modelled times: backend {run.backend} launches nothing; --backend sim does."
+    if run.mode != "benchmark":
+        return f"No modelled times in mode {run.mode}: --mode benchmark has them."
+    return f"No modelled times: {no_clock(run.arch)}."
+
+
 def _modelled_table(run: RunResult, task: Task) -> Table:
     """What the clock says of the launches of one call, one after the other, each with the cost of a launch."""
-    table = table_of(f"modelled times on {run.clock.upper()} (docs/explanation/timing.md): nothing here was measured")
+    table = table_of(modelled_title(run))
     table.add_column("shape", no_wrap=not task.grouped)
     for name in ("launches", "modelled, µs", "roofline, µs"):
         table.add_column(name, justify="right")
@@ -182,6 +204,7 @@ def _modelled_table(run: RunResult, task: Task) -> Table:
 
 
 def _published_table(run: RunResult, task: Task) -> Table | None:
+    """Published figures of the cases that were run, and their mean where all were."""
     bound, public = task.speed_of_light, task.public_results
     if bound is None and public is None:
         return None
@@ -191,10 +214,10 @@ def _published_table(run: RunResult, task: Task) -> Table | None:
         table.add_column(f"{bound.gpu} speed of light, µs\n(computed)", justify="right")
     if public:
         table.add_column(f"{public.gpu} best public result, µs\n(measured by others)", justify="right")
-    for index, case in enumerate(task.benchmarks):
-        values = [figures.microseconds[index] for figures in (bound, public) if figures]
-        table.add_row(shape_text(case, task), *(f"{value:g}" for value in values))
-    if public:
+    for case in run.cases:
+        values = [figures.microseconds[case.index] for figures in (bound, public) if figures]
+        table.add_row(shape_text(case.case, task), *(f"{value:g}" for value in values))
+    if public and len(run.cases) == len(task.benchmarks):
         table.add_row("geometric mean", *([""] if bound else []), f"{public.geometric_mean:g}", style="dim")
     return table
 
@@ -217,7 +240,11 @@ def print_run(run: RunResult, task: Task, console: Console) -> None:
         if run.copy_bytes_s:
             console.print(f"device-to-device copy in this run: {run.copy_bytes_s / 1e12:.2f} TB/s (read + written)")
     elif timed:
-        console.print(f"No GPU ran: backend {run.backend} gives no GPU times, and there is no score.", style="yellow")
+        console.print(
+            f"No GPU ran: backend {run.backend} gives no GPU times, and there is no measured score.", style="yellow"
+        )
+        if why := why_untimed(run):
+            console.print(why, style="yellow", soft_wrap=True)
         if any(case.modelled_us is not None for case in run.cases):
             console.print(_modelled_table(run, task))
     counters = _counter_table(run, task) if run.mode != "leaderboard" else None
@@ -244,9 +271,10 @@ def print_run(run: RunResult, task: Task, console: Console) -> None:
     passed = sum(case.passed for case in run.cases)
     style = "bold green" if run.passed else "bold red"
     console.print(f"{passed} of {len(run.cases)} cases passed: {run.submission}", style=style, soft_wrap=True)
+    name, part = SCORES[run.ranking_by], of_cases(run, task)
     if run.modelled_score_us is not None:
-        what = f"modelled score ({SCORES[run.ranking_by]} of modelled times): {run.modelled_score_us:.2f} µs"
+        what = f"modelled score ({name} of modelled times{part}): {run.modelled_score_us:.2f} µs"
         console.print(f"{what} by the clock of {run.clock.upper()}, not measured")
     if run.score_us is not None:
-        what = f"score ({SCORES[run.ranking_by]} of the means): {run.score_us:.2f} µs on {run.device}"
+        what = f"score ({name} of the means{part}): {run.score_us:.2f} µs on {run.device}"
         console.print(what, style="bold")

@@ -18,9 +18,10 @@ from cute_nvfp4.harness.comparison_report import print_comparison
 from cute_nvfp4.harness.counters import Launch
 from cute_nvfp4.harness.problem import get_problem
 from cute_nvfp4.harness.results import CaseResult, RunResult
+from cute_nvfp4.harness.sandbox import OUT_OF_REACH
 from cute_nvfp4.harness.schema import load_task
 from cute_nvfp4.harness.starters import starter
-from cute_nvfp4.harness.timing import Timing
+from cute_nvfp4.harness.timing import Timing, geometric_mean
 
 TASK = load_task(get_problem("nvfp4_gemv").folder / "task.yml")
 BY_KEY = {figure.key: figure for figure in FIGURES}
@@ -31,9 +32,15 @@ def invoke(*arguments: object):
 
 
 def contestant(
-    name: str, instructions: list[int], *, micros: list[float] = (), failed: int | None = None
+    name: str,
+    instructions: list[int],
+    *,
+    micros: list[float] = (),
+    modelled: list[float] = (),
+    failed: int | None = None,
 ) -> Contestant:
-    """A submission that was counted in some cases and, with ``micros``, measured."""
+    """A submission that was counted in some cases and, with ``micros``, measured; with ``modelled``, the clock gave
+    times (µs)."""
     run = RunResult("nvfp4_gemv", "test", "sim", "sm_100a", "a device", "public", f"{name}.py", None, {"torch": "2"})
     for index, count in enumerate(instructions):
         verdict = "right" if index != failed else "wrong"
@@ -41,11 +48,24 @@ def contestant(
         counters = {"instructions": count, "load_requests": 10, "load_sectors": 25, "shared_passes": 0}
         extent = (1, 1, 1)
         case.add_launches(
-            [Launch(kernel=f"<{name}>", grid=extent, block=extent, cluster=extent, counters=counters, registers=40)]
+            [
+                Launch(
+                    kernel=f"<{name}>",
+                    grid=extent,
+                    block=extent,
+                    cluster=extent,
+                    counters=counters,
+                    registers=40,
+                    modelled_us=modelled[index] if modelled else None,
+                )
+            ]
         )
         if micros:
             case.gpu = Timing(10, 1e3 * micros[index], 1.0, 1.0, 1.0, 1.0, 1.0)
         run.cases.append(case)
+    if modelled:
+        run.mode, run.clock, run.isolation = "benchmark", "b200", [OUT_OF_REACH]
+        run.modelled_score_us = geometric_mean(modelled) if run.passed else None
     return Contestant(name, Path(f"{name}.py"), run)
 
 

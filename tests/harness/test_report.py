@@ -82,6 +82,17 @@ def test_a_simulation_shows_counters_and_wall_time_and_no_gpu_time():
     assert "mean µs" not in text and "score (" not in text
 
 
+def test_a_score_of_some_cases_says_so_and_stands_under_no_published_mean():
+    run = a_run("sim", clock="b200", modelled_score_us=7.5)
+    every = printed(run)
+    assert "score (geometric mean of modelled times): 7.50" in every and every.count("geometric mean ") == 2
+    run.cases = run.cases[1:2]
+    text = printed(run)
+    assert "score (geometric mean of modelled times, of 1 of 3 cases): 7.50" in text
+    published = text[text.index("published figures") :].split("between submission")[0]
+    assert "17.275" in published and "8.622" not in published and "geometric mean" not in published
+
+
 def test_failures_are_shown_with_their_details():
     run = a_run("sim")
     run.cases[1].verdict, run.cases[1].error, run.cases[1].details = "wrong", "[red]wrong[/red]", "Traceback: line 3"

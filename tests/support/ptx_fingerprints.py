@@ -1,4 +1,4 @@
-"""Fingerprints of the PTX of kernels: one for each of some seventy configurations over all operations.
+"""Fingerprints of the PTX of kernels: one for each of the configurations in ``configurations()``.
 
 A change that is to alter no kernel leaves them as they are; one that is to alter some shows which, and by how many
 instructions of each kind.

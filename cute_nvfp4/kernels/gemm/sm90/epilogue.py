@@ -15,14 +15,14 @@ from cutlass import Float32, Int32, Int64, Uint32
 
 from ....ptx.encode import f32x2_to_16bit
 from ....ptx.matrix import store_matrices_transposed
-from ....ptx.memory import load_global, load_shared, store_flag, store_global
+from ....ptx.memory import load_flag, load_global, load_shared, store_flag, store_global
 from ....ptx.move import f32_from_bits
 from ....weight_layout import SLAB_ROWS
 from ...factors import Factor, apply_shift
 from ..arguments import OUT_DTYPES
 from ..epilogue import device_scalar
 from ..gates import GATES
-from ..reduction import FLOATS, store_quad, wait_for_flag
+from ..reduction import FLOATS, store_quad
 from ..tile_scheduler import StaticScheduler, WorkTile
 from .arguments import WgmmaArguments
 from .config import MMA_ROWS, WARPGROUP, WgmmaConfig
@@ -303,7 +303,8 @@ class WarpgroupEpilogue:
         if count > 0:
             # all flags at once: each is as far away as memory
             for i in cutlass.range(self.thread, count, WARPGROUP, unroll=1):
-                wait_for_flag(self.flag(worker - 1 - i))
+                while load_flag(self.flag(worker - 1 - i)) == 0:  # reduction's wait_for_flag is three instructions more
+                    pass
                 # lowered without a fence: this launch raises it no more, and the next begins after this one's end
                 store_global(self.flag(worker - 1 - i), [Uint32(0)])
             self.barrier()
@@ -331,7 +332,8 @@ class WarpgroupEpilogue:
         if cutlass.const_expr(self.config.scheduler == "helped"):
             if self.thread == 0:
                 flag = self.help_flag(tile, part)
-                wait_for_flag(flag)
+                while load_flag(flag) == 0:
+                    pass
                 # lowered without a fence, as that of stream-K
                 store_global(flag, [Uint32(0)])
             cute.arch.sync_warp()
