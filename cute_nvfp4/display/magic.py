@@ -75,7 +75,7 @@ class CellRun:
         return self._ended()[1]
 
     def profile(self) -> Profile:
-        """That launch as Nsight Compute's details page has it: ``print(first.profile().text())``.
+        """The details page of Nsight Compute for that launch: ``print(first.profile().text())``.
 
         Without a clock, or with ``--no-time``, what is modelled is missing (docs/how-to/profiling.md).
 
