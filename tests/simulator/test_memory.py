@@ -169,10 +169,13 @@ def test_out_of_bounds_before_between_and_after() -> None:
         (-1, "4 bytes before tensor 't0'"),
         (32, "0 bytes past the end of tensor 't0'"),
         (96, "past the end of tensor 't1'"),
+        ((1 << 18) + 96, "no device memory: it lies .* past the end of tensor .t1. .*missing device=.cuda"),
+        (-1 << 18, "belongs to no device memory: it lies 1048576 bytes before tensor 't0'"),
     ):
         body = f"ld.global.b32 %r2, [%p0+{4 * index}];"
-        with pytest.raises(OutOfBounds, match=words):
+        with pytest.raises(OutOfBounds, match=words) as error:
             launch_kernel(module(body, 2), [a, b])
+        assert ("missing device" in str(error.value)) == (abs(index) >= 1 << 18)
     with pytest.raises(OutOfBounds, match="byte 1024 of shared memory, which has 1024 bytes"):
         launch_kernel(module("ld.shared.b32 %r1, [buffer+1024];", 0, ".shared .align 4 .b8 buffer[1024];"), [])
 

@@ -13,6 +13,8 @@ from cute_nvfp4.errors import OperandTypeError, explain
 
 SECTOR = 32
 _ALIGN = 128
+_FAR = 1 << 20
+"""Bytes to the nearest tensor from which on an address need have nothing to do with it."""
 
 
 @dataclass
@@ -100,7 +102,11 @@ class GlobalMemory:
             place = f"{offset - near.size} bytes past the end of tensor {near.name!r}"
         else:
             place = f"byte {offset} of tensor {near.name!r}"
-        return f"address {address:#x} is {place} ({near.size} bytes)"
+        place += f" ({near.size} bytes)"
+        if max(-offset, offset - near.size) >= _FAR:
+            hint = 'is a tensor missing device="cuda"?'
+            return f"address {address:#x} belongs to no device memory: it lies {place}; {hint}"
+        return f"address {address:#x} is {place}"
 
 
 def _span(tensor: Any) -> tuple[int, int]:
