@@ -27,6 +27,8 @@ REASONS = {
 }  # fmt: skip
 """Colours of what a warp waits for; one meaning in every picture."""
 ROLES = {"copies": "load", "tensor": "MMA"}
+_FOLDERS = re.compile(r"/(?:[^/\s]+/)+(?=[\w.-]+\.py\b)")
+"""Folders of a Python file: a picture that is stored names the file alone."""
 
 
 class Bar(NamedTuple):
@@ -131,7 +133,7 @@ def _boxes(bars: Sequence[tuple[int, Bar]], begin: float, per: float) -> Iterabl
         for row, bar in bars:
             if bar.color == color:
                 x, w = (bar.begin - begin) * per, max((bar.end - bar.begin) * per, 0.2)
-                more = re.sub(r"\s+", " ", f"{bar.name} {bar.more}").strip()
+                more = _FOLDERS.sub("", re.sub(r"\s+", " ", f"{bar.name} {bar.more}")).strip()
                 says = escape(f"{more}: {bar.begin:g} to {bar.end:g}"[:300])
                 place = f'x="{x:.2f}" y="{ROW * row + 3}" width="{w:.2f}" height="{ROW - 5}"'
                 yield f"<rect {place}><title>{says}</title></rect>"

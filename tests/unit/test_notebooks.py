@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import sys
 from pathlib import Path
@@ -33,6 +34,24 @@ def test_stored_outputs_are_those_of_now(path: Path, monkeypatch: pytest.MonkeyP
     assert any(cell.get("outputs") for cell in stored.cells), f"python notebooks/execute.py notebooks/{path.name}"
     differs = execute.difference(stored, execute.executed(path))
     assert not differs, f"to store new outputs: python notebooks/execute.py notebooks/{path.name}\n{differs}"
+
+
+_SVG = re.compile(r"data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)")
+_FILE = re.compile(r"/(?:home|root|tmp|work|Users)/[\w./-]+\.py\b")
+
+
+def files_named(text: str) -> set[str]:
+    """Python files with their folders that a stored notebook names, in its pictures too."""
+    pictures = [base64.b64decode(code).decode() for code in _SVG.findall(text)]
+    return {name for part in (text, *pictures) for name in _FILE.findall(part)}
+
+
+def test_stored_outputs_name_no_folder_of_a_machine() -> None:
+    assert files_named("compute /tmp/cells-1/a.py:3") == {"/tmp/cells-1/a.py"}
+    picture = base64.b64encode(b"<title>/home/me/b.py:7</title>").decode()
+    assert files_named(f"data:image/svg+xml;base64,{picture}") == {"/home/me/b.py"}
+    found = {path.name: files_named(path.read_text()) for path in execute.notebooks()}
+    assert not {name: files for name, files in found.items() if files}
 
 
 COURSE = [path for path in execute.notebooks() if path.parent.name == "course"]
