@@ -12,6 +12,7 @@ _PUBLIC = {
     "CheckpointLayer": "layouts",
     "LinearRecipe": "training",
     "ModelReport": "report",
+    "MXFP4Linear": "linear",
     "NVFP4Linear": "linear",
     "QuantizedModel": "quantize_model",
     "fake_quantize": "training",
