@@ -211,7 +211,7 @@ class NVFP4Linear(HeldWeight):
 
 
 class MXFP4Linear(NVFP4Linear):
-    """The same with W in MXFP4: scales are powers of two of 32 values each, and there is no global scale. x is left as
+    """A linear layer with W in MXFP4: scales are powers of two of 32 values each, without a global one. x is left as
     it is, or quantized to MXFP4."""
 
     format = MXFP4
