@@ -182,6 +182,17 @@ def launch() -> str:
     return machine(of["machine"], how) + table(["call", "µs", "of `torch.mm(out=)`"], rows)
 
 
+def generate() -> str:
+    """A whole model: its steps and its prompts beside bf16."""
+    from generate import rows_of_table
+
+    of = record("generate_nvidia_h200")
+    names = list(of["weight_bytes"])
+    rows = [["weights, GB", *(f"{of['weight_bytes'][name] / 1e9:.2f}" for name in names)]]
+    how = f"medians of graphs, L2 cold; drawn weights, {of['context']} tokens of context"
+    return machine(of, how) + table(["", *names], rows + rows_of_table(of["rows"], names))
+
+
 def _starting(name: str, *texts: str) -> list[dict[str, Any]]:
     """The products of a set whose sizes begin with one of ``texts``."""
     return [row for row in _products([name]) if row["text"].startswith(texts)]
@@ -341,6 +352,7 @@ TABLES: dict[str, Callable[[], str]] = {
         quantize,
         fused,
         decode,
+        generate,
         launch,
         plans,
         clock,
