@@ -63,7 +63,7 @@ class StreamGroups(PackedRows):
         return self.passes(m) * cute.ceil_div(n, self.config.out_rows)
 
     def place(self, work_tile: Int32) -> GroupPlace:
-        """Where a work tile is; all lanes of a warp ask together. Beyond the last it is any place of a group."""
+        """The place of a work tile; all lanes of a warp ask together. Beyond the last tile it is any place."""
         table, columns = self.table, self.config.columns
         group = group_of(table, work_tile)
         rows, index = table.read("m", group), work_tile - table.read("start", group)
@@ -90,7 +90,7 @@ class RowCopies:
     lane: Int32
 
     def addresses(self, place: GroupPlace) -> list[Int64]:
-        """Of this lane's first chunk of each of its rows; of rows beyond the last those of the last."""
+        """The addresses of this lane's first chunk of each of its rows; for rows beyond the last those of the last."""
         x, index = self.groups.arguments.one.x, self.groups.arguments.index
         found = []
         for i in range(self.groups.config.columns // LANE_ROWS):

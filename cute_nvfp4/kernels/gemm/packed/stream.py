@@ -193,7 +193,7 @@ class Stream:
         return self.source_in(arguments.weight.tiles.toint(), arguments.weight.k_tiles, work_tile)
 
     def source_in(self, matrix: Int64, k_tiles: Int32, work_tile: Int32) -> WeightSource:
-        """The same in the packed matrix at this address."""
+        """``weight_source`` in the packed matrix at this address."""
         parts, packing = SLABS // self.config.slabs, self.config.weights
         first = matrix + Int64(div(work_tile, parts)) * k_tiles * packing.tile_bytes
         slab = mod(work_tile, parts) * self.config.slabs
