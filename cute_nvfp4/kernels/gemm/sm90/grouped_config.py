@@ -40,7 +40,7 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
         return ("out", "stride", "weight", *(("weight_scales", "x_scales") if self.fp8 else ()))
 
     @property
-    def columns(self) -> Columns:
+    def table_columns(self) -> Columns:
         if self.maps == "rows":
             return Columns(("start", "m", "row"), ())
         maps = self.tensor_maps if self.maps == "parameters" else ()
