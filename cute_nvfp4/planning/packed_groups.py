@@ -96,16 +96,13 @@ def choose_groups(
     if reason := too_many_groups(problem.stack or len(problem.sizes)):
         raise OperandError(reason)
     if given is None:
-        most = max(GROUP_TILE_N if arch.generation == "sm90" else MMA_SYNC_TILE_N)
-        plans = [_plan(problem, arch, sm_count, tile_n) for tile_n in GROUP_TILE_N if tile_n <= most]
-        possible = [plan for plan in plans if not can_implement_groups(plan.config)]
-        plan = min(possible or plans, key=lambda plan: predict(plan, problem))
+        plan = choose_tiles(problem, arch, sm_count)
     elif isinstance(given, PackedPlan) and isinstance(given.config, GroupedWgmmaConfig):
         c = given.config
         tiling = {name: getattr(c, name) for name in ("tile_n", "warpgroups", "ctas_per_sm", "stage_tiles", "stages")}
         plan = replace(given, config=problem.config(arch, **tiling))
     elif isinstance(given, PackedPlan) and isinstance(given.config, GroupedStreamConfig):
-        tiling = {name: getattr(given.config, name) for name in (*TILING[StreamConfig], "columns")}
+        tiling = {name: getattr(given.config, name) for name in (*TILING[StreamConfig], "columns", "cut_bytes")}
         plan = replace(given, config=problem.streaming(arch, **tiling))
     else:
         expected = "a PackedPlan of planning.packed of a GroupedWgmmaConfig or a GroupedStreamConfig"
@@ -116,6 +113,14 @@ def choose_groups(
     if reason:
         raise OperandError(reason)
     return plan
+
+
+def choose_tiles(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedPlan:
+    """The fastest plan by tiles, or one that no kernel can run."""
+    most = max(GROUP_TILE_N if arch.generation == "sm90" else MMA_SYNC_TILE_N)
+    plans = [_plan(p, arch, sm_count, tile_n) for tile_n in GROUP_TILE_N if tile_n <= most]
+    possible = [plan for plan in plans if not can_implement_groups(plan.config)]
+    return min(possible or plans, key=lambda plan: predict(plan, p))
 
 
 def can_stream(p: PackedGroups, c: GroupedStreamConfig) -> str:

@@ -18,7 +18,8 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
     """A ``StreamConfig`` for groups of consecutive rows of one x, each with a weight of a stack.
 
     A group of more than ``columns`` rows is multiplied in several passes, each of which reads its weight. capacity:
-    groups that the table has room for, a multiple of 32. gathered: whether rows of x are found by an index.
+    groups that the table has room for, a multiple of 32. gathered: whether rows of x are found by an index. cut_bytes:
+    of weights, which a multiprocessor streams in the time in which the parts of a work tile are added up.
     """
 
     tables: ClassVar[dict[str, Columns]] = {"rows": Columns(("start", "m", "row"), ())}
@@ -28,6 +29,12 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
     maps: str = "rows"
     capacity: int = WINDOW
     gathered: bool = False
+    cut_bytes: int = 48 << 10
+
+    @property
+    def cut_cost(self) -> int:
+        """Steps of a CTA that take as long as to add up the parts of a work tile."""
+        return self.cut_bytes // (self.stage_tiles * self.tile_bytes)
 
 
 def can_implement_groups(c: GroupedStreamConfig) -> str:
