@@ -45,7 +45,7 @@ class Fp8Rows(NamedTuple):
 
     @classmethod
     def of(cls, x: RowScaledTensor | Tensor, weight: PreparedWeight, arch: Architecture) -> Fp8Rows:
-        """Of ``a``, which is in FP8, or in 16 bits and then quantized to ``scratch`` (``LikeRows``)."""
+        """Makes it of ``a``, which is in FP8, or in 16 bits and then quantized to ``scratch`` (``LikeRows``)."""
         rows, k = len(x) if isinstance(x, Tensor) else x.rows, weight.k
         if isinstance(x, RowScaledTensor):
             return cls("a.data", row_stride(x.data.stride(0), rows, k), RowScales("b.row_factor", "a.scale"))
