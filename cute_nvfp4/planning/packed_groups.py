@@ -19,7 +19,7 @@ from ..target import Architecture
 from . import sm120_model
 from .grouped import expected_sizes, too_many_groups
 from .packed import MMA_SYNC_TILE_N, deep
-from .packed_model import START_US
+from .packed_model import CONSTANTS_FP8, START_US
 from .packed_problem import TILING, PackedPlan, packed_tiles
 
 STAGE_US = {8: 0.38, 16: 0.39, 32: 0.41, 64: 0.50, 96: 0.60, 128: 0.68, 192: 1.10, 256: 1.40}
@@ -28,14 +28,14 @@ STAGE_US = {8: 0.38, 16: 0.39, 32: 0.41, 64: 0.50, 96: 0.60, 128: 0.68, 192: 1.1
 MOST_STEPS = 1 << 32
 """What the steps of a launch of the streaming kernel times those of a work tile must be below: it divides by it."""
 TILE_US = 1.0
-"""µs to begin and to store a tile."""
+"""µs to begin and to store a tile. Of rows in FP8 both are those of dense products (``packed_model_fp8.json``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedGroups:
     """Products of groups: sizes (m, n, k) of each; of rows that offsets distribute to ``stack`` groups, one of all
     rows. vector: rows of outputs start at multiples of 16 bytes. factors: tensors of device scalars that multiply
-    alpha. gate, packing: as in ``WgmmaConfig``; n is of the output."""
+    alpha. gate, packing, promoted: as in ``WgmmaConfig``; n is of the output."""
 
     sizes: tuple[tuple[int, int, int], ...]
     stack: int = 0
@@ -45,6 +45,7 @@ class PackedGroups:
     factors: int = 0
     gate: str = ""
     packing: str = "nvfp4"
+    promoted: bool = False
 
     def streaming(self, arch: Architecture, **tiling: Any) -> GroupedStreamConfig:
         """The configuration of the streaming kernel with this tiling."""
@@ -78,6 +79,7 @@ class PackedGroups:
             vector=self.vector and self.out != "float32",
             factors=self.factors,
             gate=self.gate,
+            promoted=self.promoted,
             **tiling,
         )
 
@@ -138,7 +140,9 @@ def can_stream(p: PackedGroups, c: GroupedStreamConfig) -> str:
 
 
 def _plan(p: PackedGroups, arch: Architecture, sm_count: int, tile_n: int) -> PackedPlan:
-    config = deep(p.config(arch, tile_n=tile_n, ctas_per_sm=2 if arch.generation == "sm90" and tile_n <= 64 else 1))
+    # promoted sums take twice the registers
+    narrow = arch.generation == "sm90" and tile_n <= (32 if p.promoted else 64)
+    config = deep(p.config(arch, tile_n=tile_n, ctas_per_sm=2 if narrow else 1))
     tiles = sum(-(-n // config.out_rows) * -(-m // tile_n) for m, n, _ in p.sizes)
     if p.stack:
         # a group begun in each tile of rows
@@ -154,7 +158,10 @@ def tile_us(config: GroupedWgmmaConfig, m: int, k: int) -> float:
     if config.arch.generation == "sm120":
         count = config.arch.sm_count
         return steps * sm120_model.packed_step_us(config, width, count) + sm120_model.packed_store_us(width, count)
-    return steps * STAGE_US[width] * config.ctas_per_sm + TILE_US
+    stage_us, begin_us = STAGE_US[width], TILE_US
+    if config.fp8:
+        stage_us, begin_us = CONSTANTS_FP8.stage_us[width], CONSTANTS_FP8.tile_us[width]
+    return steps * stage_us * config.ctas_per_sm + begin_us
 
 
 def predict(plan: PackedPlan, p: PackedGroups) -> float:

@@ -74,6 +74,8 @@ def can_implement_groups(c: GroupedStreamConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
     if c.quantized_x:
         return explain("x of a streaming kernel of groups", got="NVFP4", expected="numbers of 16 bits")
+    if c.weights.by_table:
+        return explain("dtype of a streaming kernel of groups", got=c.dtype, expected="bfloat16 or float16")
     if c.maps not in c.tables:
         return explain("maps", got=c.maps, expected=f"one of {', '.join(c.tables)}")
     if c.capacity % WINDOW or not WINDOW <= c.capacity <= MAX_GROUPS:
