@@ -28,7 +28,7 @@ class NVFP4ColwiseParallel(ParallelStyle):
         super().__init__()
         if parts is not None and gather_output:
             got = "parts and gather_output"
-            raise OperandError.of("a column-parallel style", got=got, expected="one of them: ranks' shares are of parts")
+            raise OperandError.of("a column-parallel style", got=got, expected="one of them")
         self.parts, self.gather_output = parts, gather_output
 
     def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
@@ -71,7 +71,7 @@ def _checked(module: torch.nn.Module, mesh: DeviceMesh) -> tuple[NVFP4Linear, in
         OperandError, OperandTypeError: another layer, one that is sharded already, a mesh of several dimensions.
     """
     if not isinstance(module, NVFP4Linear):
-        hint = "NVFP4Linear.from_linear, quantize_model or load_checkpoint make one; torch's layers take torch's styles."
+        hint = "quantize_model and load_checkpoint make them. Layers of torch take torch's styles."
         raise OperandTypeError.of("module", got=type(module).__name__, expected="NVFP4Linear", hint=hint)
     if mesh.ndim != 1:
         hint = 'Give one dimension of it: mesh["tp"].'

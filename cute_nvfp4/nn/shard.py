@@ -1,4 +1,4 @@
-"""What a linear layer that has a shard of its weight exchanges with the other ranks: inputs, sums, scales, gradients."""
+"""What a linear layer with a shard of its weight exchanges with the other ranks: sums, scales, gradients."""
 
 from __future__ import annotations
 

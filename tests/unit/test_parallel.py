@@ -7,16 +7,17 @@ of a column-parallel layer have the bits of one process on any processor.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-
-from cute_nvfp4 import BlockScaledTensor, NVFP4Linear, moe, prepare_experts, prepare_weight, quantize
-from cute_nvfp4.errors import OperandError, OperandTypeError
-from cute_nvfp4.weight_shards import shard_columns, shard_rows, shard_stack
 from support.ranks import ranks
+
+from cute_nvfp4 import BlockScaledTensor, NVFP4Linear, moe, prepare_experts, prepare_weight, quantize, to_blocked
+from cute_nvfp4.errors import OperandError, OperandTypeError
+from cute_nvfp4.nn.expert_parallel import ExpertParallel, shard_experts
+from cute_nvfp4.ops.moe.experts import Experts
+from cute_nvfp4.weight_shards import shard_columns, shard_rows, shard_stack
 
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
 
@@ -29,8 +30,6 @@ def weight(n: int, k: int, seed: int = 0, layout: str = "blocked") -> BlockScale
     made = BlockScaledTensor(data, scale, torch.tensor(0.25))
     if layout == "rowmajor":
         return made
-    from cute_nvfp4 import to_blocked
-
     return BlockScaledTensor(data, to_blocked(scale), torch.tensor(0.25))
 
 
@@ -119,6 +118,9 @@ def test_what_cannot_be_cut(cut: Callable[[], object], words: str) -> None:
 # --- layers over two processes
 
 
+RULES = (None, "max")
+
+
 def layers(input_rule: str | None = None) -> dict[str, NVFP4Linear]:
     """qkv (q 64, k 32, v 32) of 96, and o of q's 64 columns; with biases."""
     sizes = {"qkv": (128, 96), "o": (96, 64)}
@@ -134,8 +136,23 @@ def attention(qkv: torch.Tensor, q: int) -> torch.Tensor:
     return (qkv[..., :q] / 64).round().clamp(-3, 3)
 
 
-def _two_layers(rank: int, folder: Path, input_rule: str | None) -> None:
-    """The layers of a rank; what it finds is saved."""
+def _everything(rank: int, folder: Path) -> None:
+    """What the process of a rank does for the tests below; what it finds is saved."""
+    found = {str(rule): _two_layers(rule) for rule in RULES}
+    found |= {rows: _experts(rank, rows) for rows in ("16 bits", "nvfp4")}
+    torch.save(found, folder / f"{rank}.pt")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, torch.Tensor]]]:
+    """What each of two processes found."""
+    folder = tmp_path_factory.mktemp("ranks")
+    ranks(_everything, folder)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+def _two_layers(input_rule: str | None) -> dict[str, torch.Tensor]:
+    """Results of the layers of a rank."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import parallelize_module
 
@@ -154,27 +171,26 @@ def _two_layers(rank: int, folder: Path, input_rule: str | None) -> None:
     found = {"qkv": qkv, "y": y, "dx": x.grad, "gathered": gathered}
     with torch.no_grad():
         found["without gradients"] = model["o"](attention(qkv, 32))
-    torch.save({name: value.detach() for name, value in found.items()}, folder / f"{rank}.pt")
     for wrong in (model["o"], torch.nn.Linear(4, 4)):
-        with pytest.raises((OperandError, OperandTypeError), match="a shard already|expected NVFP4Linear"):
+        with pytest.raises((OperandError, OperandTypeError), match=r"a shard already|expected NVFP4Linear"):
             NVFP4RowwiseParallel()._apply(wrong, mesh)
     with pytest.raises(OperandError, match=r"columns \(K\) over 2 ranks: got 48"):
         NVFP4RowwiseParallel()._apply(NVFP4Linear(weight(16, 48)), mesh)
+    return {name: value.detach() for name, value in found.items()}
 
 
-@pytest.mark.parametrize("input_rule", [None, "max"])
-def test_two_processes_are_one(tmp_path: Path, input_rule: str | None) -> None:
+@pytest.mark.parametrize("input_rule", RULES)
+def test_two_processes_are_one(found: list[dict], input_rule: str | None) -> None:
     """Column-parallel with fused parts, then row-parallel: results, and the gradient of x."""
-    ranks(_two_layers, tmp_path, input_rule)
     model = layers(input_rule)
     x = integers(5, 96).requires_grad_()
     qkv = model["qkv"](x)
     (o := model["o"](attention(qkv, 64) + qkv[..., :64] * 0)).backward(integers(5, 96, seed=9))
-    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    q, k, v = ([f["qkv"].split((32, 16, 16), dim=1)[i] for f in found] for i in range(3))
+    mine = [f[str(input_rule)] for f in found]
+    q, k, v = ([f["qkv"].split((32, 16, 16), dim=1)[i] for f in mine] for i in range(3))
     # exact: the same sums of columns of one process
     assert torch.cat(q + k + v, dim=1).equal(qkv)
-    for f in found:
+    for f in mine:
         assert f["gathered"].equal(qkv)
         torch.testing.assert_close(f["y"], o, rtol=1e-5, atol=1e-3)
         torch.testing.assert_close(f["without gradients"], o, rtol=1e-5, atol=1e-3)
@@ -198,15 +214,14 @@ def mixture(rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return x, ids, torch.randint(1, 8, ids.shape, generator=generator) / 8
 
 
-def every_expert():  # noqa: ANN201
+def every_expert() -> Experts:
     generator = torch.Generator().manual_seed(5)
     shapes = (EXPERTS, 2 * INNER, HIDDEN), (EXPERTS, HIDDEN, INNER)
     return prepare_experts(*(quantize(torch.randn(*s, generator=generator) / s[-1] ** 0.5) for s in shapes))
 
 
-def _experts(rank: int, folder: Path, rows: str) -> None:
-    from cute_nvfp4.nn.expert_parallel import ExpertParallel, shard_experts
-
+def _experts(rank: int, rows: str) -> dict[str, torch.Tensor]:
+    """Results of the experts of a rank."""
     layer = ExpertParallel(shard_experts(every_expert(), rank, 2), rows=rows)
     x, ids, weights = mixture(rank)
     found = {"y": layer(x, ids, weights)}
@@ -215,13 +230,12 @@ def _experts(rank: int, folder: Path, rows: str) -> None:
     found["gathered"] = layer.all_gathered(x[:4], ids[:4], weights[:4])
     # nobody asks for one of the ranks
     found["one rank"] = layer(x, ids.clamp(max=0), weights)
-    torch.save(found, folder / f"{rank}.pt")
+    return found
 
 
-@pytest.mark.parametrize("rows, bound", [("16 bits", 0.01), ("nvfp4", 0.01)])
-def test_experts_of_two_processes(tmp_path: Path, rows: str, bound: float) -> None:
+@pytest.mark.parametrize("rows", ["16 bits", "nvfp4"])
+def test_experts_of_two_processes(found: list[dict], rows: str) -> None:
     """Rows as they are, or through NVFP4 as one process quantizes all of them."""
-    ranks(_experts, tmp_path, rows)
     experts, inputs = every_expert(), [mixture(rank) for rank in range(2)]
     if rows == "nvfp4":
         both = quantize(torch.cat([x for x, _, _ in inputs])).dequantize(BF16).split(TOKENS)
@@ -231,25 +245,20 @@ def test_experts_of_two_processes(tmp_path: Path, rows: str, bound: float) -> No
     else:
         mixed = [(x, x[:4], ids, w) for x, ids, w in inputs]
     for rank, (x, four, ids, weights) in enumerate(mixed):
-        found = torch.load(tmp_path / f"{rank}.pt")
+        mine = found[rank][rows]
         wants = {
             "y": moe(x, ids, weights, experts, backend="reference"),
             "gathered": moe(four, ids[:4], weights[:4], experts, backend="reference"),
             "one rank": moe(x, ids.clamp(max=0), weights, experts, backend="reference"),
         }
         for name, want in wants.items():
-            assert distance(found[name], want) < bound, name
+            assert distance(mine[name], want) < 0.01, name
         # a token without experts of a rank is not sent there
         need = [(ids // 3 == r).any(1).sum().item() for r in range(2)]
-        assert found["sent"].tolist() == need and min(need) < len(ids)
+        assert mine["sent"].tolist() == need and min(need) < len(ids)
         # the check can fail: without the experts of the other rank
-        alone = moe(x, ids, weights, replace_experts(experts, rank), offset=3 * rank, backend="reference")
+        alone = moe(x, ids, weights, shard_experts(experts, rank, 2), offset=3 * rank, backend="reference")
         assert distance(alone, wants["y"]) > 0.2
-
-
-def replace_experts(experts, rank: int):  # noqa: ANN001, ANN201
-    parts = {name: shard_stack(getattr(experts, name), rank, 2) for name in ("gate_up", "down")}
-    return replace(experts, **parts)
 
 
 def distance(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -257,7 +266,5 @@ def distance(x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def test_what_an_exchange_refuses() -> None:
-    from cute_nvfp4.nn.expert_parallel import ExpertParallel
-
     with pytest.raises(OperandError, match="rows of an exchange: got 'fp8'"):
         ExpertParallel(every_expert(), rows="fp8")
