@@ -116,8 +116,8 @@ class ExpertParallel:
         return self.combine(results, exchange, len(x))
 
     def all_gathered(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
-        """The same result, of as many rows on every rank, for CUDA graphs with any routing: every row goes to every
-        rank, and results are added by a reduce-scatter, in the dtype of x. The host reads nothing."""
+        """Every row goes to every rank, and results are added by a reduce-scatter, in the dtype of x: the same result
+        for as many rows on each rank. The host reads nothing, so that a CUDA graph takes any routing."""
         words, scale = self._messages(x, topk_ids, topk_weights)
         every = words.new_empty((self.ranks * len(words), words.shape[1]))
         _all_gather(every, words, group=self.group)
