@@ -6,7 +6,8 @@ attention and the same operations between products, compiled by torch where it c
 
 ``decode``: a step of one token for each sequence, in a CUDA graph, attending to all ``--context`` tokens. ``products``:
 its linear layers alone, in a graph of their own. ``prefill``: one prompt, in a graph. Contestants take turns, L2 cold;
-medians. A step's tokens a second are sequences divided by its time. It needs torch and this package.
+medians. A step's tokens a second are sequences divided by its time. ``--split`` adds what each kernel of a step takes.
+It needs torch and this package. docs/tables.py writes the table of benchmarks/records/models.md from the results file.
 
     python benchmarks/generate.py --quick
 """
@@ -17,12 +18,12 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from common import Captured, capture, gpu_target, machine, results_path, take_turns, write
-from generate_model import LLAMA_8B, Between, Cache, Decoder, Shape, add_norm, models
+from generate_model import LLAMA_8B, Between, Decoder, Shape, add_norm, empty_cache, models
 
 from cute_nvfp4.harness.timing import ColdL2
 
@@ -32,7 +33,7 @@ CLOSE = 0.1
 """The largest relative distance of logits, W4A16 beside bf16: the same weights, differently rounded sums."""
 
 
-def step(model: Decoder, tokens: torch.Tensor, cache: Cache, position: torch.Tensor) -> torch.Tensor:
+def step(model: Decoder, tokens: torch.Tensor, cache: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """One step of generation: the most likely tokens (B, 1) take the place of those that were read. Their logits."""
     logits = model(tokens, cache, position)
     tokens.copy_(logits.argmax(-1, keepdim=True))
@@ -57,7 +58,7 @@ def distances(made: Mapping[str, Decoder], device: torch.device | str, length: i
     """How far the logits of each model are from those of bf16, after one prompt: |difference| / |logits|."""
     shape = next(iter(made.values())).shape
     tokens = torch.randint(shape.vocabulary, (1, length), generator=torch.Generator().manual_seed(1)).to(device)
-    cache = Cache.empty(shape, 1, length, device)
+    cache = empty_cache(shape, 1, length, device)
     logits = {name: model(tokens, cache).double() for name, model in made.items()}
     exact = logits.get("bf16")
     return {} if exact is None else {n: float((x - exact).norm() / exact.norm()) for n, x in logits.items()}
@@ -81,15 +82,41 @@ def timed(calls: dict[str, Captured], rounds: int) -> dict[str, list[float]]:
     return {name: statistics.quantiles(times, n=4) for name, times in found.items()}
 
 
-def decode_rows(made: Mapping[str, Decoder], batch: int, context: int, rounds: int) -> list[dict]:
-    """A record for each contestant, of steps and of their products."""
+def captured_steps(made: Mapping[str, Decoder], batch: int, context: int) -> dict[str, Captured]:
+    """A step of each contestant in a graph."""
     shape = next(iter(made.values())).shape
-    cache, position = Cache.empty(shape, batch, context, "cuda"), torch.tensor([context - 1], device="cuda")
-    steps, alone = {}, {}
+    cache, position = empty_cache(shape, batch, context, "cuda"), torch.tensor([context - 1], device="cuda")
+    steps = {}
     for name, model in made.items():
         tokens = torch.arange(batch, device="cuda")[:, None] % shape.vocabulary
         steps[name] = capture(lambda m=model, t=tokens: step(m, t, cache, position))
-        alone[name] = capture(products(model, batch, "cuda"))
+    return steps
+
+
+def by_kernel(found: Iterable[tuple[str, float]], replays: int) -> list[dict]:
+    """The kernels of one replay, of (name, microseconds) of all kernels of several: those that take longest first."""
+    sums: dict[str, list[float]] = {}
+    for name, us in found:
+        sums.setdefault(name, []).append(us)
+    rows = [{"kernel": n, "count": len(us) / replays, "us": sum(us) / replays} for n, us in sums.items()]
+    return sorted(rows, key=lambda row: -row["us"])
+
+
+def split(call: Captured, replays: int = 5) -> list[dict]:
+    """What the kernels of one replay take, by torch's profiler; L2 warm. Gaps between kernels are in none of them."""
+    kind = torch.profiler.ProfilerActivity.CUDA
+    with torch.profiler.profile(activities=[kind]) as seen:
+        for _ in range(replays):
+            call.graph.replay()
+        torch.cuda.synchronize()
+    events = [x for x in seen.events() if x.device_type is torch.autograd.DeviceType.CUDA]
+    return by_kernel(((x.name, x.time_range.elapsed_us()) for x in events), replays)
+
+
+def decode_rows(made: Mapping[str, Decoder], batch: int, context: int, rounds: int) -> list[dict]:
+    """A record for each contestant, of steps and of their products."""
+    steps = captured_steps(made, batch, context)
+    alone = {name: capture(products(model, batch, "cuda")) for name, model in made.items()}
     times, shares = timed(steps, rounds), timed(alone, rounds)
     return [
         {"what": "decode", "contestant": name, "batch": batch, "context": context, "us": middle}
@@ -101,7 +128,7 @@ def decode_rows(made: Mapping[str, Decoder], batch: int, context: int, rounds: i
 def prefill_rows(made: Mapping[str, Decoder], length: int, rounds: int) -> list[dict]:
     """A record for each contestant."""
     shape = next(iter(made.values())).shape
-    cache = Cache.empty(shape, 1, length, "cuda")
+    cache = empty_cache(shape, 1, length, "cuda")
     tokens = torch.arange(length, device="cuda")[None] % shape.vocabulary
     calls = {name: capture(lambda m=model: m(tokens, cache)) for name, model in made.items()}
     return [
@@ -111,23 +138,28 @@ def prefill_rows(made: Mapping[str, Decoder], length: int, rounds: int) -> list[
     ]
 
 
-def table(rows: Sequence[dict], names: Sequence[str]) -> str:
+def rows_of_table(rows: Sequence[dict], names: Sequence[str]) -> list[list[str]]:
     """Milliseconds and times faster than bf16, a line for each measurement; of steps those of their products, too."""
     groups: dict[tuple[str, int], dict[str, dict]] = {}
     for row in rows:
         groups.setdefault((row["what"], row.get("batch", row.get("tokens"))), {})[row["contestant"]] = row
-    lines = ["| | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    lines = []
     for (what, size), group in groups.items():
         kinds = ("us", "products_us") if what == "decode" else ("us",)
         for kind in kinds:
             base = group.get("bf16", {}).get(kind)
-            cells = []
+            label = {"decode": f"decode, batch {size}", "prefill": f"prefill, {size} tokens"}[what]
+            lines.append(["… its products" if kind == "products_us" else label])
             for name in names:
                 us = group[name][kind]
-                cells.append(f"{us / 1e3:.2f} ms" + (f" ({base / us:.2f} ×)" if base and name != "bf16" else ""))
-            label = {"decode": f"decode, batch {size}", "prefill": f"prefill, {size} tokens"}[what]
-            lines.append(f"| {'… its products' if kind == 'products_us' else label} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+                lines[-1].append(f"{us / 1e3:.2f} ms" + (f" ({base / us:.2f} ×)" if base and name != "bf16" else ""))
+    return lines
+
+
+def table(rows: Sequence[dict], names: Sequence[str]) -> str:
+    """The rows in Markdown."""
+    lines = [["", *names], ["---"] * (len(names) + 1), *rows_of_table(rows, names)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def weight_bytes(model: Decoder) -> int:
@@ -147,11 +179,15 @@ def measure(shape: Shape, names: list[str], options: argparse.Namespace) -> dict
     if any(distance > CLOSE for name, distance in found.items() if name.startswith("w4a16")):
         raise SystemExit(f"logits are further than {CLOSE} from those of bf16, which has the same weights")
     rounds = 10 if options.quick else 30
-    record = machine() | {"shape": shape._asdict(), "between": how, "distances": found, "rows": []}
+    record = machine() | {"shape": shape._asdict(), "context": options.context, "between": how}
+    record |= {"distances": found, "rows": []}
     record["weight_bytes"] = {name: weight_bytes(model) for name, model in made.items()}
     for batch in options.batches:
         record["rows"] += decode_rows(made, batch, options.context, rounds)
         print(f"{time.perf_counter() - begin:.0f} s: decoded with batch {batch}", flush=True)
+    if options.split:
+        steps = captured_steps(made, options.batches[0], options.context)
+        record["split"] = {name: split(call) for name, call in steps.items()}
     for length in options.prompts:
         record["rows"] += prefill_rows(made, length, max(rounds // 3, 3))
         print(f"{time.perf_counter() - begin:.0f} s: read {length} tokens", flush=True)
@@ -167,6 +203,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, nargs="*", default=PROMPTS)
     parser.add_argument("--names", nargs="*", choices=NAMES, help="contestants (default: all; --quick: without w4a4)")
     parser.add_argument("--layers", type=int, default=LLAMA_8B.layers, help="fewer layers, for a trial")
+    parser.add_argument("--split", action="store_true", help="tell a step of the first batch by its kernels, too")
     parser.add_argument("--eager", action="store_true", help="do not compile the operations between products")
     return parser.parse_args(arguments)
 
@@ -181,6 +218,9 @@ def main() -> int:
     sizes = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in record["weight_bytes"].items())
     print(f"{record['gpu']}, {record['date']}, {record['shape']['name']} of {options.layers} layers, drawn weights")
     print(f"GB: {sizes}; context {options.context}, operations between products {record['between']}")
+    for name, rows in record.get("split", {}).items():
+        print(f"{name}: {sum(row['us'] for row in rows):.0f} us in kernels; those that take longest:")
+        print("\n".join(f"{row['us']:9.1f} us, {row['count']:5.0f} x {row['kernel'][:90]}" for row in rows[:12]))
     print(table(record["rows"], names))
     return 0
 

@@ -48,16 +48,11 @@ LLAMA_8B = Shape("Llama-3.1-8B", 32, 4096, 14336, 32, 8, 128, 128256)
 TINY = Shape("tiny", 2, 64, 128, 4, 2, 16, 96)
 
 
-class Cache(NamedTuple):
-    """Keys and values of all layers, each (layers, batch, kv heads, length, head dim)."""
-
-    k: torch.Tensor
-    v: torch.Tensor
-
-    @classmethod
-    def empty(cls, shape: Shape, batch: int, length: int, device: torch.device | str) -> Cache:
-        size = shape.layers, batch, shape.kv_heads, length, shape.head_dim
-        return cls(*(torch.zeros(size, dtype=torch.bfloat16, device=device) for _ in range(2)))
+def empty_cache(shape: Shape, batch: int, length: int, device: torch.device | str) -> torch.Tensor:
+    """Keys and then values of all layers: (layers, batch, 2 · kv heads, length, head dim). They lie together, so that a
+    step writes both at once."""
+    size = shape.layers, batch, 2 * shape.kv_heads, length, shape.head_dim
+    return torch.zeros(size, dtype=torch.bfloat16, device=device)
 
 
 def add_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,8 +63,11 @@ def add_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> t
     return residual, wide.to(x.dtype) * weight
 
 
-def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    """Rotary positions of heads (B, S, heads, D); cosine and sine are (S, 1, D / 2), in float32."""
+def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, values: int) -> torch.Tensor:
+    """Rotary positions of heads (B, S, heads, D), the last ``values`` of which stay as they are; cosine and sine are
+    (S, 1, D / 2), in float32."""
+    turned = torch.arange(x.shape[2], device=x.device)[:, None] < x.shape[2] - values
+    cosine, sine = torch.where(turned, cosine, 1.0), torch.where(turned, sine, 0.0)
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
 
@@ -180,31 +178,29 @@ class Layer(torch.nn.Module):
         for module, x in ((self.qkv, hidden), (self.output, heads), (self.gated, hidden), (self.down, wide)):
             module(x)
 
-    def forward(self, x, residual, turn, keys, values, position) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x, residual, turn, cache, position) -> tuple[torch.Tensor, torch.Tensor]:
         shape, (batch, length, _) = self.shape, x.shape
         residual, x = self.between.add_norm(x, residual, self.norms[0])
         heads = self.qkv(x).view(batch, length, -1, shape.head_dim)
-        turned = self.between.rotate(heads[:, :, : -shape.kv_heads], *turn)
-        q, k = turned.split((shape.heads, shape.kv_heads), dim=2)
-        y = attention(q, k, heads[:, :, -shape.kv_heads :], keys, values, position)
+        y = attention(self.between.rotate(heads, *turn, shape.kv_heads), cache, position)
         residual, x = self.between.add_norm(self.output(y), residual, self.norms[1])
         return self.down(self.gated(x)), residual
 
 
-def attention(q, k, v, keys, values, position: torch.Tensor | None) -> torch.Tensor:
-    """Of heads (B, S, heads, D), with keys and values kept in the cache: causal from its beginning without a
-    ``position``; of one row, at the position (1,), with all of the cache."""
-    batch, length, heads, size = q.shape
-    k, v = k.transpose(1, 2), v.transpose(1, 2)
+def attention(heads: torch.Tensor, cache: torch.Tensor, position: torch.Tensor | None) -> torch.Tensor:
+    """Of queries, keys and values (B, S, heads + 2 · kv heads, D), the latter kept in the cache (B, 2 · kv heads,
+    length, D): causal from its beginning without a ``position``; of one row, at the position (1,), with all of the
+    cache."""
+    (batch, length, _, size), both = heads.shape, cache.shape[1]
+    q, kv = heads[:, :, :-both], heads[:, :, -both:].transpose(1, 2)
     if position is None:
-        keys[:, :, :length], values[:, :, :length] = k, v
-        y = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, is_causal=True, enable_gqa=True)
-        return y.transpose(1, 2).reshape(batch, length, heads * size)
-    keys.index_copy_(2, position, k)
-    values.index_copy_(2, position, v)
+        cache[:, :, :length] = kv
+        y = F.scaled_dot_product_attention(q.transpose(1, 2), *kv.chunk(2, dim=1), is_causal=True, enable_gqa=True)
+        return y.transpose(1, 2).reshape(batch, length, -1)
+    cache.index_copy_(2, position, kv)
     # the heads of a group are rows of one product: they read its keys once
-    y = F.scaled_dot_product_attention(q.view(batch, keys.shape[1], -1, size), keys, values)
-    return y.reshape(batch, 1, heads * size)
+    y = F.scaled_dot_product_attention(q.reshape(batch, both // 2, -1, size), *cache.chunk(2, dim=1))
+    return y.reshape(batch, 1, -1)
 
 
 class Decoder(torch.nn.Module):
@@ -219,14 +215,16 @@ class Decoder(torch.nn.Module):
         exponents = torch.arange(0, shape.head_dim, 2, device=embedding.device) / shape.head_dim
         self.register_buffer("frequencies", shape.theta**-exponents)
 
-    def forward(self, tokens: torch.Tensor, cache: Cache, position: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, tokens: torch.Tensor, cache: torch.Tensor, position: torch.Tensor | None = None
+    ) -> torch.Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device) if position is None else position
         angles = places[:, None, None] * self.frequencies
         turn = angles.cos(), angles.sin()
         x = F.embedding(tokens, self.embedding)
         residual = torch.zeros_like(x)
-        for layer, keys, values in zip(self.layers, cache.k, cache.v):
-            x, residual = layer(x, residual, turn, keys, values, position)
+        for layer, kept in zip(self.layers, cache):
+            x, residual = layer(x, residual, turn, kept, position)
         _, x = self.between.add_norm(x[:, -1].contiguous(), residual[:, -1].contiguous(), self.norm)
         return self.head(x)
 

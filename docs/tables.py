@@ -182,6 +182,17 @@ def launch() -> str:
     return machine(of["machine"], how) + table(["call", "µs", "of `torch.mm(out=)`"], rows)
 
 
+def generate() -> str:
+    """A whole model: its steps and its prompts beside bf16."""
+    from generate import rows_of_table
+
+    of = record("generate_nvidia_h200")
+    names = list(of["weight_bytes"])
+    rows = [["weights, GB", *(f"{of['weight_bytes'][name] / 1e9:.2f}" for name in names)]]
+    how = f"medians of graphs, L2 cold; drawn weights, {of['context']} tokens of context"
+    return machine(of, how) + table(["", *names], rows + rows_of_table(of["rows"], names))
+
+
 def _starting(name: str, *texts: str) -> list[dict[str, Any]]:
     """The products of a set whose sizes begin with one of ``texts``."""
     return [row for row in _products([name]) if row["text"].startswith(texts)]
@@ -198,7 +209,13 @@ def _result(operation: str, row: dict[str, Any], how: str) -> list[str]:
 
 
 def results() -> str:
-    """The results of the README: a few rows of each record, each with the peers of its own run."""
+    """The results of the README: the records of ``benchmarks/overview.py``, an H200's first."""
+    found = sorted((ROOT / "benchmarks" / "results").glob("overview_*.json"), reverse=True)
+    return side_by_side([record(path.stem) for path in found]) if found else _results_of_one()
+
+
+def _results_of_one() -> str:
+    """The results of the README where there is no such record: a few rows of others, with the peers of their runs."""
     sets = record("gemm_nvidia_h200")["sets"]
     rows: list[list[str]] = []
     for shape in record("gemv_nvidia_h200")["shapes"]:
@@ -217,10 +234,42 @@ def results() -> str:
         rows.append([f"`quantize` 8192 × 8192 bf16, rule `{rule}`", "call", us(ours["median_us"]),
                      f"compiled torch {us(peer['median_us'])}", times(peer["times_slower"]), ""])  # fmt: skip
     quack = sets["m-sweep"]["versions"]["quack-kernels"]
-    how = "medians, launch included, L2 cold and clean"
+    how = (
+        "medians, launch included, L2 cold and clean; a call is one eager call between two CUDA events, "
+        "a graph is a replay of a CUDA graph, without host time"
+    )
     return machine(sets["m-sweep"], how) + (
         table(["call", "timed", "µs", "peer, µs", "times faster", f"quack {quack} (W4A16), µs"], rows)
     )
+
+
+def side_by_side(records: list[dict[str, Any]]) -> str:
+    """Records of ``benchmarks/overview.py`` as one table: the calls of all, and four columns for each GPU.
+
+    A figure that a record lacks is an empty cell.
+    """
+    from overview import PEER
+
+    lines, head, calls = [], ["call", "peer"], {}
+    for of in records:
+        short = of["gpu"].removeprefix("NVIDIA ").split()[0]
+        packages = ("torch", "nvidia-cutlass-dsl", "quack-kernels")
+        named = ", ".join(f"{name} {of['versions'][name]}" for name in packages if name in of["versions"])
+        lines.append(
+            f"*{short}: {of['gpu']}, {of['date']} (driver {of['driver']}, CUDA {of['versions']['cuda']}, {named}).*\n"
+        )
+        head += [f"{short}, µs", f"peer on {short}, µs", "times faster", "quack (W4A16), µs"]
+        calls |= {row["call"]: PEER[row["peer"]] for row in of["rows"]}
+    rows = []
+    for call, peer in calls.items():
+        cells = [call, peer]
+        for of in records:
+            found = next((row["us"] for row in of["rows"] if row["call"] == call), {})
+            ours, theirs, quack = (found.get(who) for who in ("ours", "peer", "quack"))
+            ratio = times(theirs / ours) if ours and theirs else ""
+            cells += [us(ours) if ours else "", us(theirs) if theirs else "", ratio, us(quack) if quack else ""]
+        rows.append(cells)
+    return "\n".join(lines) + "\n" + table(head, rows)
 
 
 def plans() -> str:
@@ -303,6 +352,7 @@ TABLES: dict[str, Callable[[], str]] = {
         quantize,
         fused,
         decode,
+        generate,
         launch,
         plans,
         clock,

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 from submission_files import CHEATS, TINY
 
+from cute_nvfp4.harness.errors import SubmissionError
 from cute_nvfp4.harness.evaluation import Evaluation, Options
+from cute_nvfp4.harness.flashinfer.evaluation import BenchEvaluation
+
+FOLDERS = Path(__file__).parent / "folders"
+KINDS = sorted(path.parent.name for path in FOLDERS.glob("*/task.yml"))
+BENCH = Path(__file__).parents[1] / "data" / "flashinfer"
 
 pytestmark = [
     pytest.mark.gpu,
@@ -80,3 +90,56 @@ def test_cheats_with_batches_are_caught(problem, name, mode):
     result = run(name, mode, problem)
     assert not result.passed and result.score_us is None
     assert any("in the batch: " in case.error for case in result.cases), [case.error for case in result.cases]
+
+
+def with_fault(text: str, fault: str) -> str:
+    assert text.count('FAULT = ""\n') == 1
+    return text.replace('FAULT = ""\n', f'FAULT = "{fault}"\n')
+
+
+@pytest.mark.parametrize("mode", ["test", "benchmark", "leaderboard"])
+@pytest.mark.parametrize("folder", KINDS)
+def test_a_folder_is_judged_and_timed(folder, mode):
+    task, submission = FOLDERS / folder / "task.yml", FOLDERS / folder / "submission.py"
+    result = Evaluation(Options("", mode, submission, "cuda", task_file=task)).run()
+    assert result.passed, [case.error for case in result.cases]
+    for case in result.cases:
+        assert (case.gpu is not None) is (mode != "test")
+        if case.gpu is not None:
+            assert case.gpu.best > 1_000  # ns
+    assert (result.score_us is not None) is (mode != "test")
+
+
+@pytest.mark.parametrize("folder", KINDS)
+def test_a_wrong_kernel_fails_in_its_folder(folder, tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text(with_fault((FOLDERS / folder / "submission.py").read_text(), "wrong"))
+    result = Evaluation(Options("", "test", mine, "cuda", task_file=FOLDERS / folder / "task.yml")).run()
+    assert not result.passed and {case.verdict for case in result.cases} == {"wrong"}
+
+
+@pytest.mark.parametrize("fault,status", [("", "PASSED"), ("wrong", "INCORRECT_NUMERICAL")])
+def test_traces_of_flashinfer_bench_name_the_gpu(fault, status, tmp_path):
+    content = json.loads((BENCH / "solution.json").read_text())
+    content["sources"][1]["content"] = f'FAULT = "{fault}"\n'
+    solution, traces = tmp_path / "solution.json", tmp_path / "traces.jsonl"
+    solution.write_text(json.dumps(content))
+    options = Options("", "benchmark", solution, "cuda")
+    try:
+        BenchEvaluation(options, BENCH / "definition.json", BENCH / "workloads.jsonl", traces).run()
+    except SubmissionError:
+        assert fault  # the first workload ends the run
+    for line in traces.read_text().splitlines():
+        told = json.loads(line)["evaluation"]
+        assert told["status"] == status, told["log"]
+        assert told["environment"]["hardware"] == torch.cuda.get_device_name().replace(" ", "_")
+        if not fault:
+            assert told["performance"]["latency_ms"] > 1e-3 and "measured" in told["environment"]["libs"]["times"]
+
+
+@pytest.mark.parametrize("name", ["rewritten_tolerances", "answers_on_disk", "thread_after_the_clock", "lazy_outputs"])
+def test_cheats_of_the_process_are_caught(name, tmp_path):
+    shutil.copy(CHEATS / "submissions" / "honest.py", tmp_path)
+    submission = Path(shutil.copy(CHEATS / "isolation" / f"{name}.py", tmp_path / "submission.py"))
+    result = Evaluation(Options("nvfp4_gemv", "benchmark", submission, "cuda", task_file=TINY)).run()
+    assert not result.passed and result.score_us is None

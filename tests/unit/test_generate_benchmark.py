@@ -11,7 +11,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import generate as benchmark
-from generate_model import TINY, Between, Cache, Decoder, models
+from generate_model import TINY, Between, Decoder, empty_cache, models
 
 TOKENS = torch.randint(TINY.vocabulary, (2, 9), generator=torch.Generator().manual_seed(2))
 
@@ -58,7 +58,7 @@ def test_the_model_is_a_llama(made: dict[str, Decoder]) -> None:
     """Prompts, and steps after them with the cache, beside float64."""
     want = exact(made["bf16"], TOKENS)
     for name in ("bf16", "w4a16", "w4a16, head too"):
-        cache = Cache.empty(TINY, 2, 9, "cpu")
+        cache = empty_cache(TINY, 2, 9, "cpu")
         assert distance(made[name](TOKENS[:, :8], cache), want[:, 7]) < 0.03, name
         step = made[name](TOKENS[:, 8:], cache, torch.tensor([8]))
         assert distance(step, want[:, 8]) < 0.03, name
@@ -69,7 +69,7 @@ def test_the_model_is_a_llama(made: dict[str, Decoder]) -> None:
 
 @torch.inference_mode()
 def test_a_step_writes_the_next_tokens(made: dict[str, Decoder]) -> None:
-    cache, tokens = Cache.empty(TINY, 2, 4, "cpu"), TOKENS[:, :1].clone()
+    cache, tokens = empty_cache(TINY, 2, 4, "cpu"), TOKENS[:, :1].clone()
     logits = benchmark.step(made["w4a4"], tokens, cache, torch.tensor([3]))
     assert tokens.equal(logits.argmax(-1, keepdim=True)) and logits.isfinite().all()
     benchmark.products(made["w4a16"], 2, "cpu")()
@@ -100,3 +100,11 @@ def test_table() -> None:
         "| prefill, 2048 tokens | 50.00 ms | 50.00 ms (1.00 ×) |",
     ]
     assert benchmark.parse(["--quick", "--batches", "1", "--prompts"]).prompts == []
+
+
+def test_kernels_of_a_step() -> None:
+    seen = [("norm", 2.0), ("gemm", 30.0), ("norm", 4.0), ("gemm", 34.0), ("norm", 3.0), ("norm", 3.0)]
+    assert benchmark.by_kernel(seen, 2) == [
+        {"kernel": "gemm", "count": 1.0, "us": 32.0},
+        {"kernel": "norm", "count": 2.0, "us": 6.0},
+    ]
