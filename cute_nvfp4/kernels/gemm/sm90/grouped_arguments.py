@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ....runtime.signature import INT32, VARYING_FLOAT32, PerConfig, Pointer, Scalar
+from ...quantize.fp8_config import Fp8RowsArguments
 from ..arguments import MAP_BYTES, GroupFactor
-from .arguments import Activations, OutputRows, PackedWeight
+from .arguments import Activations, OutputRows, PackedWeight, RowScales
 from .grouped_config import GroupedWgmmaConfig
 
 
@@ -20,10 +21,12 @@ class RowsOfGroups(NamedTuple):
 
 
 class PackedGroup(NamedTuple):
-    """One problem of a list; it has no rows of x in a slot that no group has."""
+    """One problem of a list; it has no rows of x in a slot that no group has. row_scales: where both are FP8; for rows
+    of one x of all its rows, and of the rows of a stack of weights, those of each padded to 16."""
 
     weight: PackedWeight = PackedWeight()
     x: Activations = Activations()
+    row_scales: RowScales | None = PerConfig(lambda c: RowScales() if c.weights.by_table else None)
     out: OutputRows = OutputRows()
     k: Scalar = INT32
 
@@ -47,11 +50,12 @@ class GroupedWgmmaArguments(NamedTuple):
 
     Or, gated, gate(alphaᵢ · xᵢ · gateᵢᵀ) · (alphaᵢ · xᵢ · upᵢᵀ); factors: of each product.
     one: the matrices of which the groups have rows; those of any group where a kernel makes the tensor maps of all from
-    one's; of none where each group has its own. workers: CTAs.
+    one's; of none where each group has its own. floats: x that is quantized first. workers: CTAs.
     """
 
     groups: tuple | PackedGroupTable | RowsOfGroups = PerConfig(_groups)
     one: PackedGroup | None = PerConfig(lambda c: None if c.maps == "parameters" else PackedGroup())
+    floats: Fp8RowsArguments | None = PerConfig(lambda c: Fp8RowsArguments() if c.first else None)
     alpha: Scalar = VARYING_FLOAT32
     factors: tuple[tuple[GroupFactor, ...], ...] = PerConfig(lambda c: ((GroupFactor(),) * c.factors,) * c.products)
     workers: Scalar = INT32
