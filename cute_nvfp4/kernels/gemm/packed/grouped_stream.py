@@ -53,8 +53,8 @@ class GroupPlace(NamedTuple):
 
 
 class RoutedTile(NamedTuple):
-    """Of a thread: the biases of its four rows of the output, of each product; the router's weights of its columns, of
-    which every ``thread_columns``-th is its own."""
+    """A thread's biases, of each product for its four rows of the output; and router weights of its columns, of which
+    every ``thread_columns``-th is one."""
 
     bias: tuple[tuple[Float32, ...], ...]
     weights: tuple[Float32, ...]
