@@ -121,16 +121,23 @@ def dry_run(names: Sequence[str], contestants: Sequence[Contestant], gpu: str) -
             print(f"  {shape!s:>50}  floor {floor_us(shape, limits):7.1f} µs  {running}  {shape.name}".rstrip())
 
 
+def peer_versions() -> dict[str, str]:
+    """The versions of the packages that peers come from."""
+    found = {}
+    for package in ("triton", "quack-kernels"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
 def run(names: Sequence[str], contestants: Sequence[Contestant], rounds: int, path: Path) -> dict:
     """Measures sets of shapes; the record, with the sets of ``path`` that were not run."""
     gpu_target("--dry-run needs no GPU.")
     clear = ColdL2()
     about = machine()
-    for package in ("triton", "quack-kernels"):
-        try:
-            about["versions"][package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            about["versions"][package] = "not installed"
+    about["versions"] |= peer_versions()
     before = json.loads(path.read_text()) if path.exists() else {}
     record = {"gpu": about["gpu"], "sets": before["sets"] if before.get("gpu") == about["gpu"] else {}}
     for name in names:

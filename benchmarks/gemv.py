@@ -37,13 +37,15 @@ SHAPES = ((7168, 16384, 1), (4096, 7168, 8), (7168, 2048, 4))
 _RULE = StopRule(repeats=100, relative_error=0.001, seconds=10.0)
 
 
-def operands(m: int, k: int, batch: int, seed: int) -> tuple[BlockScaledTensor, BlockScaledTensor]:
+def operands(
+    m: int, k: int, batch: int, seed: int, device: str = "cuda"
+) -> tuple[BlockScaledTensor, BlockScaledTensor]:
     """Random operands with every E2M1 code and every finite E4M3 scale, scales blocked."""
-    generator = torch.Generator(device="cuda").manual_seed(seed)
+    options = {"dtype": torch.uint8, "device": device, "generator": torch.Generator(device).manual_seed(seed)}
 
     def draw(rows: int) -> BlockScaledTensor:
-        data = torch.randint(0, 256, (batch, rows, k // 2), dtype=torch.uint8, device="cuda", generator=generator)
-        scale = torch.randint(0, 254, (batch, rows, k // 16), dtype=torch.uint8, device="cuda", generator=generator)
+        data = torch.randint(0, 256, (batch, rows, k // 2), **options)
+        scale = torch.randint(0, 254, (batch, rows, k // 16), **options)
         # 254 codes: all but the two NaN, 0x7F and 0xFF
         return BlockScaledTensor(data, to_blocked(scale + (scale >= 0x7F).to(torch.uint8)))
 
@@ -61,7 +63,7 @@ def median_us(call, clear: ColdL2) -> float:
 
 def check(a: BlockScaledTensor, b: BlockScaledTensor) -> float:
     """Largest error of an fp32 result over the largest result; NaN if anything was left unwritten."""
-    out = torch.full((a.batch, a.rows), float("nan"), device="cuda")
+    out = torch.full((a.batch, a.rows), float("nan"), device=a.data.device)
     gemv(a, b, out=out)
     exact = gemv_reference(a, b, out_dtype=torch.float64)
     return ((out.double() - exact).abs().max() / exact.abs().max()).item()

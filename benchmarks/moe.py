@@ -9,8 +9,10 @@ For the layers of Qwen3-30B-A3B, gpt-oss-20b and Mixtral-8x7B, from 1 to 8192 to
 
 ``floor``: the bytes of the experts that are used, once, at the bandwidth of a device copy of the same run. Each call
 is a CUDA graph; the two take turns, L2 is cleared before each, times are medians between two CUDA events. What ``moe``
-gives is checked first, against exact torch at 16 tokens.
+gives is checked first, against exact torch at 16 tokens, and at each number of tokens against the bf16 layer.
 
+``--quick``: 1, 16, 64, 256 and 1024 tokens, uniform routing, checked against the bf16 layer alone: about 100 seconds,
+most of them for compiling. ``--parts`` adds, after the table, what each launch of a call takes, by torch's profiler.
 ``--smoke`` needs no GPU: small layers in the simulator, checked, and no times.
 
 Exit codes: 0 done, 1 a result is wrong, 2 no CUDA device, or one that no kernel is written for.
@@ -22,6 +24,8 @@ import argparse
 import json
 import statistics
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -30,7 +34,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import capture, gpu_target, machine, results_path, take_turns, write
+from common import Captured, capture, gpu_target, machine, results_path, take_turns, write
 
 from cute_nvfp4 import BlockScaledTensor, moe, prepare_experts, simulating
 from cute_nvfp4.formats import FORMATS
@@ -39,7 +43,12 @@ from cute_nvfp4.ops.moe.activation import ActivationFunction
 from cute_nvfp4.ops.moe.experts import Experts
 
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 8192)
+QUICK_TOKENS = (1, 16, 64, 256, 1024)
 CHECKED = 16
+TRACED = 7
+"""Calls of which the profiler says what each launch takes."""
+OURS = "cute_nvfp4"
+"""In the name of each of the package's kernels."""
 _SCALES = {"nvfp4": (0x28, 0x38), "mxfp4": (118, 124)}
 """Codes of the scales that weights are made of."""
 
@@ -150,33 +159,78 @@ def by_torch(layer: Layer, weights: list[torch.Tensor], biases: list[torch.Tenso
 def check(layer: Layer, weights: Weights, device: str) -> None:
     """Raises unless ``moe`` gives what exact torch gives."""
     r = Routing.random(layer, CHECKED, True, device)
-    got = moe(r.x, r.ids, r.weights, weights.experts).double()
-    want = moe(r.x, r.ids, r.weights, weights.experts, backend="reference").double()
-    if not (got - want).norm() < 0.02 * want.norm():
-        raise AssertionError(f"{layer.model}: moe is off by {float((got - want).norm() / want.norm()):.3f}")
+    got = moe(r.x, r.ids, r.weights, weights.experts)
+    check_near(layer, CHECKED, got, moe(r.x, r.ids, r.weights, weights.experts, backend="reference"))
 
 
-def measure(layer: Layer, tokens: tuple[int, ...], rounds: int, copy: float, quantized: bool) -> list[dict]:
-    """The rows of a layer's table."""
+def check_near(layer: Layer, tokens: int, got: torch.Tensor, want: torch.Tensor) -> None:
+    """Raises unless two results are equal but for their rounding."""
+    got, want = got.double(), want.double()
+    off = float((got - want).norm() / want.norm())
+    if not off < 0.02:
+        raise AssertionError(f"{layer.model}, {tokens} tokens: moe is off by {off:.3f} of the norm")
+
+
+def measure(layer: Layer, options: argparse.Namespace, copy: float, quantized: bool) -> list[dict]:
+    """The rows of a layer's table, and, if asked for, what each launch takes."""
+    begin = time.perf_counter()
     weights, found = Weights(layer, "cuda", quantized), []
-    check(layer, weights, "cuda")
+    if not options.quick:
+        check(layer, weights, "cuda")
     wide, clear = weights.in_bf16(), ColdL2()
-    for skewed in (False, True):
-        for count in tokens:
+    for skewed in (False,) if options.quick else (False, True):
+        for count in options.tokens:
             r = Routing.random(layer, count, skewed, "cuda")
             calls = {
                 "moe": capture(lambda r=r: moe(r.x, r.ids, r.weights, weights.experts)),
                 "torch": capture(lambda r=r: by_torch(layer, wide, weights.biases, r)),
             }
-            times = {name: statistics.median(x) for name, x in take_turns(calls, rounds, clear).items()}
+            times = {name: statistics.median(x) for name, x in take_turns(calls, options.rounds, clear).items()}
+            if not quantized:
+                check_near(layer, count, calls["moe"].result, calls["torch"].result)
             used = len(r.ids.unique())
             floor = used * layer.expert_bytes / copy * 1e6
             row = {"model": layer.model, "tokens": count, "skewed": skewed, "experts_used": used, "us": times}
+            row["parts"] = parts(calls["moe"], clear) if options.parts else []
             found.append(row | {"floor_us": floor})
-            words = "  ".join(f"{name} {us:8.1f}" for name, us in times.items())
-            kind = "skewed" if skewed else "uniform"
-            print(f"{layer.model:>14} {count:5} {kind:>7}  {words} us  floor {floor:6.1f}")
+    print(f"{layer.model}: {time.perf_counter() - begin:.0f} s with compiling", flush=True)
     return found
+
+
+def parts(call: Captured, clear: Callable[[], None]) -> list[dict]:
+    """What each launch of a call takes, and the time from its end to the next one's start, µs: medians of torch's
+    profiler. Empty where it sees no kernels."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(TRACED):
+            clear()
+            call.graph.replay()
+        torch.cuda.synchronize()
+    spans = [(x.time_range.start, x.time_range.end, x.name) for x in profiler.events() if OURS in x.name]
+    each, rest = divmod(len(spans), TRACED)
+    if rest or not each:
+        return []
+    spans.sort()
+    runs = [spans[i : i + each] for i in range(0, len(spans), each)]
+    found = []
+    for i in range(each):
+        name = spans[i][2].partition(OURS)[2][:40]
+        us = statistics.median(run[i][1] - run[i][0] for run in runs)
+        after = statistics.median(run[i + 1][0] - run[i][1] for run in runs) if i + 1 < each else 0.0
+        found.append({"kernel": name, "us": us, "until_next_us": after})
+    return found
+
+
+def show(rows: list[dict]) -> None:
+    """Prints the launches, if they were traced, and the table."""
+    for row in rows:
+        if row["parts"]:
+            words = ", ".join(f"{x['kernel']} {x['us']:.1f} (+{x['until_next_us']:.1f})" for x in row["parts"])
+            print(f"{row['model']:>14} {row['tokens']:5} {words}")
+    print(f"{'layer':>14} {'T':>5} {'routing':>7} {'moe us':>8} {'torch us':>8} {'ratio':>6} {'floor us':>8}")
+    for row in rows:
+        kind, us = "skewed" if row["skewed"] else "uniform", row["us"]
+        words = f"{us['moe']:8.1f} {us['torch']:8.1f} {us['torch'] / us['moe']:6.2f} {row['floor_us']:8.1f}"
+        print(f"{row['model']:>14} {row['tokens']:5} {kind:>7} {words}")
 
 
 def smoke() -> None:
@@ -213,9 +267,14 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="results file (default: benchmarks/results/moe_<gpu>.json)")
     parser.add_argument("--json", action="store_true", help="print the record as JSON at the end")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--models", nargs="+", metavar="TEXT", default=[""], help="layers with this in their names")
     parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--quick", action="store_true", help="few tokens, uniform routing, 15 rounds")
+    parser.add_argument("--parts", action="store_true", help="what each launch takes, too")
     parser.add_argument("--smoke", action="store_true", help="small layers in the simulator: no GPU, no times")
     options = parser.parse_args()
+    if options.quick:
+        options.tokens, options.rounds = QUICK_TOKENS, 15
     try:
         if options.smoke:
             smoke()
@@ -225,13 +284,15 @@ def main() -> int:
         timing = "median of CUDA graphs between two events, L2 cleared, calls taking turns"
         record = machine() | {"copy_bytes_s": copy, "timing": timing, "rows": []}
         print(f"{record['gpu']}, driver {record['driver']}, {record['date']}: copy {copy / 1e12:.2f} TB/s")
+        quantized = target.arch.generation == "sm100"
         for layer in LAYERS:
-            quantized = target.arch.generation == "sm100"
-            record["rows"] += measure(layer, tuple(options.tokens), options.rounds, copy, quantized)
+            if any(x in layer.model for x in options.models):
+                record["rows"] += measure(layer, options, copy, quantized)
     except AssertionError as error:
         print(error, file=sys.stderr)
         return 1
     write(record, options.output or results_path("moe"))
+    show(record["rows"])
     if options.json:
         print(json.dumps(record, indent=1))
     return 0

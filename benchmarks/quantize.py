@@ -122,10 +122,10 @@ def baseline(x: torch.Tensor, rule: str, clear: ColdL2, compiled: bool, ours: fl
     return {"rule": rule, "backend": name, "median_us": time, "times_slower": time / ours}
 
 
-def plain_scale(rule: str) -> torch.Tensor:
+def plain_scale(rule: str, device: str = "cuda") -> torch.Tensor:
     """A global scale for normal numbers, under which nothing is a tie."""
     full = resolve_rule(rule, resolve_format("nvfp4")).full_scale
-    return torch.tensor(_PLAIN_AMAX / full, dtype=torch.float32, device="cuda")
+    return torch.tensor(_PLAIN_AMAX / full, dtype=torch.float32, device=device)
 
 
 def requests(x: torch.Tensor) -> list[tuple[torch.Tensor, dict]]:

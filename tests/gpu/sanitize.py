@@ -36,6 +36,8 @@ from cute_nvfp4 import (
     gemv,
     grouped_gemm,
     grouped_gemm_contiguous,
+    moe,
+    prepare_experts,
     prepare_weight,
     quantize,
     rmsnorm_quantize,
@@ -89,6 +91,9 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
     groups = PackedPlan(GroupedWgmmaConfig(tile_n=64, stages=2), 3)
     sixteen = PackedPlan(replace(groups.config, dtype="float16"), groups.workers)
     a, row = (quantize(x, backend="reference") for x in (few, few[:1]))
+    e4m3, few8, many8 = torch.float8_e4m3fn, *(quantize(x, "fp8_e4m3") for x in (few, many))
+    of_fp8 = [prepare_weight(*some, dtype=e4m3) for some in ((w,), (w, w), (stack,))]
+    eight = PackedPlan(replace(groups.config, dtype="float8_e4m3fn"), groups.workers)
     found: dict[str, Callable[[], object]] = {
         "gemv": lambda: gemv(w, row),
         "prepare_weight": lambda: prepare_weight(w),
@@ -103,6 +108,12 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
         "grouped_gemm_contiguous, gated": lambda: grouped_gemm_contiguous(
             many, pairs, offsets=offsets, gate="silu", config=groups
         ),
+        "W4A8, x in 16 bits": lambda: gemm(many, of_fp8[0]),
+        "W4A8, gated": lambda: gated_gemm(many8, of_fp8[1]),
+        "W4A8, a list": lambda: grouped_gemm([(few8, of_fp8[0]), (many8, of_fp8[0])], config=eight),
+        "W4A8, contiguous": lambda: grouped_gemm_contiguous(many8, of_fp8[2], offsets=offsets, config=eight),
+        "W4A8, contiguous, x in 16 bits": lambda: grouped_gemm_contiguous(many, of_fp8[2], offsets=offsets),
+        **layers(device),
         "rmsnorm_quantize": lambda: rmsnorm_quantize(many, None, global_scale=None),
         "silu_mul_quantize": lambda: silu_mul_quantize(many, many, global_scale=None),
     }
@@ -111,6 +122,23 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
     for name, plan in plans().items():
         x = few if plan.streams else many
         found[f"gemm, {name}"] = lambda plan=plan, x=x: gemm(x, weight, config=plan, out_dtype=torch.float32)
+    return found
+
+
+def layers(device: str) -> dict[str, Callable[[], object]]:
+    """Small mixtures of experts: with SwiGLU, and with what gpt-oss has, some ids out of range."""
+    tokens, top, experts, hidden, inner = 20, 3, 5, 160, 96
+    pair = [torch.randn(experts, n, k, device=device) for n, k in ((2 * inner, hidden), (hidden, inner))]
+    biases = {"gate_up_bias": torch.randn(pair[0].shape[:2]), "down_bias": torch.randn(pair[1].shape[:2])}
+    biases = {name: x.to(device) for name, x in biases.items()}
+    x = torch.randn(tokens, hidden, device=device, dtype=torch.bfloat16)
+    ids = torch.randint(-1, experts + 1, (tokens, top), device=device)
+    weights = torch.rand(tokens, top, device=device)
+    found: dict[str, Callable[[], object]] = {}
+    for format, options in (("nvfp4", {}), ("mxfp4", {"activation": "clamped_swiglu", **biases})):
+        quantized = [quantize(w, format, backend="reference") for w in pair]
+        prepared = prepare_experts(*quantized, **options)
+        found[f"moe, {format}"] = lambda prepared=prepared: moe(x, ids, weights, prepared)
     return found
 
 
