@@ -9,14 +9,16 @@ import torch
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import NVFP4
 from cute_nvfp4.nn.explain import KernelChoice, explain_product
-from cute_nvfp4.nn.held_weight import PREPARED, HeldWeight
+from cute_nvfp4.nn.held_weight import HALVES, HeldWeight
+from cute_nvfp4.nn.input_rules import E4M3, check_input_rule, takes_fp8, takes_nvfp4
 from cute_nvfp4.operand import PLAIN, BlockScaledTensor, row_alignment
 from cute_nvfp4.ops.dispatch import is_recorded, recording
 from cute_nvfp4.ops.gemm import gemm
 from cute_nvfp4.ops.gemv import gemv
+from cute_nvfp4.ops.prepare_weight import prepare_weight
 from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.ops.row_product import RowProduct, row_product
-from cute_nvfp4.quantization.rules import resolve_rule
+from cute_nvfp4.row_scaled import by_rows
 from cute_nvfp4.runtime.backend import Backend
 from cute_nvfp4.runtime.simulating import surroundings
 
@@ -37,7 +39,9 @@ class NVFP4Linear(HeldWeight):
     repacked weight beside its own from the first call that needs it: as many bytes again, not saved.
 
     input_rule: how x is quantized; None leaves x as it is (W4A16): one launch for bfloat16 and float16 on Hopper,
-    elsewhere weights are decoded for each call.
+    elsewhere weights are decoded for each call. "fp8": rows in E4M3, and products of the weight rounded to E4M3 (W4A8),
+    on Hopper in one call for x in 16 bits, elsewhere in exact torch. "auto": None for few rows of x and "fp8" for many,
+    whichever is faster; on Hopper the weight is then held twice, four bits each.
     input_global_scale: x's, calibrated; None computes it for each batch.
     input_scale: (K,) multiplies x first (what AWQ moved out of the weights); None for none.
     backend: of the product, as for ``gemm``. With "reference" x is quantized by torch, too, else by "auto".
@@ -61,8 +65,7 @@ class NVFP4Linear(HeldWeight):
         if weight.format is not NVFP4 or weight.is_batched:
             got = f"{weight.format.name}, {'batched' if weight.is_batched else 'a matrix'}"
             raise OperandError.of("weight", got=got, expected="a matrix in nvfp4")
-        if input_rule is not None and resolve_rule(input_rule, NVFP4).choice == "hessian":
-            raise OperandError.of("input_rule", got="'hessian'", expected="a rule that needs only x")
+        check_input_rule(input_rule)
         super().__init__(weight, weight.k if in_features is None else in_features, input_rule, backend)
         if not weight.k - NVFP4.block < self.in_features <= weight.k:
             raise OperandError.of("in_features", got=self.in_features, expected=f"{weight.k}, less its padding")
@@ -125,8 +128,10 @@ class NVFP4Linear(HeldWeight):
         rows = x.shape[0]
         if rows == 0:
             return x.new_empty((0, self.out_features))
-        if self.input_rule is None:
-            prepared = self._prepared(x, x.dtype) if x.dtype in PREPARED else None
+        if takes_fp8(self.input_rule, rows):
+            return self._multiply_in_fp8(x)
+        if not takes_nvfp4(self.input_rule):
+            prepared = self._prepared(x, x.dtype) if x.dtype in HALVES else None
             if prepared is None:
                 return torch.nn.functional.linear(x, self._decoded(x.dtype))
             return gemm(self._aligned(x, prepared.k), prepared, backend=self.backend)
@@ -144,6 +149,15 @@ class NVFP4Linear(HeldWeight):
             return gemv(weight, a, out_dtype=x.dtype, backend=self.backend).unsqueeze(0)
         prepared = self._prepared(x, torch.float16)
         return gemm(a, self.weight if prepared is None else prepared, out_dtype=x.dtype, backend=self.backend)
+
+    def _multiply_in_fp8(self, x: torch.Tensor) -> torch.Tensor:
+        prepared, backend = self._prepared(x, E4M3), self.backend
+        if prepared is None:
+            prepared = prepare_weight(self.weight, dtype=E4M3)
+        if not (torch.compiler.is_dynamo_compiling() or self._on_hopper(x.device)):
+            backend = "reference"
+        rows = self._aligned(x, prepared.k)
+        return gemm(rows if x.dtype in HALVES else by_rows(rows), prepared, out_dtype=x.dtype, backend=backend)
 
     def explain_backend(self, rows: int = 1, dtype: torch.dtype = torch.bfloat16) -> KernelChoice:
         """What a call with ``rows`` rows of ``dtype`` runs, and why: ``(backend, kernel, reason)``."""

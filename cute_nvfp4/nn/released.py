@@ -1,7 +1,9 @@
 """A weight whose only copy is the repacked one: what packing does not keep, and the checkpoint's bytes back.
 
 ``prepare_weight`` keeps every value, and the bytes of nearly every block. Two kinds of blocks it rewrites: under a
-scale of ±0 codes become zeros, and the sign of a negative scale moves to its block's codes. ``rewritten`` finds them by
+scale of ±0 codes become zeros, and the sign of a negative scale moves to its block's codes. For FP8 values are rounded
+when they are decoded, not when they are packed: a third kind of blocks is those far below the largest of their row, a
+fourth those of a row with a NaN. A block of zeros is taken for one whose scale is 0. ``rewritten`` finds them by
 unpacking and comparing, so that what ``unpacked`` gives is what was packed, whatever that was.
 """
 
@@ -16,6 +18,7 @@ from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.prepared_weight import PreparedWeight
 from cute_nvfp4.scale_layout import blocked_flat, to_blocked
 from cute_nvfp4.weight_layout import TILE_ROWS, unpack_nvfp4
+from cute_nvfp4.weight_layout_fp8 import unpack_blocks
 
 _BLOCK_BYTES = NVFP4.block_bytes
 _SLAB_TILES = 16
@@ -60,8 +63,12 @@ def _rowmajor(packed: PreparedWeight) -> tuple[torch.Tensor, torch.Tensor]:
     data = torch.empty((packed.rows, packed.k // 2), **size)
     scale = torch.empty((packed.rows, packed.k // NVFP4.block), **size)
     for first in range(0, packed.packed.shape[0], _SLAB_TILES):
-        codes, scales = unpack_nvfp4(packed.packed[None, first : first + _SLAB_TILES], packed.layout)
+        slab = packed.packed[None, first : first + _SLAB_TILES]
         rows = slice(first * TILE_ROWS, min((first + _SLAB_TILES) * TILE_ROWS, packed.rows))
+        if packed.row_factor is None:
+            codes, scales = unpack_nvfp4(slab, packed.layout)
+        else:
+            codes, scales = unpack_blocks(slab, packed.layout, packed.row_factor[None, rows])
         count = rows.stop - rows.start
         data[rows] = pack_e2m1(codes[0, :count, : packed.k])
         scale[rows] = scales[0, :count, : scale.shape[1]]
