@@ -329,6 +329,17 @@ def support() -> str:
     return markdown()
 
 
+def _over_two_gpus(name: str) -> Callable[[], str]:
+    """A table of ``parallel_tables``."""
+
+    def written_table() -> str:
+        import parallel_tables
+
+        return parallel_tables.of_records(getattr(parallel_tables, name))
+
+    return written_table
+
+
 def fingerprints() -> str:
     """How many kernels have a fingerprint of their PTX."""
     return str(len(json.loads((ROOT / "tests" / "data" / "ptx_fingerprints.json").read_text())["kernels"]))
@@ -358,7 +369,7 @@ TABLES: dict[str, Callable[[], str]] = {
         clock,
         support,
     )
-}
+} | {f"parallel-{name}": _over_two_gpus(name) for name in ("dense", "parts", "experts")}
 COUNTS: dict[str, Callable[[], str]] = {f.__name__: f for f in (fingerprints, programs)}
 
 
