@@ -127,6 +127,9 @@ def can_stream(p: PackedGroups, c: GroupedStreamConfig) -> str:
     """Why the streaming kernel cannot run the problem so, or an empty string."""
     if not p.stack:
         return explain("groups of the streaming kernel", got="a list", expected="rows of one x, and a stack of weights")
+    if c.weights.by_table:
+        expected = "bfloat16 or float16"
+        return explain("dtype of a weight of the streaming kernel", got=p.dtype, expected=expected)
     m, n, k = p.sizes[0]
     k_tiles = packed_tiles(n, k)[1]
     if k_tiles % c.stage_tiles:
