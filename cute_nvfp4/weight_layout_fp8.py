@@ -142,11 +142,11 @@ def unpack_rows(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
 
 
 def unpack_blocks(packed: torch.Tensor, packing: Packing, factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """E2M1 codes (L, rows, padded K), one a byte, and E4M3 bytes of scales (L, rows, padded K / 16), of tiles whose
-    rows have these factors (L, rows); of a block without codes the scale is 0. Not what ``by_row`` was given where it
-    moved codes, or a sign."""
+    """E2M1 codes (L, rows, padded K), one a byte, and scales (L, rows, padded K / 16) in float64, of tiles whose rows
+    have these factors (L, rows); of a block without codes the scale is 0. Not what ``by_row`` was given where it moved
+    codes, or a sign."""
     magnitudes, negative, scales = (x[:, : factor.shape[1]] for x in _unpacked(packed, packing))
     codes = (magnitudes | negative << 3).to(torch.uint8)
     used = magnitudes.unflatten(-1, (-1, STEP_K)).ne(0).any(-1)
-    values = (scales & 0x7F).to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float32) * factor.unsqueeze(-1)
-    return codes, torch.where(used, values, 0.0).to(torch.float8_e4m3fn).view(torch.uint8)
+    values = (scales & 0x7F).to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float64) * factor.unsqueeze(-1)
+    return codes, torch.where(used, values, 0.0)

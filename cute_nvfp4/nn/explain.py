@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from cute_nvfp4.formats import NVFP4
-from cute_nvfp4.nn.input_rules import E4M3, takes_fp8, takes_nvfp4
+from cute_nvfp4.nn.input_rules import E4M3, takes_4_bits, takes_fp8
 from cute_nvfp4.planning.packed_problem import PackedProblem, can_take
 from cute_nvfp4.runtime.backend import Backend, resolve
 
@@ -33,21 +33,24 @@ def explain_product(
     backend: Backend,
     device: torch.device,
     released: torch.dtype | None = None,
+    block: int = NVFP4.block,
 ) -> KernelChoice:
     """The choice of ``NVFP4Linear`` for x (rows, k) of ``dtype`` and a weight (n, k).
 
-    released: the dtype that a weight is prepared for where that is its only copy.
+    released: the dtype that a weight is prepared for where that is its only copy. block: elements of a scale.
     """
     target = resolve(backend, device)
     hopper, x = target.arch.generation == "sm90", _NAMES.get(dtype, str(dtype))
-    quantized, fp8 = takes_nvfp4(input_rule), takes_fp8(input_rule, rows)
+    # MXFP4 in 16 bits is what it is, and a row of it has no kernel of its own
+    nvfp4 = block == NVFP4.block
+    quantized, fp8 = takes_4_bits(input_rule) and nvfp4, takes_fp8(input_rule, rows)
     product = torch.float16 if quantized else E4M3 if fp8 else dtype
     if target.backend == "reference":
         where = "backend='reference'" if backend == "reference" else f"tensors on {device.type} and no simulator"
         return KernelChoice("reference", "exact torch", where)
     if fp8 and not hopper:
         return KernelChoice("reference", "exact torch", f"{target.arch.name} has no kernel of 4-bit weights for FP8")
-    if not (quantized or fp8):
+    if not (takes_4_bits(input_rule) or fp8):
         if not hopper:
             why = f"{target.arch.name} has no kernel of 16-bit x for weights that are not prepared"
             return KernelChoice(target.backend, "torch's linear, weight decoded for each call", why)
@@ -60,10 +63,9 @@ def explain_product(
         return KernelChoice(target.backend, "gemv", "one row, quantized: the weight is read once as it is")
     if not hopper:
         return KernelChoice(target.backend, "gemm", f"block-scaled products of {target.arch.name}")
-    padded = -(-k // NVFP4.block) * NVFP4.block
-    problem = PackedProblem(
-        m=rows, n=n, k=padded, dtype=_PRODUCTS[product], out=x, quantized=quantized, vector=True, factors=1
-    )
+    padded = -(-k // block) * block
+    options = {"quantized": quantized, "vector": True, "factors": 1}
+    problem = PackedProblem(m=rows, n=n, k=padded, dtype=_PRODUCTS[product], out=x, **options)
     if can_take(problem):
         why = f"few rows ({rows}): they take the time of the weight's bytes"
         return KernelChoice(target.backend, "packed streaming gemm", why)

@@ -1,4 +1,4 @@
-"""The NVFP4 weight that a layer holds: as a checkpoint has it, repacked for Hopper, or both."""
+"""The NVFP4 or MXFP4 weight that a layer holds: as a checkpoint has it, repacked for Hopper, or both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from cute_nvfp4.formats import NVFP4
+from cute_nvfp4.formats import NVFP4, Format
 from cute_nvfp4.nn.input_rules import E4M3, product_dtypes
 from cute_nvfp4.nn.released import Rewritten, rewritten, unpacked
 from cute_nvfp4.operand import BlockScaledTensor
@@ -55,13 +55,15 @@ _UNSAVED = ("_kept", "_prepared_from", "_sole")
 
 
 class HeldWeight(torch.nn.Module):
-    """The part of ``NVFP4Linear`` that holds W (N, K): buffers ``weight_data`` (N, K / 2), ``weight_scale``, blocked
-    and flat, and ``weight_global_scale``, and what products on Hopper read instead of the first two.
+    """The part of ``NVFP4Linear`` and ``MXFP4Linear`` that holds W (N, K): buffers ``weight_data`` (N, K / 2),
+    ``weight_scale``, blocked and flat, and ``weight_global_scale``, None for MXFP4, and what products on Hopper read
+    instead of the first two.
 
     in_features: columns that are no padding. input_rule: that of x, or None: it says in which dtype weights are
     multiplied (``input_rules``). backend: of the products.
     """
 
+    format: Format = NVFP4
     _kept: _Kept | None = None
     _prepared_from: tuple[torch.Tensor | None, ...] = (None, None)
     _released: torch.dtype | None = None
@@ -83,7 +85,7 @@ class HeldWeight(torch.nn.Module):
         """The weight as an operand, (N, K) with K padded to a multiple of 16: one object, until a buffer changes. Of a
         layer that holds the repacked weight only it is unpacked each time."""
         if self._released is not None:
-            return unpacked(self._sole_weight(), self._rewritten)
+            return unpacked(self._sole_weight(), self._rewritten, self.format)
         operand, _ = self._checked()
         return operand
 
@@ -93,7 +95,7 @@ class HeldWeight(torch.nn.Module):
         buffers = self._buffers
         data, scale, factor = buffers["weight_data"], buffers["weight_scale"], buffers["weight_global_scale"]
         if torch.compiler.is_dynamo_compiling():
-            return BlockScaledTensor(data, scale, factor), None
+            return BlockScaledTensor(data, scale, factor, self.format), None
         given = buffers.get("input_global_scale")
         if self._kept is not None:
             kept, places, before, rows, _ = self._kept
@@ -101,7 +103,7 @@ class HeldWeight(torch.nn.Module):
                 # a tensor may have got other memory, or contents swapped in
                 if places == addresses(data, scale, factor):
                     return kept, rows
-        operand = BlockScaledTensor(data, scale, factor)
+        operand = BlockScaledTensor(data, scale, factor, self.format)
         if is_recorded(data):
             return operand, None
         self._forget()
@@ -122,7 +124,7 @@ class HeldWeight(torch.nn.Module):
         self._wanted = dtype if release else None
         if not self._on_hopper(self._weight_device()):
             return self
-        dtypes = product_dtypes(self.input_rule, dtype)
+        dtypes = product_dtypes(self.input_rule, dtype, self.format)
         if self._released is not None:
             if self._released is dtypes[0]:
                 return self
@@ -132,6 +134,25 @@ class HeldWeight(torch.nn.Module):
         if release:
             self._release(dtypes)
         return self
+
+    def replace_weight(self, weight: BlockScaledTensor, in_features: int) -> None:
+        """Puts another weight in the place of this one, such as a shard of it; prepared, if this one was."""
+        released = self._released is not None
+        prepared = self._released_dtypes if released else () if self._kept is None else tuple(self._kept.prepared)
+        self._released = None
+        self._forget()
+        self.in_features, self.out_features = in_features, weight.rows
+        self._buffers["weight_data"], self._buffers["weight_scale"] = weight.data.view(torch.uint8), _flat_scale(weight)
+        for dtype in prepared:
+            self._prepare(dtype)
+        if released:
+            self._release(prepared)
+
+    @property
+    def _released_dtypes(self) -> tuple[torch.dtype, ...]:
+        """What the weights are prepared for that stand for the checkpoint's, the one it is unpacked from first."""
+        held = (dtype for dtype, name in PREPARED.items() if self._buffers.get(name) is not None)
+        return (self._released, *(dtype for dtype in held if dtype is not self._released))
 
     def _weight_device(self) -> torch.device:
         data = self._buffers["weight_data"]
@@ -155,26 +176,10 @@ class HeldWeight(torch.nn.Module):
                 memory.row_factor.copy_(made.row_factor)
             made = replace(made, packed=memory.packed, row_factor=memory.row_factor)
         if dtype not in kept:
-            self._hold(made)
+            self._register(made)
             self._prepared_from = weight.data, weight.scale
         kept[dtype] = _Prepared(made, _versions(weight))
         return made
-
-    def _hold(self, made: PreparedWeight) -> None:
-        """Keeps the tensors of a prepared weight in buffers."""
-        self.register_buffer(PREPARED[made.dtype], made.packed, persistent=False)
-        if made.row_factor is not None:
-            self.register_buffer(_ROW_FACTOR, made.row_factor.view(torch.int32), persistent=False)
-
-    def _held(self, dtype: torch.dtype) -> PreparedWeight | None:
-        """The prepared weight of the buffers, or None."""
-        packed, factor, k = self._buffers.get(PREPARED[dtype]), None, -(-self.in_features // NVFP4.block) * NVFP4.block
-        if packed is None:
-            return None
-        if dtype is E4M3:
-            factor = self._buffers[_ROW_FACTOR].view(torch.float32)
-        scale = self._buffers["weight_global_scale"]
-        return PreparedWeight(packed, self.out_features, k, dtype, scale, row_factor=factor)
 
     def _release(self, dtypes: Sequence[torch.dtype]) -> None:
         """Leaves the prepared weights alone, with the blocks that packing for the first one rewrote."""
@@ -184,10 +189,34 @@ class HeldWeight(torch.nn.Module):
         for name in ("weight_data", "weight_scale"):
             self._buffers[name] = None
         for one in made:
-            self._hold(one)
+            self._register(one)
         for name, tensor in zip(_REWRITTEN, lost or (None, None)):
             self.register_buffer(name, tensor, persistent=False)
         self._released = dtypes[0]
+
+    def _register(self, made: PreparedWeight) -> None:
+        """Keeps the tensors of a prepared weight as buffers. Its global scale is the layer's, but for MXFP4, whose
+        scales packing may move by a power of two."""
+        name = PREPARED[made.dtype]
+        self.register_buffer(name, made.packed, persistent=False)
+        if self.format is not NVFP4:
+            self.register_buffer(f"{name}_factor", made.global_scale, persistent=False)
+        if made.row_factor is not None:
+            self.register_buffer(_ROW_FACTOR, made.row_factor.view(torch.int32), persistent=False)
+
+    def _held(self, dtype: torch.dtype) -> PreparedWeight | None:
+        """The prepared weight of the buffers, or None."""
+        packed, factor = self._buffers.get(PREPARED[dtype]), None
+        if packed is None:
+            return None
+        if dtype is E4M3:
+            factor = self._buffers[_ROW_FACTOR].view(torch.float32)
+        k = -(-self.in_features // self.format.block) * self.format.block
+        return PreparedWeight(packed, self.out_features, k, dtype, self._factor(dtype), row_factor=factor)
+
+    def _factor(self, dtype: torch.dtype) -> torch.Tensor | None:
+        """The global scale of the weight that is prepared for ``dtype``."""
+        return self._buffers.get("weight_global_scale" if self.format is NVFP4 else f"{PREPARED[dtype]}_factor")
 
     def _restore(self) -> None:
         """The checkpoint's bytes in the place of the prepared weight."""
@@ -200,7 +229,7 @@ class HeldWeight(torch.nn.Module):
         """The prepared weight for products in ``dtype``, or that which stands for the checkpoint's: one object, until a
         buffer changes; None where there is none."""
         dtype, tracing = dtype or self._released, torch.compiler.is_dynamo_compiling()
-        packed, factor = self._buffers.get(PREPARED[dtype]), self._buffers["weight_global_scale"]
+        packed, factor = self._buffers.get(PREPARED[dtype]), self._factor(dtype)
         if not tracing:
             for kept in self._sole:
                 if kept.packed is packed and kept.global_scale is factor:
@@ -243,7 +272,7 @@ class HeldWeight(torch.nn.Module):
     def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
         released = self._released
         if released is not None:
-            memory = [found for dtype in PREPARED if (found := self._sole_weight(dtype)) is not None]
+            memory = [self._sole_weight(dtype) for dtype in self._released_dtypes]
             self._restore()
         super()._load_from_state_dict(*args, **options)
         if released is not None:
@@ -270,7 +299,7 @@ class HeldWeight(torch.nn.Module):
     def _forget(self) -> None:
         """Drops what was made of other buffers."""
         self._kept, self._sole, self._prepared_from = None, (), (None, None)
-        for name in (*PREPARED.values(), _ROW_FACTOR, *_REWRITTEN):
+        for name in (_ROW_FACTOR, *PREPARED.values(), *(f"{name}_factor" for name in PREPARED.values()), *_REWRITTEN):
             self._buffers.pop(name, None)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""How a layer rounds x before it is multiplied: a rule of NVFP4, FP8, or not at all."""
+"""How a layer rounds x before it is multiplied: a rule of the weight's format, FP8, or not at all."""
 
 from __future__ import annotations
 
 import torch
 
 from cute_nvfp4.errors import OperandError
-from cute_nvfp4.formats import NVFP4
+from cute_nvfp4.formats import NVFP4, Format
 from cute_nvfp4.quantization.rules import resolve_rule
 
 E4M3 = torch.float8_e4m3fn
@@ -16,17 +16,17 @@ FP8_ROWS = 64
 rows 19.5 and 20.4 (benchmarks/records/hopper.md)."""
 
 
-def check_input_rule(rule: str | None) -> None:
-    """Raises unless a layer's x can be rounded by ``rule``."""
+def check_input_rule(rule: str | None, format: Format = NVFP4) -> None:
+    """Raises unless the x of a layer with weights of ``format`` can be rounded by ``rule``."""
     if rule is None or rule in FP8_RULES:
         return
-    if resolve_rule(rule, NVFP4).choice == "hessian":
+    if resolve_rule(rule, format).choice == "hessian":
         hint = "method='gptq' weighs errors by activations."
         raise OperandError.of("input_rule", got="'hessian'", expected="a rule that needs only x", hint=hint)
 
 
-def takes_nvfp4(rule: str | None) -> bool:
-    """Whether x becomes NVFP4."""
+def takes_4_bits(rule: str | None) -> bool:
+    """Whether x is rounded to the weight's format."""
     return rule is not None and rule not in FP8_RULES
 
 
@@ -35,8 +35,9 @@ def takes_fp8(rule: str | None, rows: int) -> bool:
     return rule == "fp8" or (rule == "auto" and rows >= FP8_ROWS)
 
 
-def product_dtypes(rule: str | None, dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """What weights are prepared for; the first keeps most of a weight. dtype: of an x that is not rounded."""
+def product_dtypes(rule: str | None, dtype: torch.dtype, format: Format = NVFP4) -> tuple[torch.dtype, ...]:
+    """What weights are prepared for; the first keeps most of a weight. dtype: of an x that is not rounded, or to MXFP4,
+    whose values are numbers of 16 bits."""
     if rule in FP8_RULES:
         return (E4M3,) if rule == "fp8" else (dtype, E4M3)
-    return (torch.float16 if takes_nvfp4(rule) else dtype,)
+    return (torch.float16 if takes_4_bits(rule) and format is NVFP4 else dtype,)

@@ -11,8 +11,8 @@ from support import backends
 
 from cute_nvfp4 import BlockScaledTensor, NVFP4Linear, gemm, prepare_weight, quantize_model, simulating
 from cute_nvfp4.errors import OperandError
-from cute_nvfp4.formats import pack_e2m1
-from cute_nvfp4.nn import held_weight
+from cute_nvfp4.formats import MXFP4, pack_e2m1
+from cute_nvfp4.nn import MXFP4Linear, held_weight
 from cute_nvfp4.nn.input_rules import FP8_ROWS
 from cute_nvfp4.nn.released import rewritten, unpacked
 from cute_nvfp4.row_scaled import by_rows
@@ -102,6 +102,28 @@ def test_every_code_under_every_pair_of_scales_comes_back() -> None:
     block = [places[places % 4 == i] // 4 for i in range(4)]
     assert block[3].tolist() == [*range(256)] and block[2].tolist() == block[1].tolist() == rows_of_nan
     assert [x for x in block[0].tolist() if 0x30 <= x < 0x7F] == []
+
+
+@pytest.mark.parametrize("rule", ["fp8", "auto"])
+def test_mxfp4(rule: str) -> None:
+    """Exact weights, and scales from which every byte comes back; a row whose scales lie too far apart is refused."""
+    generator = torch.Generator().manual_seed(6)
+    data = torch.randint(0, 256, (N, 64), dtype=torch.uint8, generator=generator)
+    scale = torch.randint(118, 128, (N, 4), dtype=torch.uint8, generator=generator)
+    scale[:, 0] += torch.arange(N, dtype=torch.uint8) % 3
+    data[5, :16], data[7], scale[9, 1] = 0, 0, 3
+    data[9, 16:32] = 0
+    weight = BlockScaledTensor(data.to(backends.device()), scale.to(backends.device()), None, MXFP4)
+    layer, x = MXFP4Linear(weight, input_rule=rule), rows(FP8_ROWS, 128)
+    before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    with simulating():
+        wanted = gemm(x, prepare_weight(weight, dtype=E4M3))
+        assert layer(x).equal(wanted) and layer.prepare()(x).equal(wanted) and layer.weight_data is None
+        assert equal(layer.state_dict(), before)
+        scale[3, 2] = 140
+        wide = BlockScaledTensor(data.to(backends.device()), scale.to(backends.device()), None, MXFP4)
+        with pytest.raises(OperandError, match="in a row of an MXFP4 weight"):
+            MXFP4Linear(wide, input_rule=rule).prepare()
 
 
 def test_traced() -> None:

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from ....runtime.signature import INT32, VARYING_FLOAT32, PerConfig, Pointer, Scalar
 from ...quantize.fp8_config import Fp8RowsArguments
-from ..arguments import MAP_BYTES, GroupFactor
+from ..arguments import MAP_BYTES, OUT_DTYPES, GroupFactor
+from ..config import OUT_BYTES
 from .arguments import Activations, OutputRows, PackedWeight, RowScales
 from .grouped_config import GroupedWgmmaConfig
 
@@ -37,6 +38,21 @@ class PackedGroupTable(NamedTuple):
     rows: Pointer = Pointer("Int64", MAP_BYTES)
     count: Scalar = INT32
     maps: Pointer = Pointer("Int64", MAP_BYTES)
+
+
+class RoutedRows(NamedTuple):
+    """Rows of groups that are slots of a mixture of experts: ``slots[r]`` is that of row r.
+
+    Row r of a gathered x is its row ``slots[r] // top``. weights: of slots, which multiply rows of the output; bias:
+    (groups, rows of the weight), of two products the first's and then the second's.
+    """
+
+    slots: Pointer = Pointer("Int32", 4)
+    top: Scalar = INT32
+    weights: Pointer | None = PerConfig(
+        lambda c: Pointer(OUT_DTYPES[c.weighted], int(OUT_BYTES[c.weighted])) if c.weighted else None
+    )
+    bias: Pointer | None = PerConfig(lambda c: Pointer("Float32", 4) if c.biased else None)
 
 
 def _groups(config: GroupedWgmmaConfig) -> tuple:
