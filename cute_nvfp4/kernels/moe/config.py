@@ -20,7 +20,7 @@ THREADS = 128
 VECTOR_BYTES = 16
 VECTOR = 8
 """Elements of 16 bits that a thread takes at a time."""
-MAPS_WARPS = (1, 8)
+MAPS_WARPS = (1, 16)
 ACTIVATIONS = ("silu", "clamped_swiglu", "relu2")
 """What stands between the two products: silu(gate) · up; gpt-oss's (up + 1) · gate · sigmoid(α · gate) of clamped gate
 and up; relu(x)² of a first product that is one matrix."""
