@@ -40,10 +40,12 @@ def _watched_modules() -> list[ModuleType]:
 
 
 class Snapshot:
-    """Remembers the callables that the worker relies on; :meth:`changed` names those replaced since."""
+    """Remembers the callables that the worker relies on, and the form of ``objects``, which hold its state: their
+    classes, their attributes' names and classes. :meth:`changed` names what was replaced since."""
 
-    def __init__(self) -> None:
+    def __init__(self, *objects: object) -> None:
         self._entries: list[tuple[object, str, object]] = []
+        self._forms = [(owner, _form(owner)) for owner in objects]
         for module in _watched_modules():
             for name, value in list(vars(module).items()):
                 if callable(value):
@@ -58,8 +60,21 @@ class Snapshot:
 
     def changed(self) -> list[str]:
         """Dotted names of what is no longer what it was."""
-        return [
+        replaced = [
             f"{owner.__name__}.{name}"
             for owner, name, value in self._entries
             if getattr(owner, name, self._missing) is not value
         ]
+        for owner, (kind, before) in self._forms:
+            found, now = _form(owner)
+            if found is not kind:
+                replaced.append(kind.__name__)
+            # what was None then gets a value with the first request
+            other = (name for name in before | now if before.get(name) not in (type(None), now.get(name)))
+            replaced += [f"{kind.__name__}.{name}" for name in sorted(other)]
+        return replaced
+
+
+def _form(owner: object) -> tuple[type, dict[str, type]]:
+    """The class of an object, and that of each of its attributes."""
+    return type(owner), {name: type(value) for name, value in object.__getattribute__(owner, "__dict__").items()}

@@ -84,7 +84,7 @@ class Worker:
         self._gpu = self._device.type == "cuda" and not simulate
         if self._gpu:
             self._clear = timing.ColdL2(self._device)
-        self._snapshot = Snapshot()
+        self._snapshot = Snapshot(*filter(None, (self, self._workspace, self._clear)))
         file = Path(path).resolve()
         provided.install(file.parent, aliases, bool(simulate))
         sys.path.insert(0, str(file.parent))

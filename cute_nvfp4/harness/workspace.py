@@ -33,7 +33,7 @@ class Workspace:
         self._block = torch.empty(0, dtype=torch.uint8, device="cuda" if adopt is None else "cpu")
         self._laid_out: tuple[Case, int] | None = None
         self._calls: list[dict[str, torch.Tensor]] = []
-        self.layout: Layout
+        self.layout: Layout = None
 
     def lay_out(self, case: Case, batch: int) -> None:
         """Makes the tensors for ``batch`` calls on ``case``, unless they are there."""

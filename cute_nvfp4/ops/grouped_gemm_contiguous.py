@@ -36,7 +36,6 @@ from .operands import check_operands, check_signs_of
 from .operation import Operation
 from .planned import PlannedCall
 from .prepared_weight.operands import exact_product, exact_values
-from .prepared_weight.rows import KERNEL as PREPARED_KERNEL
 from .prepared_weight.rows import check_prepared_rows, offsets_of, plan_prepared_rows
 
 
@@ -117,8 +116,8 @@ def _check_block_scaled(r: Any) -> int:
 def _plan(r: Any, target: Target) -> PlannedCall:
     options: dict[str, Any] = {"new": status_of(r.b.device)}
     if isinstance(r.b, PreparedWeight):
-        config, arguments, extra = plan_prepared_rows(r, target)
-        return CONTIGUOUS.planned(PREPARED_KERNEL, config, target, arguments, r, extra=extra, **options)
+        found = plan_prepared_rows(r, target)
+        return CONTIGUOUS.planned(found.kernel, found.config, target, found.arguments, r, extra=found.extra, **options)
     a, b, out = r.a, r.b, r.out
     check_operands({"a": a, "b": b}, target.backend)
     scalar, factors = factors_of(r, "a", "b")

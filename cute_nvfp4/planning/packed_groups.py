@@ -10,6 +10,9 @@ import numpy as np
 
 from ..errors import OperandError, OperandTypeError, explain
 from ..kernels.gemm.grouped_config import PARAMETER_GROUPS, table_size
+from ..kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig
+from ..kernels.gemm.packed.grouped_stream_config import can_implement_groups as can_stream_groups
+from ..kernels.gemm.packed.stream_config import StreamConfig
 from ..kernels.gemm.sm90.grouped_config import GROUP_TILE_N, GroupedWgmmaConfig, can_implement_groups
 from ..runtime.bounded import remembered
 from ..target import Architecture
@@ -17,11 +20,13 @@ from . import sm120_model
 from .grouped import expected_sizes, too_many_groups
 from .packed import MMA_SYNC_TILE_N, deep
 from .packed_model import START_US
-from .packed_problem import PackedPlan
+from .packed_problem import TILING, PackedPlan, packed_tiles
 
 STAGE_US = {8: 0.38, 16: 0.39, 32: 0.41, 64: 0.50, 96: 0.60, 128: 0.68, 192: 1.10, 256: 1.40}
 """µs of a multiprocessor for 128 rows of the weight and 128 of K, by rows of x in a tile: up to 128 those of
 ``packed``, and between them; the wide ones, which load x without multicast, fitted on an NVIDIA H200 on 2026-11-22."""
+MOST_STEPS = 1 << 32
+"""What the steps of a launch of the streaming kernel times those of a work tile must be below: it divides by it."""
 TILE_US = 1.0
 """µs to begin and to store a tile."""
 
@@ -40,6 +45,20 @@ class PackedGroups:
     factors: int = 0
     gate: str = ""
     packing: str = "nvfp4"
+
+    def streaming(self, arch: Architecture, **tiling: Any) -> GroupedStreamConfig:
+        """The configuration of the streaming kernel with this tiling."""
+        return GroupedStreamConfig(
+            arch=arch,
+            capacity=table_size("rows", self.stack)["capacity"],
+            dtype=self.dtype,
+            packing=self.packing,
+            out=self.out,
+            vector=self.vector and self.sizes[0][1] % 4 == 0,
+            factors=self.factors,
+            gate=self.gate,
+            **tiling,
+        )
 
     @property
     def expected(self) -> tuple[tuple[int, int, int], ...]:
@@ -83,15 +102,34 @@ def choose_groups(
         c = given.config
         tiling = {name: getattr(c, name) for name in ("tile_n", "warpgroups", "ctas_per_sm", "stage_tiles", "stages")}
         plan = replace(given, config=problem.config(arch, **tiling))
+    elif isinstance(given, PackedPlan) and isinstance(given.config, GroupedStreamConfig):
+        tiling = {name: getattr(given.config, name) for name in (*TILING[StreamConfig], "columns")}
+        plan = replace(given, config=problem.streaming(arch, **tiling))
     else:
-        expected = "a PackedPlan of planning.packed of a GroupedWgmmaConfig"
+        expected = "a PackedPlan of planning.packed of a GroupedWgmmaConfig or a GroupedStreamConfig"
         raise OperandTypeError.of("config", got=type(given).__name__, expected=expected)
-    reason = can_implement_groups(plan.config)
+    reason = can_stream(problem, plan.config) if plan.streams else can_implement_groups(plan.config)
     if plan.workers < 1:
         reason = explain("workers", got=plan.workers, expected="at least 1")
     if reason:
         raise OperandError(reason)
     return plan
+
+
+def can_stream(p: PackedGroups, c: GroupedStreamConfig) -> str:
+    """Why the streaming kernel cannot run the problem so, or an empty string."""
+    if not p.stack:
+        return explain("groups of the streaming kernel", got="a list", expected="rows of one x, and a stack of weights")
+    m, n, k = p.sizes[0]
+    k_tiles = packed_tiles(n, k)[1]
+    if k_tiles % c.stage_tiles:
+        return explain("stage_tiles", got=c.stage_tiles, expected=f"a divisor of {k_tiles}: packed tiles along K")
+    passes = min(p.stack, m) + m // c.columns
+    steps = passes * -(-n // c.out_rows) * (k_tiles // c.stage_tiles)
+    if steps * (k_tiles // c.stage_tiles) >= MOST_STEPS:
+        got = f"{steps} steps of {k_tiles // c.stage_tiles} a work tile"
+        return explain("streaming kernel of groups", got=got, expected=f"a product below {MOST_STEPS}")
+    return can_stream_groups(c)
 
 
 def _plan(p: PackedGroups, arch: Architecture, sm_count: int, tile_n: int) -> PackedPlan:

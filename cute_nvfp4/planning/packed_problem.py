@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import OperandTypeError, explain
+from ..kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig
 from ..kernels.gemm.packed.stream_config import StreamConfig
 from ..kernels.gemm.packed.stream_config import can_implement as can_stream
 from ..kernels.gemm.sm90.config import MMA_ROWS, STAGE_TILES, WgmmaConfig
@@ -88,7 +89,8 @@ class PackedPlan:
         """What a launch for a weight of ``n`` rows needs: nothing where no work tile is cut."""
         c = self.config
         if isinstance(c, StreamConfig):
-            cut = -(-n // c.out_rows) % self.workers > 0
+            # only the device knows whether work tiles of groups are cut
+            cut = isinstance(c, GroupedStreamConfig) or -(-n // c.out_rows) % self.workers > 0
             return ScratchSize(2 * self.workers * c.columns * c.rows, 2 * self.workers) if cut else ScratchSize(0, 0)
         if c.scheduler == "static":
             return ScratchSize(0, 0)

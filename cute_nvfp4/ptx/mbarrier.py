@@ -42,6 +42,12 @@ def arrive(barrier: Int32) -> None:
     asm("mbarrier.arrive.shared::cta.b64 _, [$0];", [], [Int32(barrier)], volatile=True)
 
 
+def arrive_after_copies(barrier: Int32) -> None:
+    """Arrives at a barrier of this CTA when all ``cp.async`` that this thread has started are complete (sm_80 or
+    later): an arrival that the barrier counts."""
+    asm("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", [], [Int32(barrier)], volatile=True)
+
+
 def arrive_at(barrier: Int32, rank: Int32) -> None:
     """Arrives at the barrier that lies at this address in CTA ``rank`` of the cluster (release at cluster scope)."""
     text = (

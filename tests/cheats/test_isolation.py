@@ -42,8 +42,8 @@ CHEATS = [
     # submission, backend, mode, verdict, part of the message
     ("thread_after_the_clock", "reference", "test", "refused", "left 1 thread running"),
     ("thread_after_the_clock", "sim", "test", "refused", "left 1 thread running"),
-    ("lazy_outputs", "reference", "test", "wrong", "may never have been written"),
-    ("lazy_outputs", "sim", "test", "wrong", "may never have been written"),
+    ("lazy_outputs", "reference", "test", "refused", "the submission replaced Worker._outputs"),
+    ("lazy_outputs", "sim", "test", "refused", "the submission replaced Worker._outputs"),
     ("rewritten_tolerances", "reference", "test", "refused", "Permission"),
     ("quiet_findings", "sim", "test", "hazard", "hazard: Race"),
     ("host_torch", "sim", "test", "launched-nothing", "no kernel was launched"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -134,3 +135,11 @@ def test_traces_of_flashinfer_bench_name_the_gpu(fault, status, tmp_path):
         assert told["environment"]["hardware"] == torch.cuda.get_device_name().replace(" ", "_")
         if not fault:
             assert told["performance"]["latency_ms"] > 1e-3 and "measured" in told["environment"]["libs"]["times"]
+
+
+@pytest.mark.parametrize("name", ["rewritten_tolerances", "answers_on_disk", "thread_after_the_clock", "lazy_outputs"])
+def test_cheats_of_the_process_are_caught(name, tmp_path):
+    shutil.copy(CHEATS / "submissions" / "honest.py", tmp_path)
+    submission = Path(shutil.copy(CHEATS / "isolation" / f"{name}.py", tmp_path / "submission.py"))
+    result = Evaluation(Options("nvfp4_gemv", "benchmark", submission, "cuda", task_file=TINY)).run()
+    assert not result.passed and result.score_us is None

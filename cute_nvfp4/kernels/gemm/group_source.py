@@ -119,7 +119,7 @@ class GroupSource:
     def enter(self, group: Int32, sizes: tuple[Int32, ...], longs: Sequence[Int64], total: Int32) -> Int32:
         """``enter`` of listed groups. sizes: m, n, k; longs: columns of 8 bytes."""
         m, n, k = sizes
-        values = {"m": m, "n": n, "k_tiles": self.k_tiles_of(k)} | dict(zip(self.config.columns.longs, longs))
+        values = {"m": m, "n": n, "k_tiles": self.k_tiles_of(k)} | dict(zip(self.config.table_columns.longs, longs))
         return enter(self.table, group, values, self.tiles(m, n), total)
 
     def wait(self) -> None:
@@ -193,7 +193,7 @@ class WorkspaceMaps(GroupSource):
     @cute.jit
     def fill(self):
         """One warp writes the table."""
-        groups, count = self.arguments.groups, 3 + len(self.config.columns.longs)
+        groups, count = self.arguments.groups, 3 + len(self.config.table_columns.longs)
         rows = cute.make_tensor(groups.rows, cute.make_layout((len(self.config.words), groups.count)))
         lane = cute.arch.lane_idx()
         total = Int32(0)

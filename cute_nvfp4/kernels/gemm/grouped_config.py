@@ -55,18 +55,18 @@ class GroupTableConfig:
     capacity: int
 
     @property
-    def columns(self) -> Columns:
+    def table_columns(self) -> Columns:
         return self.tables[self.maps]
 
     @property
     def table_bytes(self) -> int:
         """The table, and the number of work tiles after it."""
-        ints, longs = self.columns
+        ints, longs = self.table_columns
         return self.capacity * (4 * len(ints) + 8 * len(longs)) + 16
 
     def column(self, name: str) -> int:
         """Bytes from the start of the table to a column."""
-        ints, longs = self.columns
+        ints, longs = self.table_columns
         if name in longs:
             return 8 * self.capacity * longs.index(name)
         return 8 * self.capacity * len(longs) + 4 * self.capacity * (len(ints) if name == "total" else ints.index(name))

@@ -53,7 +53,7 @@ class Table:
 
     def entry(self, column: str, group: Any = 0) -> cute.Tensor:
         """A number of the table, as a tensor of one element."""
-        dtype = Int64 if column in self.config.columns.longs else Int32
+        dtype = Int64 if column in self.config.table_columns.longs else Int32
         address = self.address + (self.config.column(column) + group * (dtype.width // 8))
         pointer = cute.make_ptr(dtype, address, cute.AddressSpace.smem, assumed_align=dtype.width // 8)
         return cute.make_tensor(pointer, cute.make_layout(1))

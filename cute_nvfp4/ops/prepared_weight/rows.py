@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ...errors import OperandError, OperandTypeError
 from ...grouped_rows import GroupedRows, checked_offsets
-from ...kernels.gemm.arguments import GroupFactor
+from ...kernels.gemm.arguments import GroupFactor, PartialSums
+from ...kernels.gemm.packed.grouped_stream_config import GroupedStreamArguments, GroupedStreamConfig
+from ...kernels.gemm.packed.grouped_stream_config import can_implement_groups as can_stream_groups
 from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight
 from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RowsOfGroups
 from ...kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
 from ...operand import row_alignment
 from ...planning.packed_groups import PackedGroups, choose_groups
+from ...planning.packed_problem import ScratchSize
 from ...runtime.backend import sm_count
 from ...runtime.kernel import Kernel
 from ...target import Target
 from ..checks import DTYPE_NAMES
+from ..scratch import LikeScratch, Scratch, new_scratch, scratch_of
 from .operands import check_decodable, check_products, check_x, decoded, factors_of_products, row_stride
 
 Rows = torch.Tensor | GroupedRows
@@ -52,8 +56,17 @@ def check_prepared_rows(r: Any) -> int:
     return rows
 
 
-def plan_prepared_rows(r: Any, target: Target) -> tuple[Any, GroupedWgmmaArguments, Any]:
-    """The configuration and the record of a request's launch, and what is decoded before it (``Operation.planned``)."""
+class RowsLaunch(NamedTuple):
+    """A request's launch: kernel, configuration and record, and what is made for it (``Operation.planned``)."""
+
+    kernel: Kernel
+    config: GroupedWgmmaConfig | GroupedStreamConfig
+    arguments: GroupedWgmmaArguments | GroupedStreamArguments
+    extra: Any
+
+
+def plan_prepared_rows(r: Any, target: Target) -> RowsLaunch:
+    """The launch of a request."""
     a, b, out = r.a, r.b, r.out
     floats = isinstance(a, torch.Tensor)
     scalar, factors = factors_of_products(r, len(b.global_scales))
@@ -73,23 +86,35 @@ def plan_prepared_rows(r: Any, target: Target) -> tuple[Any, GroupedWgmmaArgumen
     def of_group(path: str) -> GroupFactor:
         return GroupFactor(path, int(path == "alpha" and r.alpha.numel() > 1))
 
-    arguments = GroupedWgmmaArguments(
-        groups=RowsOfGroups("offsets", b.batch, "status"),
-        one=PackedGroup(
-            PackedWeight("b.packed", b.rows, k_tiles, b.packed.stride(0)),
-            Activations("a" if floats else "decoded", rows, row_stride(a.stride(0) if floats else b.k, rows, b.k), 0),
-            OutputRows("out", out.stride(0), 0),
-            b.k,
-        ),
-        alpha=scalar,
-        factors=tuple(tuple(map(of_group, some)) for some in factors),
-        workers=plan.workers,
+    groups = RowsOfGroups("offsets", b.batch, "status")
+    one = PackedGroup(
+        PackedWeight("b.packed", b.rows, k_tiles, b.packed.stride(0)),
+        Activations("a" if floats else "decoded", rows, row_stride(a.stride(0) if floats else b.k, rows, b.k), 0),
+        OutputRows("out", out.stride(0), 0),
+        b.k,
     )
+    of_groups = tuple(tuple(map(of_group, some)) for some in factors)
+    if plan.streams:
+        if not floats:
+            raise OperandError.of("a of a streaming plan", got="GroupedRows", expected=f"rows of {b.dtype}")
+        sums, index = PartialSums("scratch.sums", "scratch.flags"), None
+        streamed = GroupedStreamArguments(groups, one, index, scalar, of_groups, sums, plan.workers)
+        return RowsLaunch(STREAM_GROUPS, plan.config, streamed, scratch_for(plan.scratch(b.rows), target, b.device))
+    arguments = GroupedWgmmaArguments(groups, one, scalar, of_groups, plan.workers)
     extra, dtype, backend = None, b.dtype, target.backend
     if not floats:
         like = torch.empty((rows, b.k), dtype=dtype, device="meta")
         extra = "decoded", lambda given, kept: decoded(given[0], dtype, backend), like
-    return plan.config, arguments, extra
+    return RowsLaunch(KERNEL, plan.config, arguments, extra)
+
+
+def scratch_for(size: ScratchSize, target: Target, device: torch.device) -> tuple[str, Callable[..., Scratch], Any]:
+    """What makes the scratch memory of a launch, as ``Operation.planned`` takes it."""
+
+    def make(given: tuple, kept: bool) -> Scratch:
+        return scratch_of(*size, target, device) if kept else new_scratch(*size, device)
+
+    return "scratch", make, LikeScratch()
 
 
 def _host(config: GroupedWgmmaConfig) -> Callable[..., Any]:
@@ -104,3 +129,12 @@ def _host(config: GroupedWgmmaConfig) -> Callable[..., Any]:
 
 KERNEL = Kernel("grouped_wgmma", GroupedWgmmaArguments, _host, can_implement_groups)
 compile_grouped_wgmma = KERNEL.compile
+
+
+def _stream(config: GroupedStreamConfig) -> Callable[..., Any]:
+    from ...kernels.gemm.packed.grouped_stream import GroupedStream
+
+    return GroupedStream(config)
+
+
+STREAM_GROUPS = Kernel("stream_groups", GroupedStreamArguments, _stream, can_stream_groups)

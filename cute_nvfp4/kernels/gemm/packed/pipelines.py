@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..pipeline_graph import Arrivals, Edge, checked
 from ..sm90.config import WARPGROUP, WgmmaConfig
+from .grouped_stream_config import GroupedStreamConfig
 from .stream_config import WARP, StreamConfig
 
 LOADING_WARPS = ("the warp that loads weights, which announces their bytes", 1), ("the warp that loads x, likewise", 1)
@@ -34,7 +35,11 @@ def wgmma_pipelines(config: WgmmaConfig) -> tuple[Edge, ...]:
 
 
 def stream_pipelines(config: StreamConfig) -> tuple[Edge, ...]:
-    """One edge: a stage is read by the warps that divide its slabs, and each of their lanes says so."""
+    """One edge: a stage is read by the warps that divide its slabs, and each of their lanes says so. Rows of groups are
+    copied by each lane of a warp, and not in bulk."""
     full = Arrivals(LOADING_WARPS, config.stage_bytes)
+    if isinstance(config, GroupedStreamConfig):
+        lanes = "lanes of the warp that loads x, whose copies are complete", WARP
+        full = Arrivals((LOADING_WARPS[0], lanes), config.stage_tiles * config.tile_bytes)
     empty = Arrivals((("lanes of the warps whose turn it is", WARP * config.warps_m),))
     return checked([Edge("operands", "load", "mma", config.ring_stages, full, empty)])

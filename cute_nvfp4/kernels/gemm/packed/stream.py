@@ -32,7 +32,7 @@ from .pipelines import stream_pipelines
 from .stream_arguments import StreamArguments
 from .stream_config import LOADING_WARPS, MMA_COLUMNS, WARP, StreamConfig
 from .stream_shares import Segment, Segments, Shares, shares_of
-from .stream_sums import Sums
+from .stream_sums import Sums, TileOutput
 from .stream_x import SharedX, StageX, TmaCopy, X
 
 
@@ -122,8 +122,11 @@ class Stream:
                 sums.add_cut(sums.thread, WARP * cfg.warps)
 
     def sums(self, arguments: StreamArguments, memory: StreamMemory, shares: Shares, cta: Int32, thread: Int32) -> Sums:
-        own = thread - LOADING_WARPS * WARP
-        return Sums(self.config, arguments, shares, cta, memory.sums, own, sum_factors(arguments, self.config.weights))
+        own, rows, columns = thread - LOADING_WARPS * WARP, arguments.weight.rows, arguments.x.rows
+        place = rows, columns, arguments.out, arguments.out_stride, sum_factors(arguments, self.config.weights)
+        return Sums(
+            self.config, arguments.partials, shares, cta, memory.sums, own, lambda tile: TileOutput(tile, *place)
+        )
 
     def allocate(self) -> StreamMemory:
         cfg, smem, graph = self.config, SmemAllocator(), stream_pipelines(self.config)
@@ -187,9 +190,12 @@ class Stream:
 
     def weight_source(self, arguments: StreamArguments, work_tile: Int32) -> WeightSource:
         """Where a work tile's part of its first packed tile is."""
+        return self.source_in(arguments.weight.tiles.toint(), arguments.weight.k_tiles, work_tile)
+
+    def source_in(self, matrix: Int64, k_tiles: Int32, work_tile: Int32) -> WeightSource:
+        """``weight_source`` in the packed matrix at this address."""
         parts, packing = SLABS // self.config.slabs, self.config.weights
-        row_tile = Int64(div(work_tile, parts)) * arguments.weight.k_tiles * packing.tile_bytes
-        first = arguments.weight.tiles.toint() + row_tile
+        first = matrix + Int64(div(work_tile, parts)) * k_tiles * packing.tile_bytes
         slab = mod(work_tile, parts) * self.config.slabs
         scales = first + (packing.code_bytes + slab * packing.slab_scale_bytes)
         return WeightSource(first + slab * packing.slab_code_bytes, scales)
@@ -206,6 +212,8 @@ class Stream:
         while cursor < end:
             segment = walk.tile(cursor, end)
             cursor = walk.after(cursor, segment)
+            # what it reads of global memory comes while the steps are multiplied
+            out = sums.output_of(segment.work_tile)
             acc.fill(0.0)
             while step < cursor:
                 mbarrier.wait(memory.ring.full(at.stage), at.phase)
@@ -213,7 +221,7 @@ class Stream:
                 step = step + cfg.warps_k
                 at = memory.ring.advance(at, cfg.warps_k)
             sums.put(acc, place)
-            sums.finish(segment)
+            sums.finish(segment, out)
 
     def add_stage(self, acc: cute.Tensor, memory: StreamMemory, stage: Int32, place: Place) -> None:
         """Reads a stage, gives it back, and adds its products."""

@@ -99,6 +99,11 @@ class StreamConfig:
         return self.stage_tiles * (self.tile_bytes + self.x_bytes)
 
     @property
+    def table_bytes(self) -> int:
+        """Bytes of shared memory for a table of groups."""
+        return 0
+
+    @property
     def sums_pitch(self) -> int:
         """Numbers from one column of sums in shared memory to the next: no two columns of a lane's in one bank."""
         return self.rows + 4
@@ -110,7 +115,7 @@ class StreamConfig:
     @property
     def ring_stages(self) -> int:
         """Stages in shared memory, as many for each of ``warps_k``."""
-        room = self.arch.shared_bytes // self.ctas_per_sm - RESERVED_SHARED - self.sums_bytes
+        room = self.arch.shared_bytes // self.ctas_per_sm - RESERVED_SHARED - self.sums_bytes - self.table_bytes
         found = min(room // (self.stage_bytes + 16), self.stages or MAX_STAGES)
         return found // self.warps_k * self.warps_k
 

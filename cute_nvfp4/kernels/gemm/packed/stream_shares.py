@@ -5,6 +5,9 @@ equal shares of consecutive ones, which the CTAs multiply first: when a CTA has 
 the cut ones have long been written, and whoever adds them up waits for nobody. A share is at most one work tile long,
 so it lies in at most two; the CTA that has a work tile's last step adds up its parts, in the order of K. It waits for
 CTAs of lower index only.
+
+Where the work tiles are of groups, only the device knows how many there are. A few cut ones are then not distributed to
+all CTAs: a work tile of many parts takes longer to add up than its share saves.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ import cutlass
 from cutlass import Int32, Int64
 
 from ..tile_scheduler import CursorRange
+
+MOST_PARTS = 6
+"""Of a work tile, about, where the device computes the shares."""
 
 
 class Segment(NamedTuple):
@@ -33,7 +39,8 @@ class Shares(NamedTuple):
     """How the work is distributed.
 
     k_steps: of a work tile; reciprocal: ⌈2³² / k_steps⌉; cut: work tiles that are cut, the first ones; each, rest:
-    steps of them for every CTA, and one more for the first ``rest``; whole: work tiles of every CTA.
+    steps of them for every CTA, and one more for the first ``rest``; whole: work tiles of every CTA. sharing: the first
+    CTAs, which alone have steps of cut ones (None: all have).
     """
 
     k_steps: Int32
@@ -42,14 +49,18 @@ class Shares(NamedTuple):
     each: Int32
     rest: Int32
     whole: Int32
+    sharing: Int32 | None = None
 
     def first_step(self, cta: Int32) -> Int32:
         """First step of the cut work tiles that CTA ``cta`` has."""
+        if self.sharing is not None:
+            cta = cutlass.min(cta, self.sharing)
         return cta * self.each + cutlass.min(cta, self.rest)
 
     def cut_steps(self, cta: Int32) -> Int32:
         """Steps of cut work tiles that it has."""
-        return self.each + Int32(cta < self.rest)
+        steps = self.each + Int32(cta < self.rest)
+        return steps if self.sharing is None else cutlass.select_(cta < self.sharing, steps, Int32(0))
 
     def steps(self, cta: Int32) -> Int32:
         """All steps that it has."""
@@ -87,10 +98,30 @@ class Segments(NamedTuple):
         return cursor + tile.count
 
 
+class StepsOfTile(NamedTuple):
+    """K steps of a work tile, and ⌈2³² / k_steps⌉, both computed on the host."""
+
+    k_steps: Int32
+    reciprocal: Int64
+
+
+def steps_of_tile(k_steps: Int32) -> StepsOfTile:
+    """The record for work tiles of ``k_steps`` steps."""
+    return StepsOfTile(k_steps, (Int64((1 << 32) - 1) + Int64(k_steps)) // Int64(k_steps))
+
+
 def shares_of(work_tiles: Int32, k_steps: Int32, ctas: Int32) -> Shares:
     """The shares of ``ctas`` CTAs, computed on the host."""
     whole = work_tiles // ctas
     cut = work_tiles - whole * ctas
     total = cut * k_steps
-    reciprocal = (Int64((1 << 32) - 1) + Int64(k_steps)) // Int64(k_steps)
-    return Shares(k_steps, reciprocal, cut, total // ctas, total % ctas, whole)
+    return Shares(*steps_of_tile(k_steps), cut, total // ctas, total % ctas, whole)
+
+
+def shares_of_groups(work_tiles: Int32, steps: StepsOfTile, ctas: Int32) -> Shares:
+    """The shares of ``ctas`` CTAs, computed on the device; ``work_tiles`` may be 0."""
+    whole = work_tiles // ctas
+    cut = work_tiles - whole * ctas
+    sharing = cutlass.max(cutlass.min(ctas, cut * MOST_PARTS), Int32(1))
+    total = cut * steps.k_steps
+    return Shares(*steps, cut, total // sharing, total % sharing, whole, sharing)

@@ -10,8 +10,9 @@ flag after the other. Here many CTAs share few sums: every thread waits for anot
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -21,10 +22,9 @@ from ....ptx.memory import load_shared_floats, store_flag
 from ....weight_layout import SLAB_ROWS
 from ...arith import div, mod
 from ...factors import Factor, apply_shift
-from ..arguments import OUT_DTYPES
+from ..arguments import OUT_DTYPES, PartialSums
 from ..gates import GATES
 from ..reduction import FLOATS, quad, wait_for_flag
-from .stream_arguments import StreamArguments
 from .stream_config import MMA_COLUMNS, WARP, StreamConfig
 from .stream_shares import Segment, Shares
 
@@ -32,26 +32,34 @@ SUMS_BARRIER = 2
 """Named barrier of the warps that multiply."""
 
 
+class TileOutput(NamedTuple):
+    """Where the sums of a work tile go: tile ``row_tile`` of the output's columns, ``rows`` of them in all, of
+    ``columns`` rows of x from ``first`` on, ``stride`` elements apart; ``factors``: of each product."""
+
+    row_tile: Int32
+    rows: Int32
+    columns: Int32
+    first: cute.Pointer
+    stride: Int64
+    factors: tuple[Factor, ...]
+
+
 @dataclass(frozen=True)
 class Sums:
-    """What a thread needs to add up its CTA's work tiles. shared: address of (ROW, COLUMN, WARP_K) sums. factors:
-    of each product (``sum_factors``)."""
+    """What a thread needs to add up its CTA's work tiles. shared: address of (ROW, COLUMN, WARP_K) sums. output_of: of
+    a work tile."""
 
     config: StreamConfig
-    arguments: StreamArguments
+    partials: PartialSums
     shares: Shares
     cta: Int32
     shared: Int32
     thread: Int32
-    factors: tuple[Factor, ...]
+    output_of: Callable[[Int32], TileOutput]
 
     def together(self) -> None:
         """All threads of the warps that multiply meet."""
         cute.arch.barrier(barrier_id=SUMS_BARRIER, number_of_threads=WARP * self.config.warps)
-
-    def quads(self, rows: int) -> Int32:
-        """Fours of ``rows`` in the columns that exist."""
-        return self.arguments.x.rows * (rows // FLOATS)
 
     def put(self, acc: cute.Tensor, place: Any) -> None:
         """Writes a warp's accumulators (REGISTER, MMA_COLUMNS of x, SLAB) to shared memory."""
@@ -71,16 +79,16 @@ class Sums:
         self.together()
 
     @cute.jit
-    def finish(self, segment: Segment):
+    def finish(self, segment: Segment, out: TileOutput):
         """Stores the sums in shared memory: to the output, or if the work tile is cut to this CTA's slot."""
         cfg = self.config
         if segment.count == self.shares.k_steps:
-            for index in cutlass.range(self.thread, self.quads(cfg.out_rows), WARP * cfg.warps, unroll=1):
+            for index in cutlass.range(self.thread, quads(out, cfg.out_rows), WARP * cfg.warps, unroll=1):
                 row, column = self.coordinates(index, cfg.out_rows)
-                self.store(segment.work_tile, row, column, [self.shared_sum(r, column) for r in self.weight_rows(row)])
+                self.store(out, row, column, [self.shared_sum(r, column) for r in self.weight_rows(row)])
         else:
             slot = self.slot(self.cta, Int32(segment.first == 0))
-            for index in cutlass.range(self.thread, self.quads(cfg.rows), WARP * cfg.warps, unroll=1):
+            for index in cutlass.range(self.thread, quads(out, cfg.rows), WARP * cfg.warps, unroll=1):
                 row, column = self.coordinates(index, cfg.rows)
                 target, values = self.in_slot(slot, row, column), self.shared_sum(row, column)
                 for i in cutlass.range_constexpr(FLOATS):
@@ -114,10 +122,10 @@ class Sums:
     def slot(self, cta: Int32, index: Int32) -> Int64:
         """Address of a slot: 1 of a CTA for the work tile of which it has the first step, else 0."""
         bytes_each = 4 * self.config.columns * self.config.rows
-        return self.arguments.partials.workspace.toint() + (Int64(cta) * 2 + index) * bytes_each
+        return self.partials.workspace.toint() + (Int64(cta) * 2 + index) * bytes_each
 
     def flag(self, cta: Int32, index: Int32) -> Int64:
-        return self.arguments.partials.flags.toint() + (Int64(cta) * 2 + index) * 4
+        return self.partials.flags.toint() + (Int64(cta) * 2 + index) * 4
 
     def in_slot(self, slot: Int64, row: Int32, column: Int32) -> cute.Tensor:
         return quad(slot + (column * self.config.rows + row) * 4)
@@ -130,13 +138,13 @@ class Sums:
         work_tile = shares.work_tile_of(start)
         begin, end = work_tile * shares.k_steps, (work_tile + 1) * shares.k_steps
         if (start > begin) & (start + shares.cut_steps(self.cta) >= end):
-            first = self.cta
+            out, first = self.output_of(work_tile), self.cta
             while shares.first_step(first) > begin:
                 first = first - 1
             for cta in cutlass.range(first + thread, self.cta + 1, threads, unroll=1):
                 wait_for_flag(self.flag(cta, self.index_of(cta, begin)))
             self.meet(threads)
-            for index in cutlass.range(thread, self.quads(cfg.out_rows), threads, unroll=1):
+            for index in cutlass.range(thread, quads(out, cfg.out_rows), threads, unroll=1):
                 row, column = self.coordinates(index, cfg.out_rows)
                 total = cute.make_rmem_tensor((FLOATS, cfg.products), Float32)
                 total.fill(0.0)
@@ -146,7 +154,7 @@ class Sums:
                     for product in cutlass.range_constexpr(cfg.products):
                         for i in cutlass.range_constexpr(FLOATS):
                             total[i, product] = total[i, product] + parts[product][i]
-                self.store(work_tile, row, column, [[total[i, p] for i in range(FLOATS)] for p in range(cfg.products)])
+                self.store(out, row, column, [[total[i, p] for i in range(FLOATS)] for p in range(cfg.products)])
             for cta in cutlass.range(first + thread, self.cta + 1, threads, unroll=1):
                 store_flag(self.flag(cta, self.index_of(cta, begin)), Int32(0))
 
@@ -161,28 +169,32 @@ class Sums:
             self.together()
 
     @cute.jit
-    def store(self, work_tile: Int32, row: Int32, column: Int32, values: list):
+    def store(self, out: TileOutput, row: Int32, column: Int32, values: list):
         """alpha · values, or gate(alpha · first) · (alpha · second): four neighbours of a row of the output."""
-        cfg, arguments = self.config, self.arguments
+        cfg = self.config
         dtype = getattr(cutlass, OUT_DTYPES[cfg.out])
         sums = cute.make_rmem_tensor((FLOATS, cfg.products), Float32)
         for p in cutlass.range_constexpr(cfg.products):
             for i in cutlass.range_constexpr(FLOATS):
                 sums[i, p] = values[p][i]
-            apply_shift(sums, self.factors[p], range(p * FLOATS, (p + 1) * FLOATS))
+            apply_shift(sums, out.factors[p], range(p * FLOATS, (p + 1) * FLOATS))
         numbers = cute.make_rmem_tensor(FLOATS, dtype)
         for i in cutlass.range_constexpr(FLOATS):
-            number = sums[i, 0] * self.factors[0].alpha
+            number = sums[i, 0] * out.factors[0].alpha
             if cutlass.const_expr(cfg.gate):
-                number = GATES[cfg.gate](number) * (sums[i, 1] * self.factors[1].alpha)
+                number = GATES[cfg.gate](number) * (sums[i, 1] * out.factors[1].alpha)
             numbers[i] = number.to(dtype)
-        first = work_tile * cfg.out_rows + row
-        target = arguments.out + (Int64(column) * arguments.out_stride + first)
-        rows = arguments.weight.rows
-        if cutlass.const_expr(cfg.vector) and first + FLOATS <= rows:
+        first = out.row_tile * cfg.out_rows + row
+        target = out.first + (Int64(column) * out.stride + first)
+        if cutlass.const_expr(cfg.vector) and first + FLOATS <= out.rows:
             aligned = target.align(FLOATS * dtype.width // 8)
             cute.autovec_copy(numbers, cute.make_tensor(aligned, cute.make_layout(FLOATS)))
         else:
             for i in cutlass.range_constexpr(FLOATS):
-                if first + i < rows:
+                if first + i < out.rows:
                     cute.make_tensor(target + i, cute.make_layout(1))[0] = numbers[i]
+
+
+def quads(out: TileOutput, rows: int) -> Int32:
+    """Fours of ``rows`` in the columns that exist."""
+    return out.columns * (rows // FLOATS)

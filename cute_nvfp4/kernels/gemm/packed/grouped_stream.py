@@ -1,0 +1,180 @@
+"""outᵢ = alphaᵢ · xᵢ · weightᵢᵀ for groups of few rows, a stack of packed weights at the speed of memory; or two such
+products, joined by a gate.
+
+``Stream`` with work tiles of all groups. A warp of each CTA writes the table of groups from their offsets; from their
+number follow the shares of the CTAs, on the device. Rows of x lie anywhere: a warp copies them by ``cp.async``, sixteen
+bytes a lane, in the order in which TMA would swizzle them, and zeros for rows and elements beyond the last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Int32, Int64
+from cutlass.memory import SmemAllocator
+
+from ....ptx import mbarrier
+from ....ptx.async_copy import copy_async
+from ....weight_layout import TILE_K
+from ...arith import ceil_div, div, mod
+from ..barriers import Ring, initialise_in_turn
+from ..grouped_scheduler import Table, group_of
+from ..sm90.groups import PackedRows
+from ..stage_loader import OverwritingCopies, fill_stages
+from .grouped_stream_config import GroupedStreamArguments, GroupedStreamConfig
+from .stream import Place, Stream, WeightSource
+from .stream_config import LOADING_WARPS, MMA_COLUMNS, WARP
+from .stream_shares import Segment, Segments, StepsOfTile, shares_of_groups, steps_of_tile
+from .stream_sums import Sums, TileOutput
+from .stream_x import ROW_BYTES
+
+CHUNK = 16
+"""Bytes that a lane copies at a time."""
+ROW_CHUNKS = ROW_BYTES // CHUNK
+LANE_ROWS = WARP // ROW_CHUNKS
+"""Rows of x that a warp copies at a time."""
+
+
+class GroupPlace(NamedTuple):
+    """A work tile: its group, tile ``row_tile`` of the rows of its weight, and ``columns`` rows of x from ``row``."""
+
+    group: Int32
+    row_tile: Int32
+    row: Int32
+    columns: Int32
+
+
+@dataclass(frozen=True)
+class StreamGroups(PackedRows):
+    """The groups, and the work tiles of each: all passes over its rows for one tile of its weight, then for the next,
+    which is then read from memory once."""
+
+    config: GroupedStreamConfig
+    arguments: GroupedStreamArguments
+
+    def passes(self, rows: Int32) -> Int32:
+        return ceil_div(rows, self.config.columns)
+
+    def tiles(self, m: Int32, n: Int32) -> Int32:
+        return self.passes(m) * cute.ceil_div(n, self.config.out_rows)
+
+    def place(self, work_tile: Int32) -> GroupPlace:
+        """The place of a work tile; all lanes of a warp ask together. Beyond the last tile it is any place."""
+        table, columns = self.table, self.config.columns
+        group = group_of(table, work_tile)
+        rows, index = table.read("m", group), work_tile - table.read("start", group)
+        passes = cutlass.max(self.passes(rows), Int32(1))
+        row_tile = index // passes
+        first = (index - row_tile * passes) * columns
+        return GroupPlace(group, row_tile, table.read("row", group) + first, cutlass.min(rows - first, columns))
+
+    def output_of(self, work_tile: Int32) -> TileOutput:
+        """Where a work tile's sums go."""
+        place, out = self.place(work_tile), self.arguments.one.out
+        first = out.pointer + Int64(place.row) * out.row_stride
+        return TileOutput(
+            place.row_tile, self.n(place.group), place.columns, first, out.row_stride, self.factors(place.group)
+        )
+
+
+@dataclass(frozen=True)
+class RowCopies:
+    """The copies of rows of x to shared memory by one warp, whose first stage lies at ``shared``."""
+
+    groups: StreamGroups
+    shared: Int32
+    lane: Int32
+
+    def addresses(self, place: GroupPlace) -> list[Int64]:
+        """The addresses of this lane's first chunk of each of its rows; for rows beyond the last those of the last."""
+        x, index = self.groups.arguments.one.x, self.groups.arguments.index
+        found = []
+        for i in range(self.groups.config.columns // LANE_ROWS):
+            row = place.row + cutlass.min(self.row(i), place.columns - 1)
+            if self.groups.config.gathered:
+                row = cute.make_tensor(index.slots + row, cute.make_layout(1))[0] // index.top
+            found.append((x.data + Int64(row) * x.row_stride).toint() + mod(self.lane, ROW_CHUNKS) * CHUNK)
+        return found
+
+    def row(self, i: int) -> Int32:
+        """The lane's row of the ``i``-th copies."""
+        return div(self.lane, ROW_CHUNKS) + i * LANE_ROWS
+
+    def copies(self, segment: Segment, cursor: Int32) -> OverwritingCopies:
+        """The copies of a segment."""
+        config, one = self.groups.config, self.groups.arguments.one
+        place = self.groups.place(segment.work_tile)
+        addresses, chunk = self.addresses(place), mod(self.lane, ROW_CHUNKS)
+
+        def start(ring: Ring, stage: Int32, step: Int32) -> None:
+            for tile in range(config.stage_tiles):
+                k = (step * config.stage_tiles + tile) * TILE_K
+                target = self.shared + (stage * config.stage_tiles + tile) * config.x_bytes
+                there = k + chunk * (CHUNK // 2) < one.k
+                for i, address in enumerate(addresses):
+                    row = self.row(i)
+                    # chunk c of row r lies at chunk c ^ r, as in a tile that TMA swizzles
+                    at = target + row * ROW_BYTES + (chunk ^ mod(row, MMA_COLUMNS)) * CHUNK
+                    valid = cutlass.select_(there & (row < place.columns), Int32(CHUNK), Int32(0))
+                    copy_async(at, address + Int64(k) * 2, CHUNK, valid)
+            mbarrier.arrive_after_copies(ring.full(stage))
+
+        return OverwritingCopies(segment.steps, start)
+
+
+class GroupedStream(Stream):
+    """The host function and the kernel of one :class:`GroupedStreamConfig`."""
+
+    config: GroupedStreamConfig
+
+    @cute.jit
+    def __call__(self, arguments: GroupedStreamArguments, stream: CUstream):
+        """Launches ``arguments.ctas`` CTAs."""
+        cfg = self.config
+        steps = steps_of_tile(arguments.one.weight.k_tiles // cfg.stage_tiles)
+        self.kernel(steps, arguments._replace(ctas=None)).launch(
+            grid=(1, 1, arguments.ctas),
+            block=(cfg.threads, 1, 1),
+            min_blocks_per_mp=cfg.ctas_per_sm,
+            preferred_smem_carveout=100,
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(self, steps: StepsOfTile, arguments: GroupedStreamArguments):
+        cfg = self.config
+        thread, _, _ = cute.arch.thread_idx()
+        _, _, cta = cute.arch.block_idx()
+        _, _, ctas = cute.arch.grid_dim()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        memory = self.allocate()
+        table = SmemAllocator().allocate_array(Int64, cfg.table_bytes // 8, byte_alignment=16).toint()
+        groups = StreamGroups(cfg, arguments, Table(cfg, table))
+        if warp >= LOADING_WARPS:
+            initialise_in_turn(memory.barriers, warp - LOADING_WARPS, cfg.warps)
+        elif warp == 1:
+            groups.fill()
+        cute.arch.sync_threads()
+        shares = shares_of_groups(groups.table.read("total"), steps, ctas)
+        walk = Segments(shares, cta)
+        if warp == 0:
+            first = shares.segment(cta, Int32(0))
+            self.load_weights(groups, memory, walk, first, self.weight_source(groups, first.work_tile))
+        elif warp == 1:
+            copies = RowCopies(groups, memory.x.address, mod(thread, WARP))
+            fill_stages(copies.copies, memory.ring, walk)
+        else:
+            index, own = warp - LOADING_WARPS, thread - LOADING_WARPS * WARP
+            place = Place(mod(index, cfg.warps_m), div(index, cfg.warps_m), mod(thread, WARP))
+            sums = Sums(cfg, arguments.partials, shares, cta, memory.sums, own, groups.output_of)
+            self.multiply(memory, walk, place, sums)
+            sums.add_cut(own, WARP * cfg.warps)
+
+    def weight_source(self, groups: StreamGroups, work_tile: Int32) -> WeightSource:
+        """Where a work tile's part of its first packed tile is."""
+        place = groups.place(work_tile)
+        return self.source_in(groups.weight(place.group), groups.arguments.one.weight.k_tiles, place.row_tile)

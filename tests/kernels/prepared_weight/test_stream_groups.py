@@ -1,0 +1,114 @@
+"""The streaming kernel of groups of few rows: its compiled PTX against the exact products, on full-range data."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+from support import backends
+from support.mutants import FIRST, LAST, at, drop, instead, outcome
+from support.packed_group_problems import Case, Problem
+from support.packed_problems import gated_product, run
+
+from cute_nvfp4 import grouped_gemm_contiguous, prepare_weight, quantize, simulating
+from cute_nvfp4.errors import OperandError
+from cute_nvfp4.formats import MXFP4
+from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig
+from cute_nvfp4.ops.prepared_weight.rows import STREAM_GROUPS
+from cute_nvfp4.planning.packed import PackedPlan
+from cute_nvfp4.planning.packed_groups import PackedGroups, choose_groups
+from cute_nvfp4.sim import adversarial
+from cute_nvfp4.target import ARCHITECTURES
+
+pytestmark = [pytest.mark.kernels("sm_90a")]
+
+HALF = {"slabs": 4, "warps_m": 2, "warps_k": 4, "stages": 8}
+FULL = {"slabs": 8, "warps_m": 8, "warps_k": 2, "stage_tiles": 2, "stages": 4}
+NARROW = {"slabs": 2, "warps_m": 1, "warps_k": 4, "stage_tiles": 2, "stages": 8}
+CASES = (
+    # cut work tiles, an empty group, two passes over one group
+    Case((3, 0, 9, 1), 130, 320, workers=5, tiling={**HALF, "columns": 8}),
+    # whole ones after the cut ones; many groups, most of them empty; rows before the first
+    Case((0,) * 30 + (2, 5, 0, 0, 9), 100, 144, torch.float16, workers=2, tiling={**NARROW, "columns": 16}, before=2),
+    # a few cut ones that only some CTAs share
+    Case((1, 2), 256, 512, out=torch.bfloat16, workers=40, tiling={**FULL, "columns": 8}),
+    Case((40, 17), 72, 256, workers=2, tiling={**HALF, "columns": 32}),
+    # no rows at all
+    Case((0, 0), 64, 128, workers=2, tiling={**HALF, "columns": 8}),
+    Case((5, 20), 41, 160, workers=4, tiling={**FULL, "columns": 16}, format=MXFP4),
+)  # fmt: skip
+CUT = CASES[0]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_exact(case: Case) -> None:
+    """Rows of no group are not written."""
+    problem = Problem(case)
+    assert problem.right(run(problem))
+
+
+def test_gated() -> None:
+    """Gate and up prepared together, in a mixture of whole and cut work tiles."""
+    generator, device, sizes, (n, k) = torch.Generator().manual_seed(7), backends.device(), (3, 0, 10), (72, 288)
+    both = [quantize(torch.randn(3, n, k, generator=generator).to(device)) for _ in range(2)]
+    weight = prepare_weight(*both)
+    x = (torch.randn(13, k, generator=generator) / 10).bfloat16().to(device)
+    plan = PackedPlan(GroupedStreamConfig(**{**HALF, "columns": 8}), 5)
+    offsets = [*accumulate(sizes, initial=0)]
+    with simulating("sm_90a"):
+        out = grouped_gemm_contiguous(
+            x, weight, offsets=offsets, gate="silu", alpha=0.5, out_dtype=torch.float32, config=plan
+        )
+    values = [w.dequantize(torch.float64) for w in both]
+    for e, (first, last) in enumerate(pairwise(offsets)):
+        exact = gated_product(x[first:last].double(), [w[e] for w in values], 0.5, "silu")
+        assert exact.right(out[first:last])
+
+
+@pytest.mark.sim_only("runs schedules")
+@pytest.mark.parametrize("schedule", adversarial(4), ids=str)
+def test_any_schedule_gives_the_same_bits(schedule) -> None:
+    problem = Problem(CUT)
+    out = run(problem, schedule=schedule, checks=True)
+    assert problem.right(out) and torch.equal(out.nan_to_num(), run(problem).nan_to_num())
+
+
+MUTANTS = (
+    ("flags not waited for", at("ld.acquire.gpu", instead("mov.b32 {0}, 1;")), "Race"),
+    ("sums read before they are written", at("bar.sync", drop(), slice(-4, -3)), "Race"),
+    ("the table not waited for", at("bar.sync", drop(), FIRST), "Race"),
+    ("copies of x not waited for", at("cp.async.mbarrier", instead("mbarrier.arrive.shared::cta.b64 _, {0};")), "Race"),
+    ("rows of x not copied", at("cp.async.cg", drop(), LAST), "wrong"),
+    ("stages not waited for", at("mbarrier.try_wait", instead("setp.eq.b32 {0}, 0, 0;"), LAST), "Race"),
+)
+
+
+@pytest.mark.sim_only("changes PTX")
+@pytest.mark.sweep(2)
+@pytest.mark.parametrize("name, change, noticed", MUTANTS, ids=[m[0] for m in MUTANTS])
+def test_mutants_are_noticed(name, change, noticed) -> None:
+    problem = Problem(CUT)
+    assert outcome(change, lambda: problem.right(problem.run()), "sm_90a") == noticed
+
+
+def test_limits_are_named() -> None:
+    for tiling, message in (
+        ({"quantized_x": True}, "x of a streaming"),
+        ({"capacity": 40}, "capacity"),
+        ({"slabs": 2}, "divisor"),
+    ):
+        with pytest.raises(OperandError, match=message):
+            STREAM_GROUPS.build(GroupedStreamConfig(**tiling))
+
+
+def test_plans_that_cannot_stream() -> None:
+    """A list of groups, stages that do not divide K, more steps than the kernel can divide."""
+    arch, plan = ARCHITECTURES["sm_90a"], PackedPlan(GroupedStreamConfig(stage_tiles=4), 132)
+    for problem, message in (
+        (PackedGroups(sizes=((1, 64, 64), (1, 64, 64))), "a list"),
+        (PackedGroups(sizes=((4, 64, 64),), stack=4), "stage_tiles"),
+        (PackedGroups(sizes=((4096, 65536, 65536),), stack=1024), "product below"),
+    ):
+        with pytest.raises(OperandError, match=message):
+            choose_groups(problem, arch, 132, plan)
