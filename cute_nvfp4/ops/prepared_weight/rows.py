@@ -13,10 +13,10 @@ from ...kernels.gemm.arguments import GroupFactor, PartialSums
 from ...kernels.gemm.packed.grouped_stream_config import GroupedStreamArguments, GroupedStreamConfig
 from ...kernels.gemm.packed.grouped_stream_config import can_implement_groups as can_stream_groups
 from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight
-from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RowsOfGroups
+from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RoutedRows, RowsOfGroups
 from ...kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
 from ...operand import row_alignment
-from ...planning.packed_groups import PackedGroups, choose_groups
+from ...planning.packed_groups import PackedGroups, RoutedGroups, choose_groups
 from ...planning.packed_problem import ScratchSize
 from ...runtime.backend import sm_count
 from ...runtime.kernel import Kernel
@@ -65,8 +65,10 @@ class RowsLaunch(NamedTuple):
     extra: Any
 
 
-def plan_prepared_rows(r: Any, target: Target) -> RowsLaunch:
-    """The launch of a request."""
+def plan_prepared_rows(
+    r: Any, target: Target, gate: str, routed: RoutedGroups | None = None, slots: RoutedRows | None = None
+) -> RowsLaunch:
+    """The launch of a request. routed, slots: where rows are slots of a mixture of experts."""
     a, b, out = r.a, r.b, r.out
     floats = isinstance(a, torch.Tensor)
     scalar, factors = factors_of_products(r, len(b.global_scales))
@@ -77,8 +79,9 @@ def plan_prepared_rows(r: Any, target: Target) -> RowsLaunch:
         out=DTYPE_NAMES[out.dtype],
         vector=row_alignment(out, 16) >= 16,
         factors=len(factors[0]),
-        gate=r.gate,
+        gate=gate,
         packing=b.packing,
+        routed=routed,
     )
     plan = choose_groups(problem, target.arch, sm_count(target, b.device), r.config)
     rows, k_tiles = out.shape[0], b.packed.shape[-2]
@@ -90,6 +93,7 @@ def plan_prepared_rows(r: Any, target: Target) -> RowsLaunch:
     one = PackedGroup(
         PackedWeight("b.packed", b.rows, k_tiles, b.packed.stride(0)),
         Activations("a" if floats else "decoded", rows, row_stride(a.stride(0) if floats else b.k, rows, b.k), 0),
+        None,
         OutputRows("out", out.stride(0), 0),
         b.k,
     )
@@ -100,12 +104,12 @@ def plan_prepared_rows(r: Any, target: Target) -> RowsLaunch:
         sums, index = PartialSums("scratch.sums", "scratch.flags"), None
         streamed = GroupedStreamArguments(groups, one, index, scalar, of_groups, sums, plan.workers)
         return RowsLaunch(STREAM_GROUPS, plan.config, streamed, scratch_for(plan.scratch(b.rows), target, b.device))
-    arguments = GroupedWgmmaArguments(groups, one, scalar, of_groups, plan.workers)
+    arguments = GroupedWgmmaArguments(groups, one, slots, None, scalar, of_groups, plan.workers)
     extra, dtype, backend = None, b.dtype, target.backend
     if not floats:
         like = torch.empty((rows, b.k), dtype=dtype, device="meta")
         extra = "decoded", lambda given, kept: decoded(given[0], dtype, backend), like
-    return RowsLaunch(KERNEL, plan.config, arguments, extra)
+    return RowsLaunch(KERNEL if routed is None else ROUTED, plan.config, arguments, extra)
 
 
 def scratch_for(size: ScratchSize, target: Target, device: torch.device) -> tuple[str, Callable[..., Scratch], Any]:
@@ -129,6 +133,19 @@ def _host(config: GroupedWgmmaConfig) -> Callable[..., Any]:
 
 KERNEL = Kernel("grouped_wgmma", GroupedWgmmaArguments, _host, can_implement_groups)
 compile_grouped_wgmma = KERNEL.compile
+
+
+def _routed(config: GroupedWgmmaConfig) -> Callable[..., Any]:
+    if config.arch.generation == "sm120":
+        from ...kernels.gemm.sm120.packed import RoutedPackedGemm
+
+        return RoutedPackedGemm(config)
+    from ...kernels.gemm.sm90.routed import RoutedWgmma
+
+    return RoutedWgmma(config)
+
+
+ROUTED = Kernel("moe_product", GroupedWgmmaArguments, _routed, can_implement_groups)
 
 
 def _stream(config: GroupedStreamConfig) -> Callable[..., Any]:

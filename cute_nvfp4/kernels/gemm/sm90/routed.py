@@ -17,16 +17,21 @@ from cutlass import Float32, Int32, Int64
 from ...factors import Factor
 from ..epilogue import device_scalar
 from ..gates import activate
+from ..operands import TmaCopy
+from ..packed.mainloop import OperandMemory
 from ..stage_loader import fill_stages
 from ..tile_scheduler import WorkTile
-from .config import WARPGROUP
+from .config import GATHER_THREADS, WARPGROUP
 from .epilogue import WARP, WarpgroupEpilogue
 from .gather import GatheredX
 from .groups import GroupScheduler, GroupTile, PackedGroups
 from .grouped import GroupedWgmma
 from .grouped_arguments import RoutedRows
 from .row_factors import RowFactors
-from .wgmma import WgmmaMemory
+
+
+AHEAD_COLUMNS = 128
+"""Columns of a tile up to which registers are left, beside its sums, for what the epilogue will need."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,17 @@ class RoutedEpilogue(WarpgroupEpilogue):
     routed: RoutedRows | None = None
 
     def of_tile(self, tile: WorkTile) -> RoutedEpilogue:
-        """This epilogue with the router weights of the tile's rows, asked for now."""
+        """This epilogue with the router weights of the tile's rows, asked for before its products."""
+        return self.with_weights() if self.config.tile_n <= AHEAD_COLUMNS else self
+
+    @cute.jit
+    def store(self, acc: cute.Tensor, tile: WorkTile):
+        """Stores a work tile."""
+        storing = self.with_weights() if self.rows is None else self
+        WarpgroupEpilogue.store(storing, acc, tile)
+
+    def with_weights(self) -> RoutedEpilogue:
+        """This epilogue with the router weights of the tile's rows, if there are, asked for now."""
         cfg, found = self.config, []
         if not cfg.weighted:
             return self
@@ -56,9 +71,7 @@ class RoutedEpilogue(WarpgroupEpilogue):
         self.scale(acc, begin, end)
         if cutlass.const_expr(cfg.biased):
             self.add_group_bias(acc, tile, begin, end)
-        if cutlass.const_expr(cfg.activation and not cfg.gate):
-            for i in cutlass.range_constexpr(begin // 2, end // 2):
-                acc[i] = activate(cfg.activation, acc[i])
+        self.activate(acc, begin, end)
         if cutlass.const_expr(cfg.weighted):
             self.rows.scale(acc, begin, end)
         self.store_columns(acc, tile, begin, end)
@@ -69,12 +82,18 @@ class RoutedEpilogue(WarpgroupEpilogue):
         for i in range(begin // 2, end // 2):
             acc[i] = acc[i] * self.factors[i // 2 % count].alpha
 
+    def activate(self, acc: cute.Tensor, begin: int, end: int) -> None:
+        """The activation of one product, if it has one; two are joined as they are stored."""
+        if self.config.activation and not self.config.gate:
+            for i in range(begin // 2, end // 2):
+                acc[i] = activate(self.config.activation, acc[i])
+
     def join(self, acc: cute.Tensor, begin: int, end: int) -> None:
         """The activation of both products, scaled before, in place of the first."""
         cfg = self.config
         for i in range(begin // 2, end // 2, 4):
             for j in range(i, i + 2):
-                acc[j] = activate(cfg.activation or cfg.gate, acc[j], acc[j + 2], *cfg.constants)
+                acc[j] = activate(cfg.activation or cfg.gate, acc[j], acc[j + 2], cfg.constants)
 
     @cute.jit
     def add_group_bias(
@@ -84,30 +103,56 @@ class RoutedEpilogue(WarpgroupEpilogue):
         rows = self.arguments.weight.rows
         row = self.first_row(tile) + self.thread % WARP // 4
         for half in cutlass.range_constexpr(2):
-            n = row if self.config.gate else row + 8 * half
+            n, at = self.bias_places(row, half)
             number = Float32(0.0)
             if n < rows:
-                at = n + half * rows if self.config.gate else n
                 number = device_scalar(self.routed.bias + at)
             for i in cutlass.range_constexpr(begin // 8, end // 8):
                 for j in cutlass.range_constexpr(2):
                     place = 4 * i + 2 * half + j
                     acc[place] = acc[place] + number
 
+    def bias_places(self, row: Int32, half: int) -> tuple[Int32, Int32]:
+        """Of a row of the MMA, the column of the output and where its bias is."""
+        if self.config.gate:
+            return row, row + half * self.arguments.weight.rows
+        return row + 8 * half, row + 8 * half
+
 
 class RoutedWgmma(GroupedWgmma):
     """The host function and the kernel of one ``GroupedWgmmaConfig`` of routed rows."""
 
+    @property
+    def x_warps(self) -> int:
+        """Warps that load x."""
+        return GATHER_THREADS // WARP if self.config.gathered else 1
+
+    @property
+    def loading_registers(self) -> int:
+        """Registers of a thread that loads: those who gather have more addresses."""
+        return 40 if self.config.gathered else 24
+
+    @property
+    def registers(self) -> int:
+        if self.config.gathered and self.config.ctas_per_sm == 1 and self.config.warpgroups == 2:
+            return 232
+        return super().registers
+
     def load_x(
-        self, x: Any, groups: PackedGroups, memory: WgmmaMemory, scheduler: GroupScheduler, workers: Int32, thread: Int32
+        self,
+        x: TmaCopy | None,
+        groups: PackedGroups,
+        operands: OperandMemory,
+        scheduler: GroupScheduler,
+        workers: Int32,
+        thread: Int32,
     ) -> None:
         """The loop of the warps that load x."""
         if self.config.gathered:
-            shared = memory.operands.sX.iterator.toint()
-            copies = GatheredX(self.order, groups, shared, thread - WARP).copies
-            fill_stages(copies, memory.operands.ring, scheduler)
+            copies = GatheredX(self.order, groups, operands.sX.iterator.toint(), thread - WARP).copies
+            fill_stages(copies, operands.ring, scheduler)
         else:
-            super().load_x(x, groups, memory, scheduler, workers, thread)
+            super().load_x(x, groups, operands, scheduler, workers, thread)
 
     def epilogue(
         self,
