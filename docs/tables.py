@@ -12,14 +12,17 @@ import argparse
 import functools
 import json
 import re
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "docs")]
+import judging  # noqa: E402
+import modelled  # noqa: E402
+import summaries  # noqa: E402
+
 TABLE = re.compile(r"<!-- table: (\w[\w-]*) -->\n(.*?)<!-- table: end -->", re.DOTALL)
 COUNT = re.compile(r"<!-- count: (\w[\w-]*) -->(.*?)<!-- end -->")
 
@@ -272,61 +275,50 @@ def side_by_side(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n" + table(head, rows)
 
 
-def plans() -> str:
-    """The modelled times of the contest's products, beside the best public ones. Nothing of it was measured by us."""
-    rows = []
-    for r in record("gemm_model")["rows"]:
-        shape = ", ".join(str(r["shape"][name]) for name in "mnk")
-        rows.append(
-            [
-                r["benchmark"].removeprefix("nvfp4_"),
-                shape,
-                r["plan"],
-                f"{r['model_us']:.1f}",
-                f"{r['best_public_us']:g}",
-            ]
-        )
-    return table(["problem", "m, n, k", "plan", "model, µs", "best public, µs"], rows)
-
-
-def clock() -> str:
-    """How far the clock's times are off, of launches that it had not seen."""
-    import published
-    import timing_b200
-    from timing_cases import HELD_OUT_3
-
-    measured, modelled = record("timing_fresh_nvidia_h200"), record("timing_predicted_h200")["cases"]
-    errors = []
-    for case in HELD_OUT_3:
-        if case.name in measured["microseconds"] and case.name in modelled:
-            own = measured["launch"]["stream" if case.sizes else "graph"]
-            errors.append(round(own + modelled[case.name]["microseconds"], 3) / measured["microseconds"][case.name] - 1)
-    rows = [["H200, measured by us after the prediction was committed", *_error_cells(errors, len(errors)), ""]]
-    of = {
-        "dense": "a GB200's, published: FlashInfer's NVFP4 GEMM, executed as it is",
-        "grouped": "a B200's, published: FlashInfer's grouped NVFP4 GEMM",
-        "bf16": "a B300's, published: NVIDIA's bf16 examples",
-    }
-    for name, text in of.items():
-        points = published.TABLES[name].points()
-        found = json.loads(timing_b200.results(name).read_text())["times"]
-        right, pairs = timing_b200.ranked([p for p in points if p.name in found], found)
-        some = timing_b200.errors(points, found)["all"]
-        rows.append([text, *_error_cells(some, len(points)), f"{right / pairs:.1%}"])
-    return table(["times", "launches", "mean error", "worst", "pairs in order"], rows)
-
-
-def _error_cells(errors: list[float], of: int) -> tuple[str, str, str]:
-    """How many launches, their mean error and the worst one."""
-    count = str(of) if len(errors) == of else f"{len(errors)} of {of}"
-    return count, f"{statistics.mean(map(abs, errors)):.1%}", f"{max(errors, key=abs):+.1%}"
-
-
 def support() -> str:
     """What the package answers when it is asked what runs where."""
     from support_matrix import markdown
 
     return markdown()
+
+
+def shapes() -> str:
+    """Which M, N and K each call takes, as the package answers."""
+    from limits import markdown
+
+    return markdown()
+
+
+def first_call() -> str:
+    """What the first call of an operation costs, a table for each machine."""
+    found = sorted((ROOT / "benchmarks" / "results").glob("first_call_*.json"))
+    return "\n".join(judging.first_call(record(path.stem)) for path in found)
+
+
+def eval_times() -> str:
+    """What judging takes."""
+    return judging.eval_times(record("eval_times_cpu"))
+
+
+def simulator() -> str:
+    """How fast the simulator is."""
+    return judging.simulator(record("simulator_cpu"))
+
+
+def api() -> str:
+    """The public names of docs/reference/api.md."""
+    return summaries.summary("cute_nvfp4", "cute_nvfp4.nn", "cute_nvfp4.display")
+
+
+def sim_api() -> str:
+    """The public names of the simulator."""
+    return summaries.summary("cute_nvfp4.sim")
+
+
+def harness_api() -> str:
+    """The public names of the harness."""
+    rooms = ("problem", "schema", "evaluation", "results", "errors")
+    return summaries.summary(*(f"cute_nvfp4.harness.{room}" for room in rooms))
 
 
 def fingerprints() -> str:
@@ -339,26 +331,11 @@ def programs() -> str:
     return str(len(json.loads((ROOT / "tests" / "public" / "libraries.json").read_text())["programs"]))
 
 
-TABLES: dict[str, Callable[[], str]] = {
-    f.__name__: f
-    for f in (
-        results,
-        gemm,
-        contest,
-        models,
-        gated,
-        grouped,
-        gemv,
-        quantize,
-        fused,
-        decode,
-        generate,
-        launch,
-        plans,
-        clock,
-        support,
-    )
-}
+_OF_RECORDS = (results, gemm, contest, models, gated, grouped, gemv, quantize, fused, decode, launch)
+_OF_THE_PACKAGE = (support, shapes, first_call, eval_times, simulator, api, sim_api, harness_api)
+TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (*_OF_RECORDS, *_OF_THE_PACKAGE)}
+TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": lambda: modelled.clock(record)}
+TABLES |= {"commands": summaries.commands, "gates": summaries.gates, "tolerances": judging.tolerances}
 COUNTS: dict[str, Callable[[], str]] = {f.__name__: f for f in (fingerprints, programs)}
 
 

@@ -127,6 +127,19 @@ class HeldWeight(torch.nn.Module):
             self._release(dtype)
         return self
 
+    def replace_weight(self, weight: BlockScaledTensor, in_features: int) -> None:
+        """Puts another weight in the place of this one, such as a shard of it; prepared, if this one was."""
+        released = self._released
+        prepared = () if released is not None or self._kept is None else tuple(self._kept.prepared)
+        self._released = None
+        self._forget()
+        self.in_features, self.out_features = in_features, weight.rows
+        self._buffers["weight_data"], self._buffers["weight_scale"] = weight.data.view(torch.uint8), _flat_scale(weight)
+        for dtype in (released,) if released is not None else prepared:
+            self._prepare(dtype)
+        if released is not None:
+            self._release(released)
+
     def _weight_device(self) -> torch.device:
         data = self._buffers["weight_data"]
         return self._buffers[PREPARED[self._released]].device if data is None else data.device

@@ -10,6 +10,7 @@ from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import NVFP4
 from cute_nvfp4.nn.explain import KernelChoice, explain_product
 from cute_nvfp4.nn.held_weight import PREPARED, HeldWeight
+from cute_nvfp4.nn.shard import LinearShard
 from cute_nvfp4.operand import PLAIN, BlockScaledTensor, row_alignment
 from cute_nvfp4.ops.dispatch import is_recorded, recording
 from cute_nvfp4.ops.gemm import gemm
@@ -43,9 +44,11 @@ class NVFP4Linear(HeldWeight):
     backend: of the product, as for ``gemm``. With "reference" x is quantized by torch, too, else by "auto".
 
     ``stored`` has the layout of the checkpoint that a layer was read from, and its small tensors (``nn.layouts``).
+    ``shard`` is set where the layer has a shard of its weight (``nn.parallel``): what is exchanged with other ranks.
     """
 
     stored: tuple[str, dict[str, torch.Tensor]] = ("", {})
+    shard: LinearShard | None = None
 
     def __init__(
         self,
@@ -112,14 +115,19 @@ class NVFP4Linear(HeldWeight):
         shape = x.shape
         if shape[-1] != self.in_features:
             raise OperandError.of("x", got=f"shape {tuple(shape)}", expected=f"(…, {self.in_features})")
-        factors, bias = self._buffers["input_scale"], self._parameters["bias"]
+        factors, bias, shard = self._buffers["input_scale"], self._parameters["bias"], self.shard
+        if shard is not None:
+            x = shard.entered(x)
         if factors is not None:
             x = x * factors.to(x.dtype)
         flat = x if len(shape) == 2 else x.reshape(-1, self.in_features)
         # where no gradient of x is wanted, nothing is paid for one
         y = _Product.apply(flat, self) if x.requires_grad and torch.is_grad_enabled() else self._multiply(flat)
         y = y if len(shape) == 2 else y.reshape(*shape[:-1], self.out_features)
-        return y if bias is None else y + bias.to(y.dtype)
+        if shard is None:
+            return y if bias is None else y + bias.to(y.dtype)
+        y = shard.summed(y)
+        return shard.left(y if bias is None else y + bias.to(y.dtype))
 
     def _multiply(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.shape[0]
@@ -137,9 +145,10 @@ class NVFP4Linear(HeldWeight):
             if product is not None:
                 return product(x, scale)
         quantizer = "reference" if self.backend == "reference" else "auto"
-        a = quantize(
-            x, "nvfp4", self.input_rule, global_scale="auto" if scale is None else scale, pad=True, backend=quantizer
-        )
+        factor = scale
+        if scale is None:
+            factor = "auto" if self.shard is None else self.shard.global_scale(x, self.input_rule)
+        a = quantize(x, "nvfp4", self.input_rule, global_scale=factor, pad=True, backend=quantizer)
         if rows == 1 and weight is not None:
             return gemv(weight, a, out_dtype=x.dtype, backend=self.backend).unsqueeze(0)
         prepared = self._prepared(x, torch.float16)

@@ -19,7 +19,7 @@ from ..target import Architecture
 from . import sm120_model
 from .grouped import expected_sizes, too_many_groups
 from .packed import MMA_SYNC_TILE_N, deep
-from .packed_model import START_US
+from .packed_model import CONSTANTS_FP8, START_US
 from .packed_problem import TILING, PackedPlan, packed_tiles
 
 STAGE_US = {8: 0.38, 16: 0.39, 32: 0.41, 64: 0.50, 96: 0.60, 128: 0.68, 192: 1.10, 256: 1.40}
@@ -28,7 +28,7 @@ STAGE_US = {8: 0.38, 16: 0.39, 32: 0.41, 64: 0.50, 96: 0.60, 128: 0.68, 192: 1.1
 MOST_STEPS = 1 << 32
 """What the steps of a launch of the streaming kernel times those of a work tile must be below: it divides by it."""
 TILE_US = 1.0
-"""µs to begin and to store a tile."""
+"""µs to begin and to store a tile. Of rows in FP8 both are those of dense products (``packed_model_fp8.json``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class RoutedGroups:
 class PackedGroups:
     """Products of groups: sizes (m, n, k) of each; of rows that offsets distribute to ``stack`` groups, one of all
     rows. vector: rows of outputs start at multiples of 16 bytes. factors: tensors of device scalars that multiply
-    alpha. gate, packing: as in ``WgmmaConfig``; n is of the output."""
+    alpha. gate, packing, promoted: as in ``WgmmaConfig``; n is of the output."""
 
     sizes: tuple[tuple[int, int, int], ...]
     stack: int = 0
@@ -57,6 +57,7 @@ class PackedGroups:
     gate: str = ""
     packing: str = "nvfp4"
     routed: RoutedGroups | None = None
+    promoted: bool = False
 
     def streaming(self, arch: Architecture, **tiling: Any) -> GroupedStreamConfig:
         """The configuration of the streaming kernel with this tiling."""
@@ -91,6 +92,7 @@ class PackedGroups:
             factors=self.factors,
             gate=self.gate,
             **({} if self.routed is None else asdict(self.routed)),
+            promoted=self.promoted,
             **tiling,
         )
 
@@ -107,16 +109,13 @@ def choose_groups(
     if reason := too_many_groups(problem.stack or len(problem.sizes)):
         raise OperandError(reason)
     if given is None:
-        most = max(GROUP_TILE_N if arch.generation == "sm90" else MMA_SYNC_TILE_N)
-        plans = [_plan(problem, arch, sm_count, tile_n) for tile_n in GROUP_TILE_N if tile_n <= most]
-        possible = [plan for plan in plans if not can_implement_groups(plan.config)]
-        plan = min(possible or plans, key=lambda plan: predict(plan, problem))
+        plan = choose_tiles(problem, arch, sm_count)
     elif isinstance(given, PackedPlan) and isinstance(given.config, GroupedWgmmaConfig):
         c = given.config
         tiling = {name: getattr(c, name) for name in ("tile_n", "warpgroups", "ctas_per_sm", "stage_tiles", "stages")}
         plan = replace(given, config=problem.config(arch, **tiling))
     elif isinstance(given, PackedPlan) and isinstance(given.config, GroupedStreamConfig):
-        tiling = {name: getattr(given.config, name) for name in (*TILING[StreamConfig], "columns")}
+        tiling = {name: getattr(given.config, name) for name in (*TILING[StreamConfig], "columns", "cut_bytes")}
         plan = replace(given, config=problem.streaming(arch, **tiling))
     else:
         expected = "a PackedPlan of planning.packed of a GroupedWgmmaConfig or a GroupedStreamConfig"
@@ -127,6 +126,14 @@ def choose_groups(
     if reason:
         raise OperandError(reason)
     return plan
+
+
+def choose_tiles(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedPlan:
+    """The fastest plan by tiles, or one that no kernel can run."""
+    most = max(GROUP_TILE_N if arch.generation == "sm90" else MMA_SYNC_TILE_N)
+    plans = [_plan(p, arch, sm_count, tile_n) for tile_n in GROUP_TILE_N if tile_n <= most]
+    possible = [plan for plan in plans if not can_implement_groups(plan.config)]
+    return min(possible or plans, key=lambda plan: predict(plan, p))
 
 
 def can_stream(p: PackedGroups, c: GroupedStreamConfig) -> str:
@@ -148,7 +155,9 @@ def can_stream(p: PackedGroups, c: GroupedStreamConfig) -> str:
 
 
 def _plan(p: PackedGroups, arch: Architecture, sm_count: int, tile_n: int) -> PackedPlan:
-    config = deep(p.config(arch, tile_n=tile_n, ctas_per_sm=2 if arch.generation == "sm90" and tile_n <= 64 else 1))
+    # promoted sums take twice the registers
+    narrow = arch.generation == "sm90" and tile_n <= (32 if p.promoted else 64)
+    config = deep(p.config(arch, tile_n=tile_n, ctas_per_sm=2 if narrow else 1))
     tiles = sum(-(-n // config.out_rows) * -(-m // tile_n) for m, n, _ in p.sizes)
     if p.stack:
         # a group begun in each tile of rows
@@ -164,7 +173,10 @@ def tile_us(config: GroupedWgmmaConfig, m: int, k: int) -> float:
     if config.arch.generation == "sm120":
         count = config.arch.sm_count
         return steps * sm120_model.packed_step_us(config, width, count) + sm120_model.packed_store_us(width, count)
-    return steps * STAGE_US[width] * config.ctas_per_sm + TILE_US
+    stage_us, begin_us = STAGE_US[width], TILE_US
+    if config.fp8:
+        stage_us, begin_us = CONSTANTS_FP8.stage_us[width], CONSTANTS_FP8.tile_us[width]
+    return steps * stage_us * config.ctas_per_sm + begin_us
 
 
 def predict(plan: PackedPlan, p: PackedGroups) -> float:

@@ -25,10 +25,10 @@ from typing import Any
 
 from tests import long
 from tests.long.families import FAMILIES
-from tests.long.ledger import ROOT, Ledger, Record, commit, simulator, sources
-from tests.long.order import Stream, Work, mixed, streams
+from tests.long.ledger import ROOT, Ledger, Record, commit, keep
+from tests.long.order import Stream, Work, cheapest, mixed, streams
 from tests.long.shrink import shrunk
-from tests.long.summary import summary, write
+from tests.long.summary import summary, table, write
 from tests.long.worker import Ended, Task, Worker, perform
 
 LEDGER = ROOT / ".long" / "ledger.jsonl"
@@ -45,10 +45,12 @@ class Run:
         self.ledger, self.given = ledger, given
         families = [FAMILIES[name] for name in given.only or FAMILIES]
         self.streams = streams(families, ledger, given.seed, given.archs, given.again, given.new)
-        self.works, self.lock = mixed(self.streams, given.seed), threading.Lock()
+        order = cheapest if given.cheapest else mixed
+        self.works, self.lock = order(self.streams, given.seed), threading.Lock()
         self.end = time.monotonic() + 60 * given.minutes
         self.failed = self.ran = self.known = 0
         self.done: Counter[str] = Counter()
+        self.records: list[Record] = []
 
     def take(self) -> Work | None:
         """What is to be done next."""
@@ -99,14 +101,16 @@ class Run:
             if ended.outcome == "unfinished":
                 return
         smallest = "" if ended.outcome in ("passed", "known", "gone") else self.smallest(worker, work, ended)
+        simulator, sources = family.state(arch)
         record = Record(
             family.name, work.text, arch, ended.outcome, round(ended.seconds, 3), datetime.date.today().isoformat(),
-            commit(), simulator(), ended.runs, ended.kernels, ended.error, smallest, ended.note, sources(),
+            commit(), simulator, ended.runs, ended.kernels, ended.error, smallest, ended.note, sources,
         )  # fmt: skip
         with self.lock:
             if ended.outcome == "known":
-                record = replace(self.ledger.records[record.key], sources=sources())
+                record = replace(self.ledger.records[record.key], sources=sources)
             self.ledger.add(record)
+            self.records.append(record)
         self.done[f"{family.name} {arch}"] += 1
         if record.outcome not in ("passed", "gone"):
             self.failed += 1
@@ -155,6 +159,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--shrink", type=float, default=120.0, metavar="S", help="seconds to look for a smaller failure"
     )
+    parser.add_argument("--cheapest", action="store_true", help="the same time for each kind of cases, cheapest first")
+    parser.add_argument("--done", type=Path, metavar="FILE.xz", help="write there at the end what this run did")
     parser.add_argument("--again", action="store_true", help="also what has passed before")
     parser.add_argument("--new", action="store_true", help="not what has passed with other sources of the package")
     parser.add_argument("--case", nargs=2, metavar=("FAMILY", "CASE"), help="this one, in this process")
@@ -170,15 +176,16 @@ def main() -> int:
     given = arguments()
     if given.resume.suffix == ".xz" and not given.summary:
         raise SystemExit(f"--resume: got {given.resume}, which is compressed; --merge it into a ledger first")
-    if given.keep and given.keep.suffix != ".xz":
-        raise SystemExit(f"--keep: got {given.keep}, expected a name that ends in .xz: the file is compressed")
+    for option, path in (("--keep", given.keep), ("--done", given.done)):
+        if path and path.suffix != ".xz":
+            raise SystemExit(f"{option}: got {path}, expected a name that ends in .xz: the file is compressed")
     if missing := [path for path in given.merge or () if not path.exists()]:
         raise SystemExit(f"--merge: no such file: {', '.join(map(str, missing))}")
     ledger = Ledger(given.resume)
     if given.merge:
         print(f"{sum(ledger.merge(Ledger(path)) for path in given.merge)} records")
     if given.keep:
-        ledger.keep(given.keep)
+        keep(ledger.records.values(), given.keep)
         print(f"{len(ledger.records)} cases: {given.keep}")
     if given.merge or given.keep:
         return 0
@@ -198,6 +205,9 @@ def main() -> int:
         for task in [pool.submit(run.loop) for _ in range(given.jobs)]:
             task.result()
     over.set()
+    if given.done:
+        keep(run.records, given.done)
+    print(table(run.records))
     print(f"{run.ran} cases, {run.known} of them as before, {run.failed} failed: {given.resume}")
     return int(run.failed > 0)
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from pydantic import TypeAdapter
 
+from tests.long import depends
+
 Once = Callable[[], str | None]
 """Runs a case once, judges it, and may say what there is to note."""
 
@@ -25,7 +27,8 @@ class Family:
 
     prepare: makes the operands of a case. weight: how often it comes. schedules: how many each case runs under. parts:
     in which an architecture's cases are listed. identity: what a case stands for, where two may stand for the same.
-    ptx: of a case that changes it, before the change.
+    ptx: of a case that changes it, before the change. rooms: of kernels that its cases execute, below ``kernels``; or a
+    file.
     """
 
     name: str
@@ -40,6 +43,11 @@ class Family:
     parts: Callable[[str], Sequence[str]] = lambda arch: ("",)
     identity: Callable[[Any], str] | None = None
     ptx: Callable[[Any], str] | None = None
+    rooms: tuple[str, ...] = ()
+
+    def state(self, arch: str) -> tuple[str, str]:
+        """Fingerprints of what a case depends on: of the simulator, and of what else of the package it executes."""
+        return depends.simulator(), depends.sources(self.rooms, arch)
 
     def parse(self, text: str) -> Any:
         return TypeAdapter(self.case).validate_json(text)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_nvfp4.errors import CuteNvfp4Error
+from tests.long.depends import PACKED
 from tests.long.family import Family, Once
 from tests.simulator.mutation import subjects
 
@@ -82,6 +83,6 @@ def _replaced(line: str, pattern: re.Pattern[str], new: str, generator: np.rando
 FAMILIES = (
     Family(
         "fuzzed-ptx", FuzzCase, prepare, draw, archs=subjects.ARCHS, weight=4, goal=700,
-        ptx=lambda case: subjects.subject(case.kernel).ptx,
+        ptx=lambda case: subjects.subject(case.kernel).ptx, rooms=(*PACKED, "harness/problems/data.py"),
     ),
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import lzma
 import subprocess
@@ -12,15 +11,14 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "cute_nvfp4"
 
 
 @dataclass(frozen=True)
 class Record:
     """``outcome``: passed, failed, crashed, hung, or gone with the kernel that it was of. ``kernels``: fingerprints of
-    the PTX that ran, in order; ``simulator``, ``sources``: of the sources that ran it, and of all else of the package;
-    ``runs``: schedules done; ``smallest``: the shrunk case of a failure; ``note``: what there is to say of one that
-    has passed."""
+    the PTX that ran, in order; ``simulator``, ``sources``: of the simulator that ran it, and of what else of the
+    package it depends on (``depends``); ``runs``: schedules done; ``smallest``: the shrunk case of a failure; ``note``:
+    what there is to say of one that has passed."""
 
     family: str
     case: str
@@ -79,42 +77,25 @@ class Ledger:
             self.add(record)
         return len(new)
 
-    def keep(self, path: Path) -> None:
-        """Writes the last record of each case, in order of their keys, compressed."""
-        lines = [json.dumps(asdict(record)) + "\n" for _, record in sorted(self.records.items())]
-        path.write_bytes(lzma.compress("".join(lines).encode(), preset=9 | lzma.PRESET_EXTREME))
-
     def passed(self, key: tuple[str, str, str]) -> Record | None:
         """The record of a case that passed the last time."""
         found = self.records.get(key)
         return found if found is not None and found.outcome == "passed" else None
 
 
+def keep(records: Iterable[Record], path: Path) -> None:
+    """Writes records in order of their keys, compressed."""
+    lines = [json.dumps(asdict(record)) + "\n" for record in sorted(records, key=lambda record: record.key)]
+    path.write_bytes(lzma.compress("".join(lines).encode(), preset=9 | lzma.PRESET_EXTREME))
+
+
 @cache
 def commit() -> str:
-    """The commit that is checked out, with ``+`` where files differ from it; without git, ``sources``."""
+    """The commit that is checked out, with ``+`` where files differ from it; nothing without git."""
     if not (ROOT / ".git").exists():
-        return f"sources {sources()}"
+        return ""
     git = ["git", "-C", str(ROOT)]
     head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True).stdout.strip()
     changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True).stdout.strip()
     return head + ("+" if changed else "")
 
-
-@cache
-def simulator() -> str:
-    """A fingerprint of the simulator's sources."""
-    return _digest(path for path in PACKAGE.rglob("*.py") if PACKAGE / "sim" in path.parents)
-
-
-@cache
-def sources() -> str:
-    """A fingerprint of all else of the package: the same kernels."""
-    return _digest(path for path in PACKAGE.rglob("*.py") if PACKAGE / "sim" not in path.parents)
-
-
-def _digest(paths: Iterable[Path]) -> str:
-    found = hashlib.sha256()
-    for path in sorted(paths):
-        found.update(path.read_bytes())
-    return found.hexdigest()[:12]

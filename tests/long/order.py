@@ -9,16 +9,18 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tests.long.family import Family
-from tests.long.ledger import Ledger, simulator, sources
+from tests.long.ledger import Ledger
 
 
 @dataclass(frozen=True)
 class Work:
-    """A case of a stream, or with no text the question which cases it has. seen: kernels with which it has passed."""
+    """A case of a stream, or with no text the question which cases it has. seen: kernels with which it has passed.
+    seconds: what it took then; a guess for one that never ran."""
 
     stream: Stream
     text: str
     seen: tuple[str, ...] = ()
+    seconds: float = 1.0
 
 
 @dataclass(eq=False)
@@ -123,10 +125,29 @@ def _resume(stream: Stream, ledger: Ledger) -> None:
             stream.failed.append(record.case)
         if record.outcome == "passed" or family.every is None:
             stream.known.add(family.stands_for(record.case))
-        if record.outcome == "passed" and (record.simulator, record.sources) != (simulator(), sources()):
+        if record.outcome == "passed" and (record.simulator, record.sources) != (now := family.state(stream.arch)):
             # what passed with another simulator is run again, whatever its PTX
-            seen = record.kernels if record.simulator == simulator() else ()
-            stream.again.append(Work(stream, record.case, seen))
+            seen = record.kernels if record.simulator == now[0] else ()
+            stream.again.append(Work(stream, record.case, seen, record.seconds))
+
+
+def cheapest(every: list[Stream], seed: int) -> Iterator[Work]:
+    """Work of the kind of cases that has had the least time so far, what took the least first. Of lists, what
+    the ledger has: nobody is asked which cases there are."""
+    spent: dict[tuple[str, str], float] = {(s.family.name, s.arch): 0.0 for s in every}
+    mine, live = dict.fromkeys(every, 0.0), list(every)
+    for stream in every:
+        stream.asked = True
+        stream.again.sort(key=lambda work: -work.seconds)
+    while live:
+        stream = min(live, key=lambda s: (spent[s.family.name, s.arch], mine[s]))
+        work = stream.next()
+        if work is None:
+            live.remove(stream)
+            continue
+        spent[stream.family.name, stream.arch] += work.seconds
+        mine[stream] += work.seconds
+        yield work
 
 
 def mixed(every: list[Stream], seed: int) -> Iterator[Work | None]:

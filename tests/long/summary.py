@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from tests.long.families import FAMILIES
-from tests.long.ledger import ROOT, Ledger, Record, simulator, sources
+from tests.long.ledger import ROOT, Ledger, Record
 from tests.long.worker import DETERMINED, Task, perform
 
 PAGE = ROOT / "benchmarks" / "records" / "long_run.md"
@@ -31,38 +31,46 @@ def total(family: str, arch: str) -> int | None:
 
 
 State = tuple[str, str]
-"""Fingerprints of the simulator's sources and of the rest of the package: what a case ran on."""
+"""Fingerprints of the simulator and of what else of the package a case depends on (``depends``)."""
+States = Callable[[str, str], State]
+"""The state of the sources as they are, for a family on an architecture."""
 
 
-def present() -> State:
-    return simulator(), sources()
+def present(family: str, arch: str) -> State:
+    found = FAMILIES.get(family)
+    return found.state(arch) if found and arch in found.archs else ("", "")
 
 
-def summary(ledger: Ledger, total: Total = total, state: State | None = None) -> str:
-    """The records of the present sources, or of ``state``, by family and architecture, and mutants by kernel; those of
-    earlier sources apart, after a row for each of their states."""
-    state = state or present()
+def summary(ledger: Ledger, total: Total = total, state: States = present) -> str:
+    """The records by family and architecture, and mutants by kernel: those of the present sources, or of ``state``;
+    those of the present simulator and kernels as they were before; those of earlier simulators."""
     every = [r for r in ledger.records.values() if r.outcome != "gone"]
     if not every:
         return "Nothing was run."
-    now = [r for r in every if (r.simulator, r.sources) == state]
-    before = [r for r in every if (r.simulator, r.sources) != state]
-    lines = [f"**{len(now):,} of {len(every):,} cases ran on the sources as they are here**: {_named(state)}."]
+    now = [r for r in every if (r.simulator, r.sources) == state(r.family, r.arch)]
+    others = [r for r in every if (r.simulator, r.sources) != state(r.family, r.arch)]
+    changed = [r for r in others if r.simulator == state(r.family, r.arch)[0]]
+    before = [r for r in others if r.simulator != state(r.family, r.arch)[0]]
+    lines = [f"**{len(now):,} of {len(every):,} cases ran on the sources as they are here.**"]
     if now:
+        lines[0] += f" Simulator: `{now[0].simulator}`."
         lines += ["", _span(now), "", *_families(now, total), *_mutants(now)]
+    if changed:
+        lines += [
+            "",
+            f"**{len(changed):,} cases ran with this simulator (`{changed[0].simulator}`)**, and something else that "
+            "they depend on has changed since:",
+            *("", *_families(changed, None), *_mutants(changed)),
+        ]
     if before:
         lines += [
-            *("", f"**{len(before):,} cases ran on earlier sources**, and count for those alone:", ""),
-            *("| simulator | rest of the package | cases | passed | failed | crashed | hung | last on |",
-              "|---|---|---:|---:|---:|---:|---:|---|"),
-            *(_state_row(*item) for item in _states(before)),
+            *("", f"**{len(before):,} cases ran with earlier simulators**, and count for those alone:", ""),
+            *("| simulator | cases | passed | failed | crashed | hung | last on |",
+              "|---|---:|---:|---:|---:|---:|---|"),
+            *(_simulator_row(*item) for item in _simulators(before)),
             *("", *_families(before, None), *_mutants(before)),
         ]  # fmt: skip
     return "\n".join(lines)
-
-
-def _named(state: State) -> str:
-    return f"simulator `{state[0]}`, rest of the package `{state[1]}`"
 
 
 def _span(records: Sequence[Record]) -> str:
@@ -70,26 +78,41 @@ def _span(records: Sequence[Record]) -> str:
     return f"They ran from {days[0]} to {days[-1]}, in {hours:.2f} hours of one process."
 
 
-def _states(records: Iterable[Record]) -> list[tuple[State, list[Record]]]:
-    """The records of each state, those that ran last first."""
-    found: dict[State, list[Record]] = {}
+def _simulators(records: Iterable[Record]) -> list[tuple[str, list[Record]]]:
+    """The records of each simulator, those that ran last first."""
+    found: dict[str, list[Record]] = {}
     for r in records:
-        found.setdefault((r.simulator, r.sources), []).append(r)
+        found.setdefault(r.simulator, []).append(r)
     return sorted(found.items(), key=lambda item: (max(r.day for r in item[1]), len(item[1])), reverse=True)
 
 
-def _state_row(state: State, records: Sequence[Record]) -> str:
+def _simulator_row(simulator: str, records: Sequence[Record]) -> str:
     ended = Counter(r.outcome for r in records)
     cells = [f"{len(records):,}", *(f"{ended[name]:,}" for name in _OUTCOMES), max(r.day for r in records)]
-    return " | ".join([f"| `{state[0]}`", f"`{state[1]}`", *cells]) + " |"
+    return " | ".join([f"| `{simulator}`", *cells]) + " |"
+
+
+def table(records: Iterable[Record]) -> str:
+    """A line for each family and architecture: what a run did."""
+    found: dict[tuple[str, str], list[Record]] = {}
+    for r in records:
+        found.setdefault((r.family, r.arch), []).append(r)
+    lines = [f"{'cases of':24} {'on':8} {'run':>6} {'not passed':>10} {'CPU s':>8}"]
+    for (family, arch), mine in sorted(found.items()):
+        bad = sum(r.outcome not in ("passed", "gone") for r in mine)
+        lines.append(f"{family:24} {arch:8} {len(mine):6} {bad:10} {sum(r.seconds for r in mine):8.0f}")
+    return "\n".join(lines)
 
 
 def _families(records: Sequence[Record], total: Total | None) -> list[str]:
-    """A row for each family and architecture; ``total`` says how many cases there are, of the present sources only."""
+    """A row for each family and architecture. With ``total``, which says how many cases there are, all are of the
+    present sources, and the row names their fingerprint."""
     lines = [
         "| cases of | on | run | of | schedules each | or all, proved | kernels | passed | failed | crashed | hung |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
+    if total:
+        lines = [lines[0] + " sources |", lines[1] + "---|"]
     for family, arch in sorted({(r.family, r.arch) for r in records}):
         mine = [r for r in records if (r.family, r.arch) == (family, arch)]
         ended, kernels = Counter(r.outcome for r in mine), {kernel for r in mine for kernel in r.kernels}
@@ -102,6 +125,7 @@ def _families(records: Sequence[Record], total: Total | None) -> list[str]:
         proved = family in FAMILIES and FAMILIES[family].schedules > 1
         counts += [f"{sum(r.note == DETERMINED for r in mine):,}" if proved else ""]
         counts += [f"{len(kernels):,}", *(f"{ended[name]:,}" for name in _OUTCOMES)]
+        counts += [f"`{mine[0].sources}`"] if total else []
         lines.append(f"| {family} | {arch} | " + " | ".join(counts) + " |")
     return lines
 
@@ -131,7 +155,7 @@ def _mutants(records: Iterable[Record]) -> list[str]:
     return lines
 
 
-def write(ledger: Ledger, page: Path = PAGE, total: Total = total, state: State | None = None) -> None:
+def write(ledger: Ledger, page: Path = PAGE, total: Total = total, state: States = present) -> None:
     """Replaces the summary in the page."""
     text = page.read_text()
     before, _, rest = text.partition(BEGIN)

@@ -10,7 +10,7 @@ import resource
 import signal
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -68,16 +68,28 @@ def fingerprint(ptx: str) -> str:
     return hashlib.sha256(normalised(ptx).encode()).hexdigest()[:12]
 
 
-def perform(task: Task) -> Ended:
-    """Runs a case under its schedules, here."""
-    from cute_nvfp4 import simulating
-    from cute_nvfp4.sim.equivalence import FIRST, Determined, schedules
+def perform(task: Task, slowly: bool = False) -> Ended:
+    """Runs a case under its schedules, here. It fails if it executes what its fingerprints leave out, where that is
+    watched (``depends.Executed``)."""
+    from tests.long.depends import Executed, undeclared
     from tests.long.families import FAMILIES
-    from tests.long.family import Gone
 
-    family, begin, runs, kernels = FAMILIES[task.family], time.process_time(), 0, []
+    family = FAMILIES[task.family]
     if not task.case:
         return listing(family, task)
+    with Executed(slowly) as seen:
+        ended = _judged(family, task)
+    if ended.outcome == "passed" and (unnamed := undeclared(seen, family.rooms, task.arch)):
+        return replace(ended, outcome="failed", error=f"Undeclared: {', '.join(unnamed)} ran; depends.py leaves it out")
+    return ended
+
+
+def _judged(family: Any, task: Task) -> Ended:
+    from cute_nvfp4 import simulating
+    from cute_nvfp4.sim.equivalence import FIRST, Determined, schedules
+    from tests.long.family import Gone
+
+    begin, runs, kernels = time.process_time(), 0, []
     case, schedule, once, note = family.parse(task.case), "", None, ""
     every, causes = schedules(task.schedules), Determined()
 

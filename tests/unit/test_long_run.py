@@ -18,11 +18,11 @@ from support import quantize_problems
 from cute_nvfp4.errors import CuteNvfp4Error
 from cute_nvfp4.formats import FORMATS as BLOCK_FORMATS
 from tests.kernels.prepared_weight import test_packed_gemm as packed
-from tests.long import fuzzing
+from tests.long import depends, fuzzing
 from tests.long.__main__ import main
 from tests.long.families import FAMILIES, packed_calls, rows
-from tests.long.ledger import Ledger, Record, simulator, sources
-from tests.long.order import mixed, streams
+from tests.long.ledger import Ledger, Record
+from tests.long.order import cheapest, mixed, streams
 from tests.long.shrink import shrunk
 from tests.long.summary import BEGIN, END, PAGE, summary, total, write
 from tests.long.worker import Ended, Task, Worker, allow, perform
@@ -92,7 +92,7 @@ def test_random_cases_have_every_value(name: str) -> None:
 def test_a_wrong_result_is_a_failure(module, function: str, name: str, text: str, monkeypatch) -> None:
     """The largest element, twice as large."""
     task = Task(name, text, "sm_90a", 1)
-    assert perform(task).outcome == "passed"
+    assert perform(task, slowly=True).outcome == "passed"
     wrong = getattr(module, function)
 
     def doubled(out: torch.Tensor) -> torch.Tensor:
@@ -122,13 +122,14 @@ def test_lists_are_plain_data_and_each_case_stands_for_something_else(arch: str)
 def test_what_has_passed_does_not_come_again(tmp_path) -> None:
     """Of a list what stands for the same; a random case no more, and one less is drawn; of other sources, last."""
     family, ledger = FAMILIES["gemm-structure"], Ledger(tmp_path / "ledger.jsonl")
-    common = COMMON | {"simulator": simulator()}
+    simulator, sources = family.state("sm_120a")
+    common = COMMON | {"simulator": simulator}
     cases = perform(Task(family.name, "", "sm_120a", 1)).cases
     done = json.loads(cases[5][0]) | {"m": 77, "seed": 3}
     ledger.add(Record(family.name, json.dumps(done), "sm_120a", "passed", sources="old", kernels=("k",), **common))
     _, drawn, _ = first(1, 0, ["gated-gemm"])[0]
     for arch in FAMILIES["gated-gemm"].archs:
-        ledger.add(Record("gated-gemm", drawn, arch, "passed", sources=sources(), **common))
+        ledger.add(Record("gated-gemm", drawn, arch, "passed", sources=FAMILIES["gated-gemm"].state(arch)[1], **common))
     (stream,) = streams([family], ledger, 0, ["sm_120a"])
     assert stream.next().text == "" and stream.waits
     stream.take_list(cases)
@@ -136,7 +137,7 @@ def test_what_has_passed_does_not_come_again(tmp_path) -> None:
     assert sorted(work.text for work in works[:-1]) == sorted(text for i, (text, _) in enumerate(cases) if i != 5)
     assert (json.loads(works[-1].text), works[-1].seen) == (done, ("k",))
     old = Ledger(tmp_path / "old.jsonl")
-    old.add(Record(family.name, json.dumps(done), "sm_120a", "passed", sources=sources(), kernels=("k",), **COMMON))
+    old.add(Record(family.name, json.dumps(done), "sm_120a", "passed", sources=sources, kernels=("k",), **COMMON))
     (stream,) = streams([family], old, 0, ["sm_120a"])
     assert [(work.text, work.seen) for work in stream.again] == [(json.dumps(done), ())], "another simulator's is known"
     (stream,) = streams([family], ledger, 0, ["sm_120a"], new=True)
@@ -153,10 +154,10 @@ def test_what_has_failed_comes_first(tmp_path) -> None:
     structures, random = FAMILIES["gemm-structure"], FAMILIES["gated-gemm"]
     ledger, cases = Ledger(tmp_path / "ledger.jsonl"), perform(Task("gemm-structure", "", "sm_120a", 1)).cases
     bad, old = cases[5][0], json.dumps(json.loads(cases[8][0]) | {"m": 99})
+    simulator, sources = structures.state("sm_120a")
     for text, outcome in ((cases[7][0], "passed"), (bad, "hung"), (old, "failed")):
-        ledger.add(
-            Record(structures.name, text, "sm_120a", outcome, sources=sources(), **COMMON | {"simulator": simulator()})
-        )
+        common = COMMON | {"simulator": simulator, "sources": sources}
+        ledger.add(Record(structures.name, text, "sm_120a", outcome, **common))
     _, drawn, _ = first(1, 0, ["gated-gemm"])[0]
     ledger.add(Record(random.name, drawn, "sm_120a", "crashed", **COMMON))
     listed, other = streams([structures, random], ledger, 0, ["sm_120a"])
@@ -202,12 +203,79 @@ def test_a_ledger_is_kept_compressed_and_begun_with(tmp_path, monkeypatch, capsy
 
 def test_a_case_runs_and_is_known_the_next_time() -> None:
     text = f'{{"format":"nvfp4","rule":"{quantize_problems.rules("nvfp4")[0]}","rows":2,"k":32}}'
-    ended = perform(Task("quantize", text, "sm_90a", 1))
+    ended = perform(Task("quantize", text, "sm_90a", 1), slowly=True)
     assert ended.outcome == "passed" and ended.kernels and ended.runs == 1, ended
     assert perform(Task("quantize", text, "sm_90a", 1, ended.kernels)).outcome == "known"
     assert perform(Task("quantize", text, "sm_90a", 1, ("another",) * len(ended.kernels))).outcome == "passed"
     broken = perform(Task("quantize", text.replace('"k":32', '"k":33'), "sm_90a", 1))
     assert broken.outcome == "failed" and "33" in broken.error
+
+
+def test_a_case_that_executes_what_no_fingerprint_has_fails(monkeypatch) -> None:
+    monkeypatch.setattr(depends, "SHARED", tuple(room for room in depends.SHARED if room != "runtime"))
+    ended = perform(Task("dequantize", '{"format":"mxfp4","rows":3,"k":64}', "sm_90a", 1), slowly=True)
+    assert ended.outcome == "failed" and re.search("Undeclared: .*runtime/launch.py", ended.error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_cases_execute_what_is_declared(name: str) -> None:
+    family = FAMILIES[name]
+    for arch in family.archs:
+        if family.draw is not None:
+            text = family.text(family.draw(np.random.default_rng(7), arch))
+        else:
+            text = perform(Task(name, "", arch, 1, part=family.parts(arch)[0])).cases[0][0]
+        assert perform(Task(name, text, arch, min(family.schedules, 3)), slowly=True).outcome == "passed"
+
+
+FILES = {
+    "formats.py": "A = 1\n",
+    "cli/main.py": "from ..formats import A\n",
+    "sim/runner.py": "",
+    "kernels/quantize/kernel.py": """from ...formats import A
+from ..moe.rows import ROWS
+def f():
+    from ..gemv.dot import DOT
+    # a comment
+    return "x"
+""",
+    "kernels/moe/rows.py": "ROWS = 3\n\n\ndef g():\n    return 1\n",
+    "kernels/gemv/dot.py": "DOT = 3\n",
+    "kernels/gemm/far.py": "FAR = 3\n",
+}
+
+
+@pytest.mark.parametrize(
+    "file, old, new, counts",
+    [
+        ("kernels/quantize/kernel.py", "# a comment", "# another", False),
+        ("kernels/quantize/kernel.py", "def f():", "def f():\n    'What it does.'\n", False),
+        ("kernels/quantize/kernel.py", '"x"', '"y"', True),
+        ("kernels/quantize/kernel.py", '"x"', '"""x\n# no comment"""', True),
+        ("kernels/moe/rows.py", "return 1", "return 2", False),
+        ("kernels/moe/rows.py", "ROWS = 3", "ROWS = 4", True),
+        ("kernels/gemv/dot.py", "DOT = 3", "DOT = 4", True),
+        ("kernels/gemm/far.py", "FAR = 3", "FAR = 4", False),
+        ("formats.py", "A = 1", "A = 1\ndef h(): pass", True),
+        ("cli/main.py", "import A", "import A as B", False),
+        ("sim/runner.py", "", "x = 1", False),
+    ],
+)
+def test_a_fingerprint_is_of_the_code_that_a_case_depends_on(tmp_path, monkeypatch, file, old, new, counts) -> None:
+    monkeypatch.setattr(depends, "PACKAGE", tmp_path / depends.PACKAGE.name)
+    found = []
+    for change in (False, True):
+        for name, text in FILES.items():
+            path = depends.PACKAGE / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text.replace(old, new, 1) if change and name == file else text)
+        for kept in (depends._parsed, depends._in_rooms, depends._imports, depends._code):
+            kept.cache_clear()
+        found.append(depends.sources.__wrapped__(("quantize",), "sm_90a"))
+    for kept in (depends._parsed, depends._in_rooms, depends._imports, depends._code):
+        kept.cache_clear()
+    assert (found[0] != found[1]) == counts
 
 
 def test_recorded_sums_of_floats_are_those_of_the_gpu() -> None:
@@ -290,10 +358,10 @@ def test_the_ledger_keeps_the_last_of_each_case_and_sums_up(tmp_path) -> None:
         case = json.dumps({"kernel": kernel, "kind": "drop", "ordinal": len(again.records)})
         again.add(Record("mutant", case, "sm_90a", "passed", note=note, **COMMON | {"seconds": 0.0}))
     goal = lambda family, arch: 7 if family == "gemm" else None  # noqa: E731
-    write(again, page, goal, ("s", ""))
+    write(again, page, goal, lambda family, arch: ("s", ""))
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert "| gemm | sm_100a | 1 | 7 | 2 |  | 2 | 1 | 0 | 0 | 0 |" in text and "in 1.00 hours" in text
+    assert "| gemm | sm_100a | 1 | 7 | 2 |  | 2 | 1 | 0 | 0 | 0 | `` |" in text and "in 1.00 hours" in text
     assert (
         "| mutants of | run | `Race` | harmless |" in text
         and "| a | 3 | 2 | 1 |" in text
@@ -305,43 +373,57 @@ def test_the_ledger_keeps_the_last_of_each_case_and_sums_up(tmp_path) -> None:
 
 
 def test_only_cases_of_the_present_sources_count(tmp_path) -> None:
-    """Those of earlier ones have a row for each state, and tables of their own without a goal."""
+    """Those of this simulator and other kernels, and those of earlier simulators, have tables of their own, without a
+    goal."""
     ledger, now = Ledger(tmp_path / "ledger.jsonl"), COMMON | {"simulator": "sim", "sources": "new", "seconds": 3600.0}
     for i, (state, outcome) in enumerate(
         (({}, "passed"), ({"sources": "old"}, "failed"), ({"simulator": "o"}, "passed"))
     ):
         ledger.add(Record("gemv", f'{{"seed":{i}}}', "sm_90a", outcome, **now | state))
+    ledger.add(Record("quantize", "{}", "sm_90a", "passed", **now | {"sources": "its own"}))
     case = json.dumps({"kernel": "a", "kind": "drop", "ordinal": 0})
     ledger.add(Record("mutant", case, "sm_90a", "passed", note="Race", **now | {"sources": "old"}))
     ledger.add(Record("gemm", "{}", "sm_90a", "gone", **now))
-    found = summary(ledger, lambda family, arch: 9, ("sim", "new"))
-    present, earlier = found.split("**3 cases ran on earlier sources**")
-    assert present.startswith(
-        "**1 of 4 cases ran on the sources as they are here**: simulator `sim`, rest of the package `new`."
-    )
-    assert "| gemv | sm_90a | 1 | 9 | 2 |  | 0 | 1 | 0 | 0 | 0 |" in present and "in 1.00 hours" in present
-    assert "mutants of" not in present and "| a | 1 | 1 |" in earlier
-    assert "| `sim` | `old` | 2 | 1 | 1 | 0 | 0 | 2030-01-02 |" in earlier
-    assert "| `o` | `new` | 1 | 1 | 0 | 0 | 0 | 2030-01-02 |" in earlier
-    assert "| gemv | sm_90a | 2 |  | 2 |  | 0 | 1 | 1 | 0 | 0 |" in earlier
-    none = summary(ledger, lambda family, arch: 9, ("sim", "newer"))
-    assert (
-        none.startswith("**0 of 4 cases ran on the sources as they are here**")
-        and "**4 cases ran on earlier sources**" in none
-    )
-    assert summary(ledger).startswith("**0 of 4 cases ran on the sources as they are here**") and sources() in summary(
-        ledger
-    )
+    states = {"quantize": ("sim", "its own")}
+    found = summary(ledger, lambda family, arch: 9, lambda family, arch: states.get(family, ("sim", "new")))
+    present, _, rest = found.partition("**2 cases ran with this simulator (`sim`)**")
+    changed, _, earlier = rest.partition("**1 cases ran with earlier simulators**")
+    assert present.startswith("**2 of 5 cases ran on the sources as they are here.** Simulator: `sim`.")
+    assert "| gemv | sm_90a | 1 | 9 | 2 |  | 0 | 1 | 0 | 0 | 0 | `new` |" in present and "in 2.00 hours" in present
+    assert "| quantize | sm_90a | 1 | 9 | 2 |  | 0 | 1 | 0 | 0 | 0 | `its own` |" in present
+    assert "mutants of" not in present and "| a | 1 | 1 |" in changed
+    assert "| gemv | sm_90a | 1 |  | 2 |  | 0 | 0 | 1 | 0 | 0 |\n" in changed
+    assert "| `o` | 1 | 1 | 0 | 0 | 0 | 2030-01-02 |" in earlier
+    assert "| gemv | sm_90a | 1 |  | 2 |  | 0 | 1 | 0 | 0 | 0 |" in earlier
+    none = summary(ledger, lambda family, arch: 9, lambda family, arch: ("newer", "new"))
+    assert none.startswith("**0 of 5 cases ran on") and "**5 cases ran with earlier simulators**" in none
+    assert summary(ledger).startswith("**0 of 5 cases ran on") and "this simulator" not in summary(ledger)
     assert "earlier" not in summary(Ledger(tmp_path / "none.jsonl"))
 
 
 def test_the_page_says_what_the_committed_ledger_holds() -> None:
     """Whatever the sources are now: of those that the page names, but for how many cases there are of each family."""
     page = PAGE.read_text().partition(f"{BEGIN}\n")[2].partition(f"\n{END}")[0]
-    state = re.search(r"simulator `(\w+)`, rest of the package `(\w+)`", page).groups()
+    simulator = re.search(r"imulator[^`\n]*`(\w+)`", page)
+    rows = re.findall(r"^\| ([\w-]+) \| (sm_\w+) \|.*\| `(\w+)` \|$", page, re.MULTILINE)
+    states = {(family, arch): sources for family, arch, sources in rows}
     kept = Ledger(PAGE.parents[2] / "tests" / "data" / "long_run.jsonl.xz")
     goals = re.compile(r"^(\| [\w-]+ \| sm_\w+ \| [\d,]+ \|)[ \d,]*\|", re.MULTILINE)
-    assert goals.sub(r"\1 |", page) == goals.sub(r"\1 |", summary(kept, lambda family, arch: None, state))
+    present = lambda family, arch: (simulator[1] if simulator else "", states.get((family, arch), ""))  # noqa: E731
+    assert goals.sub(r"\1 |", page) == goals.sub(r"\1 |", summary(kept, lambda family, arch: None, present))
+
+
+def test_the_same_time_for_each_kind_of_cases_the_cheapest_first(tmp_path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    for name, seconds in (("gemv", (4.0, 1.0, 2.0)), ("quantize", (0.5, 0.25, 0.75))):
+        for took in seconds:
+            ledger.add(Record(name, f'{{"seed":{took}}}', "sm_90a", "passed", **COMMON | {"seconds": took}))
+    every = streams([FAMILIES[name] for name in ("gemv", "quantize")], ledger, 0, ["sm_90a"])
+    for stream in every:
+        stream.left = 0
+    works = [(work.stream.family.name, work.seconds) for work in cheapest(every, 0)]
+    quantize, gemv = [("quantize", t) for t in (0.25, 0.5, 0.75)], [("gemv", t) for t in (1.0, 2.0, 4.0)]
+    assert works == [gemv[0], *quantize, gemv[1], gemv[2]]
 
 
 def test_a_fuzzed_text_differs_in_few_places_and_always_the_same() -> None:

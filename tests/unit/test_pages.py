@@ -9,14 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from support import forked
 
-from cute_nvfp4.cli.main import app
+import cute_nvfp4
+from cute_nvfp4.errors import OperandError
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 
+import limits  # noqa: E402
 import support_matrix  # noqa: E402
 import tables  # noqa: E402
 
@@ -94,11 +95,21 @@ def test_the_support_matrix_is_what_the_package_answers() -> None:
     assert support_matrix.markdown(answers) not in page
 
 
-def test_every_command_has_its_place_in_the_reference() -> None:
-    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
-    names = list(typer.main.get_command(app).commands)
-    sections = re.findall(r"^## (\w+)\n\n```{command} \1\n```$", page, re.MULTILINE)
-    assert sections == names, "add the new command's section"
+def _takes_64s(m: int, n: int, k: int) -> None:
+    if k % 64:
+        raise OperandError.of("K", got=k, expected="a multiple of 64")
+
+
+def test_a_new_name_or_command_changes_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The committed summaries are asked of the package: a name, a command or a limit that is not there is seen."""
+    api, commands = tables.TABLES["api"](), tables.TABLES["commands"]()
+    assert "| `gemm(a, b, …)` |" in api and "## support" in commands and "`--schedules`" in commands
+    monkeypatch.setattr(cute_nvfp4, "__all__", [name for name in cute_nvfp4.__all__ if name != "gemm"])
+    assert "| `gemm(a, b, …)` |" not in tables.TABLES["api"]()
+    assert limits.limit(limits.Call("f", "x", _takes_64s), "K", "sm_90a") == (
+        64,
+        "K: got 288, expected a multiple of 64.",
+    )
 
 
 def test_the_site_builds_strictly(tmp_path: Path) -> None:

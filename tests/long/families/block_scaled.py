@@ -16,6 +16,7 @@ from support.gemm_structures import Pairs, random_case, structures
 
 from cute_nvfp4.kernels.gemm.grouped_config import GroupedConfig, can_implement_grouped
 from cute_nvfp4.target import ARCHITECTURES
+from tests.long.depends import PACKED
 from tests.long.family import Family, Once
 
 ARCHS = ("sm_100a", "sm_120a")
@@ -197,20 +198,21 @@ def _random_grouped(generator: np.random.Generator, arch: str) -> grouped.Groupe
     return replace(drawn, pair=False, cluster=(1, 1), split_k=1, tile_n=int(generator.choice((64, 128))))
 
 
+_ROOMS = ("gemm", "gemm/sm100", "gemm/sm120")
 FAMILIES = (
     Family(
         "gemm-structure", gemm.Case, _gemm, every=_gemms, identity=_gemm_identity, weight=4, schedules=20,
-        archs=ARCHS,
+        archs=ARCHS, rooms=_ROOMS,
     ),
     Family(
         "gated-structure", gated.Gated, _gated, every=_gateds, identity=_gated_identity, weight=2, schedules=20,
-        archs=ARCHS,
+        archs=ARCHS, rooms=_ROOMS,
     ),
     Family(
         "grouped-structure", grouped.Grouped, _grouped, every=_groupeds, identity=_grouped_identity, weight=2,
-        schedules=20, archs=ARCHS,
+        schedules=20, archs=ARCHS, rooms=_ROOMS,
     ),
-    Family("gemm", gemm.Case, _gemm, _random_gemm, archs=(*ARCHS, "sm_90a"), weight=4, goal=1200),
-    Family("gated-gemm", gated.Gated, _gated, _random_gated, archs=ARCHS, weight=2, goal=800),
-    Family("grouped-gemm", grouped.Grouped, _grouped, _random_grouped, archs=ARCHS, weight=2, goal=800),
+    Family("gemm", gemm.Case, _gemm, _random_gemm, archs=(*ARCHS, "sm_90a"), weight=4, goal=1200, rooms=PACKED),
+    Family("gated-gemm", gated.Gated, _gated, _random_gated, archs=ARCHS, weight=2, goal=800, rooms=_ROOMS),
+    Family("grouped-gemm", grouped.Grouped, _grouped, _random_grouped, archs=ARCHS, weight=2, goal=800, rooms=_ROOMS),
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.long.depends import PACKED
 from tests.long.family import Family, Gone, Once
 from tests.simulator.mutation import subjects
 from tests.simulator.mutation.judge import judge, reached
@@ -53,6 +54,6 @@ def _prepare(case: MutantCase) -> Once:
 FAMILIES = (
     Family(
         "mutant", MutantCase, _prepare, every=_every, parts=subjects.names, archs=subjects.ARCHS, weight=6,
-        ptx=lambda case: subjects.subject(case.kernel).ptx,
+        ptx=lambda case: subjects.subject(case.kernel).ptx, rooms=(*PACKED, "harness/problems/data.py"),
     ),
 )  # fmt: skip

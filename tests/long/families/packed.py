@@ -27,6 +27,7 @@ from cute_nvfp4.weight_layout import TILE_K
 from tests.kernels.prepared_weight import test_packed_gated_gemm as gated
 from tests.kernels.prepared_weight import test_packed_gemm as packed
 from tests.kernels.prepared_weight import test_packed_groups as grouped
+from tests.long.depends import PACKED
 from tests.long.family import Family, Once
 
 ARCHS, STREAM_ARCHS = ("sm_90a",), ("sm_90a", "sm_120a")
@@ -285,15 +286,16 @@ def _product_at_random(case: ProductCase) -> Once:
 
 FAMILIES = (
     Family(
-        "packed-structure", WgmmaCase, _product, every=_wgmmas, identity=_structure, weight=2, schedules=20, archs=ARCHS
+        "packed-structure", WgmmaCase, _product, every=_wgmmas, identity=_structure, weight=2, schedules=20,
+        archs=ARCHS, rooms=PACKED,
     ),
     Family(
         "stream-structure", StreamCase, _product, every=_streams, identity=_structure, weight=2, schedules=20,
-        archs=STREAM_ARCHS,
+        archs=STREAM_ARCHS, rooms=PACKED,
     ),
     Family(
         "packed-groups-structure", GroupsCase, _grouped, every=_groups, identity=_groups_structure, schedules=20,
-        archs=ARCHS,
+        archs=ARCHS, rooms=PACKED,
     ),
-    Family("packed", ProductCase, _product_at_random, _random, weight=3, goal=1000, archs=ARCHS),
+    Family("packed", ProductCase, _product_at_random, _random, weight=3, goal=1000, archs=ARCHS, rooms=PACKED),
 )  # fmt: skip

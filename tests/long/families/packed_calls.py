@@ -15,6 +15,7 @@ from cute_nvfp4.formats import FORMATS as BLOCK_FORMATS
 from cute_nvfp4.kernels.gemm.config import GATE_NAMES
 from tests.kernels.prepared_weight import test_packed_gated_gemm as gated
 from tests.kernels.prepared_weight import test_packed_gemm as packed
+from tests.long.depends import PACKED
 from tests.long.family import Family, Once
 
 _DTYPES = ("float16", "bfloat16", "float32")
@@ -224,7 +225,8 @@ def _groups(case: PackedGroups) -> Once:
     return (_List if case.listed else _Stack)(case).check
 
 
+_ARCHS = ("sm_90a", "sm_120a")
 FAMILIES = (
-    Family("packed-call", PackedCall, _call, _random_call, archs=("sm_90a", "sm_120a"), weight=2, goal=300),
-    Family("packed-groups", PackedGroups, _groups, _random_groups, archs=("sm_90a", "sm_120a"), weight=2, goal=300),
+    Family("packed-call", PackedCall, _call, _random_call, archs=_ARCHS, weight=2, goal=300, rooms=PACKED),
+    Family("packed-groups", PackedGroups, _groups, _random_groups, archs=_ARCHS, weight=2, goal=300, rooms=PACKED),
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 from support.recordings import Recording, replay
 
+from tests.long.depends import PACKED
 from tests.long.family import Family, Once
 
 _TESTS = Path(__file__).parents[2]
@@ -67,4 +68,6 @@ def _same(different: object) -> None:
     assert not different, f"differs from the GPU: {different}"
 
 
-FAMILIES = (Family("recorded", Recorded, _prepare, every=_every, parts=_files, archs=("sm_90a",), weight=2),)
+FAMILIES = (
+    Family("recorded", Recorded, _prepare, every=_every, parts=_files, archs=("sm_90a",), weight=2, rooms=PACKED),
+)

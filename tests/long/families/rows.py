@@ -247,8 +247,13 @@ def _pack(case: CodesCase) -> Once:
 
 
 FAMILIES = (
-    Family("gemv", GemvCase, _gemv, _random_gemv, archs=ARCHS, weight=2, goal=500),
-    Family("quantize", QuantizeCase, _quantize, _random_quantize, archs=ARCHS, weight=3, goal=1000),
-    Family("dequantize", CodesCase, _dequantize, _random_dequantize, archs=ARCHS, goal=250),
-    Family("pack", CodesCase, _pack, _random_pack, archs=("sm_90a", "sm_120a"), goal=250),
-)
+    Family("gemv", GemvCase, _gemv, _random_gemv, archs=ARCHS, weight=2, goal=500, rooms=("gemv",)),
+    Family(
+        "quantize", QuantizeCase, _quantize, _random_quantize, archs=ARCHS, weight=3, goal=1000, rooms=("quantize",)
+    ),
+    Family(
+        "dequantize", CodesCase, _dequantize, _random_dequantize, archs=ARCHS, goal=250,
+        rooms=("dequantize", "quantize"),
+    ),
+    Family("pack", CodesCase, _pack, _random_pack, archs=("sm_90a", "sm_120a"), goal=250, rooms=("pack", "quantize")),
+)  # fmt: skip

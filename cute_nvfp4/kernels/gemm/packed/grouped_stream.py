@@ -159,7 +159,7 @@ class GroupedStream(Stream):
         elif warp == 1:
             groups.fill()
         cute.arch.sync_threads()
-        shares = shares_of_groups(groups.table.read("total"), steps, ctas)
+        shares = shares_of_groups(groups.table.read("total"), steps, ctas, cfg.cut_cost)
         walk = Segments(shares, cta)
         if warp == 0:
             first = shares.segment(cta, Int32(0))

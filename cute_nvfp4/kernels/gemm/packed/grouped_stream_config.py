@@ -18,7 +18,8 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
     """A ``StreamConfig`` for groups of consecutive rows of one x, each with a weight of a stack.
 
     A group of more than ``columns`` rows is multiplied in several passes, each of which reads its weight. capacity:
-    groups that the table has room for, a multiple of 32. gathered: whether rows of x are found by an index.
+    groups that the table has room for, a multiple of 32. gathered: whether rows of x are found by an index. cut_bytes:
+    of weights, which a multiprocessor streams in the time in which the parts of a work tile are added up.
     """
 
     tables: ClassVar[dict[str, Columns]] = {"rows": Columns(("start", "m", "row"), ())}
@@ -28,12 +29,20 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
     maps: str = "rows"
     capacity: int = WINDOW
     gathered: bool = False
+    cut_bytes: int = 48 << 10
+
+    @property
+    def cut_cost(self) -> int:
+        """Steps of a CTA that take as long as to add up the parts of a work tile."""
+        return self.cut_bytes // (self.stage_tiles * self.tile_bytes)
 
 
 def can_implement_groups(c: GroupedStreamConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
     if c.quantized_x:
         return explain("x of a streaming kernel of groups", got="NVFP4", expected="numbers of 16 bits")
+    if c.weights.by_table:
+        return explain("dtype of a streaming kernel of groups", got=c.dtype, expected="bfloat16 or float16")
     if c.maps not in c.tables:
         return explain("maps", got=c.maps, expected=f"one of {', '.join(c.tables)}")
     if c.capacity % WINDOW or not WINDOW <= c.capacity <= MAX_GROUPS:

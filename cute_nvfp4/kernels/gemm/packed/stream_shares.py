@@ -7,7 +7,8 @@ so it lies in at most two; the CTA that has a work tile's last step adds up its 
 CTAs of lower index only.
 
 Where the work tiles are of groups, only the device knows how many there are. A few cut ones are then not distributed to
-all CTAs: a work tile of many parts takes longer to add up than its share saves.
+all CTAs: a work tile of many parts takes longer to add up than its share saves. And none is cut where that would save
+fewer steps than it costs: each of those that are left is then the share of one CTA.
 """
 
 from __future__ import annotations
@@ -118,10 +119,13 @@ def shares_of(work_tiles: Int32, k_steps: Int32, ctas: Int32) -> Shares:
     return Shares(*steps_of_tile(k_steps), cut, total // ctas, total % ctas, whole)
 
 
-def shares_of_groups(work_tiles: Int32, steps: StepsOfTile, ctas: Int32) -> Shares:
-    """The shares of ``ctas`` CTAs, computed on the device; ``work_tiles`` may be 0."""
+def shares_of_groups(work_tiles: Int32, steps: StepsOfTile, ctas: Int32, cost: int) -> Shares:
+    """The shares of ``ctas`` CTAs, computed on the device; ``work_tiles`` may be 0. cost: steps of a CTA that take as
+    long as to add up the parts of a work tile."""
     whole = work_tiles // ctas
-    cut = work_tiles - whole * ctas
-    sharing = cutlass.max(cutlass.min(ctas, cut * MOST_PARTS), Int32(1))
-    total = cut * steps.k_steps
-    return Shares(*steps, cut, total // sharing, total % sharing, whole, sharing)
+    left = work_tiles - whole * ctas
+    total = left * steps.k_steps
+    gain = ctas * steps.k_steps - total
+    sharing = cutlass.select_(gain > cost * ctas, cutlass.min(ctas, left * MOST_PARTS), left)
+    sharing = cutlass.max(sharing, Int32(1))
+    return Shares(*steps, left, total // sharing, total % sharing, whole, sharing)

@@ -27,7 +27,7 @@ class PackedGroup(NamedTuple):
 
     weight: PackedWeight = PackedWeight()
     x: Activations = Activations()
-    row_scales: RowScales | None = PerConfig(lambda c: RowScales() if c.fp8 else None)
+    row_scales: RowScales | None = PerConfig(lambda c: RowScales() if c.weights.by_table else None)
     out: OutputRows = OutputRows()
     k: Scalar = INT32
 
