@@ -18,7 +18,6 @@ from cutlass.memory import SmemAllocator
 from ..arith import ceil_div, div, mod
 from .config import WARP, MapsArguments, MapsConfig
 
-
 NOWHERE, BEYOND = -1, -2
 """Instead of an expert: the slot's is not here, and there is no such slot."""
 

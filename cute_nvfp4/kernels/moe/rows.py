@@ -32,7 +32,6 @@ from .config import (
 )
 from .maps import Maps, maps_of
 
-
 AHEAD = 8
 """Slots of a token whose rows are asked for at a time."""
 WORD_TO_F32 = {"bfloat16": bf16x2_to_f32, "float16": f16x2_to_f32}

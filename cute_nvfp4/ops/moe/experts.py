@@ -30,8 +30,9 @@ class Experts:
     """The experts of ``moe``, as ``prepare_experts`` makes them.
 
     gate_up: a stack of E matrices [gate; up] (2 I, H), or (I, H) where the activation takes one. down: E of (H, I).
-    Both are prepared for one dtype, gate and up in one for a gated product; or block-scaled. gate_up_factor, down_factor: None, or float32 (E,) that multiply the products.
-    gate_up_bias, down_bias: None, or float32 (E, 2 I) or (E, I), and (E, H).
+    Both are prepared for one dtype, gate and up in one for a gated product; or block-scaled. gate_up_factor,
+    down_factor: None, or float32 (E,) that multiply the products. gate_up_bias, down_bias: None, or float32 (E, 2 I) or
+    (E, I), and (E, H).
     """
 
     gate_up: PreparedWeight | BlockScaledTensor
@@ -61,6 +62,11 @@ class Experts:
     def dtype(self) -> torch.dtype | None:
         """What x must be; None where the weights are block-scaled and x is quantized."""
         return self.down.dtype if isinstance(self.down, PreparedWeight) else None
+
+    @property
+    def gated(self) -> bool:
+        """Whether gate and up are prepared as one."""
+        return isinstance(self.gate_up, PreparedWeight) and self.gate_up.gated
 
     @property
     def device(self) -> torch.device:

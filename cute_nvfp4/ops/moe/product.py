@@ -63,7 +63,9 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         activation="" if f is None or f.name == "silu" else f.name,
         constants=(f.alpha, f.limit) if f is not None and f.name == "clamped_swiglu" else (),
     )
-    record = RoutedRows("slots", r.top or 1, "row_weights" if routed.weighted else None, "bias" if routed.biased else None)
+    record = RoutedRows(
+        "slots", r.top or 1, "row_weights" if routed.weighted else None, "bias" if routed.biased else None
+    )
     found = plan_prepared_rows(r, target, "silu" if r.b.gated else "", routed, record)
     options = {"new": status_of(r.b.device), "extra": found.extra}
     return EXPERT_PRODUCT.planned(found.kernel, found.config, target, found.arguments, r, **options)

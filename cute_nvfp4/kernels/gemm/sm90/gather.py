@@ -1,4 +1,4 @@
-"""Rows of x that lie anywhere, from global memory to the stages of a WGMMA kernel: ``cp.async`` by the index of each row.
+"""Rows of x that lie anywhere, from global memory to the stages of a WGMMA kernel: ``cp.async`` by each row's index.
 
 Two warps copy sixteen bytes a lane, eight rows and the 64 elements that are swizzled together at a time: a lane's place
 in the swizzle is the same in each. Rows are those of slots, of which a token has ``top``. A thread says at the stage's

@@ -231,14 +231,18 @@ class GroupedWgmma(WgmmaGemm):
             cute.arch.setmaxregister_decrease(self.loading_registers)
             if warp == 0:
                 fill_stages(group_weight_copies(self.order, groups, operands.weights), operands.ring, scheduler)
-            elif warp <= self.x_warps:
+            elif self.loads_x(warp):
                 self.load_x(x, groups, operands, scheduler, workers, thread)
         else:
             cute.arch.setmaxregister_increase(self.registers)
             self.wait_for_x()
             self.multiply(memory, scheduler, group - 1, thread - WARPGROUP)
 
-    x_warps, loading_registers = 1, 24
+    loading_registers = 24
+
+    def loads_x(self, warp: Int32) -> cutlass.Boolean:
+        """Whether the warp loads x."""
+        return warp == 1
 
     @cute.jit
     def load_x(

@@ -82,33 +82,6 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
         return self.stage_k // self.box_k
 
     @property
-    def places(self) -> tuple[str, ...]:
-        """Columns of addresses and strides of a listed group."""
-        return ("out", "stride", "weight", *(("weight_scales", "x_scales") if self.fp8 else ()))
-
-    @property
-    def table_columns(self) -> Columns:
-        if self.maps == "rows":
-            return Columns(("start", "m", "row"), ())
-        maps = self.tensor_maps if self.maps == "parameters" else ()
-        return Columns(("start", "m", "n", "k_tiles"), (*self.places, *maps))
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The int64 words of a group in global memory."""
-        return ("m", "n", "k", *self.places, "x_data", "x_row_stride")
-
-    @property
-    def box_k(self) -> int:
-        """Elements along K of a box of x: as many as are swizzled together, 128 bytes at most."""
-        return min(self.stage_k, 128 // self.x_item)
-
-    @property
-    def stage_boxes(self) -> int:
-        """Boxes along K of a stage."""
-        return self.stage_k // self.box_k
-
-    @property
     def widths(self) -> tuple[int, ...]:
         """Rows of x that a tile may have."""
         return _WIDTHS.get(self.tile_n, (self.tile_n,))

@@ -24,11 +24,10 @@ from ..tile_scheduler import WorkTile
 from .config import GATHER_THREADS, WARPGROUP
 from .epilogue import WARP, WarpgroupEpilogue
 from .gather import GatheredX
-from .groups import GroupScheduler, GroupTile, PackedGroups
 from .grouped import GroupedWgmma
 from .grouped_arguments import RoutedRows
+from .groups import GroupScheduler, GroupTile, PackedGroups
 from .row_factors import RowFactors
-
 
 AHEAD_COLUMNS = 128
 """Columns of a tile up to which registers are left, beside its sums, for what the epilogue will need."""
@@ -122,10 +121,8 @@ class RoutedEpilogue(WarpgroupEpilogue):
 class RoutedWgmma(GroupedWgmma):
     """The host function and the kernel of one ``GroupedWgmmaConfig`` of routed rows."""
 
-    @property
-    def x_warps(self) -> int:
-        """Warps that load x."""
-        return GATHER_THREADS // WARP if self.config.gathered else 1
+    def loads_x(self, warp: Int32) -> cutlass.Boolean:
+        return warp <= GATHER_THREADS // WARP if self.config.gathered else super().loads_x(warp)
 
     @property
     def loading_registers(self) -> int:

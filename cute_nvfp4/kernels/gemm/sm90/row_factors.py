@@ -21,8 +21,8 @@ from .config import WARPGROUP, WgmmaConfig
 
 @dataclass(frozen=True)
 class RowFactors:
-    """Factors that a thread has asked for. of_weight: of its rows g and g + 8, if they have some. of_x: of columns ``thread``
-    and every 128th after it. shared: the warpgroup's place for those of all columns."""
+    """Factors that a thread has asked for. of_weight: of its rows g and g + 8, if they have some. of_x: of columns
+    ``thread`` and every 128th after it. shared: the warpgroup's place for those of all columns."""
 
     config: WgmmaConfig
     of_weight: tuple[Float32, Float32] | None
