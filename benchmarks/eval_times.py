@@ -56,7 +56,7 @@ def main() -> int:
     """The exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=PROBLEMS)
-    parser.add_argument("--commands", nargs="+", choices=[*COMMANDS], default=[x for x in COMMANDS if x != "benchmark"])
+    parser.add_argument("--commands", nargs="*", choices=[*COMMANDS], default=[x for x in COMMANDS if x != "benchmark"])
     parser.add_argument("--benchmark", action="store_true", help="the contest's benchmark shapes too: many minutes")
     parser.add_argument("--output", type=Path, help="results file (default: benchmarks/results/eval_times_cpu.json)")
     parser.add_argument("--worker", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

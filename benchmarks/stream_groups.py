@@ -3,9 +3,10 @@ benchmarks/stream_groups.py``.
 
 The layers of ``moe.py``, rows sorted by expert beforehand, uniform routing: ``first`` is gate and up joined by silu,
 ``second`` is down. ``tile`` is the plan that the planner has for tiles; the others are tilings of the streaming kernel,
-by slabs of a work tile, warps along them and along K, packed tiles of a stage, and rows of x (columns). Each call is a
-CUDA graph; all take turns, L2 is cleared before each, times are medians between two CUDA events. What each gives is
-first compared with what tiles give. ``floor``: bytes of the experts used, at the bandwidth of a copy of the same run.
+by slabs of a work tile, warps along them and along K, packed tiles of a stage, and rows of x (columns). ``both`` is one
+after the other, the second of the first's rows; "started early": by programmatic launches. Each call is a CUDA graph;
+all take turns, L2 is cleared before each, times are medians between two CUDA events. What each gives is first compared
+with what tiles give. ``floor``: bytes of the experts used, at the bandwidth of a copy of the same run.
 
 ``--smoke`` needs no GPU: a small layer in the simulator, compared, and no times.
 
@@ -31,7 +32,7 @@ from moe import LAYERS, Layer, Routing
 
 from cute_nvfp4 import grouped_gemm_contiguous, simulating
 from cute_nvfp4.harness.timing import ColdL2, copy_bandwidth
-from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig
+from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig, can_implement_groups
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.planning.packed_groups import PackedGroups, choose_tiles
 from cute_nvfp4.prepared_weight import PreparedWeight
@@ -43,10 +44,12 @@ TOKENS = (1, 4, 16, 64, 128)
 TILINGS = {
     "8x8x2x2": {"slabs": 8, "warps_m": 8, "warps_k": 2, "stage_tiles": 2, "stages": 16},
     "8x4x4x2": {"slabs": 8, "warps_m": 4, "warps_k": 4, "stage_tiles": 2, "stages": 16},
+    "8x2x8x2": {"slabs": 8, "warps_m": 2, "warps_k": 8, "stage_tiles": 2, "stages": 16},
     "4x2x4x2": {"slabs": 4, "warps_m": 2, "warps_k": 4, "stage_tiles": 2, "stages": 16},
-    "4x2x8x2": {"slabs": 4, "warps_m": 2, "warps_k": 8, "stage_tiles": 2, "stages": 16},
     "2x1x8x2": {"slabs": 2, "warps_m": 1, "warps_k": 8, "stage_tiles": 2, "stages": 16},
 }
+
+CHAINED = {name: TILINGS[name] for name in ("8x8x2x2", "2x1x8x2")}
 
 
 def columns_for(rows: float) -> tuple[int, ...]:
@@ -82,15 +85,18 @@ class Operands:
         """Bytes of the experts that have rows."""
         return self.used * self.weight.packed[0].numel()
 
-    def product(self, plan: PackedPlan) -> torch.Tensor:
-        """The product by ``plan``."""
-        return grouped_gemm_contiguous(self.x, self.weight, offsets=self.offsets, gate=self.gate, config=plan)
+    def product(self, plan: PackedPlan, x: torch.Tensor | None = None) -> torch.Tensor:
+        """The product by ``plan``, of other rows if there are any."""
+        x = self.x if x is None else x
+        return grouped_gemm_contiguous(x, self.weight, offsets=self.offsets, gate=self.gate, config=plan)
 
     def plans(self, ctas: int, tilings: dict[str, Any]) -> dict[str, PackedPlan]:
         """The plans to compare, by name."""
         found = {"tile": self.tile_plan}
         for (name, tiling), columns in product(tilings.items(), columns_for(self.rows / self.used)):
-            found[f"{name}.{columns}"] = PackedPlan(GroupedStreamConfig(columns=columns, **tiling), ctas)
+            config = GroupedStreamConfig(columns=columns, **tiling)
+            if not can_implement_groups(config):
+                found[f"{name}.{columns}"] = PackedPlan(config, ctas)
         return found
 
 
@@ -103,31 +109,62 @@ def check(operands: Operands, plans: dict[str, PackedPlan]) -> None:
             raise AssertionError(f"{name}: off by {float(error):.4f}")
 
 
+def timed(calls: dict[str, Any], rounds: int, clear: ColdL2) -> dict[str, float]:
+    """Medians of graphs of the calls, in µs."""
+    graphs = {name: capture(call) for name, call in calls.items()}
+    return {name: statistics.median(x) for name, x in take_turns(graphs, rounds, clear).items()}
+
+
 def measure(layer: Layer, tokens: int, rounds: int, copy: float, clear: ColdL2, ctas: int) -> list[dict]:
-    """Both products of a layer."""
-    found = []
-    for first in (True, False):
-        operands = Operands(layer, tokens, first, "cuda")
+    """Both products of a layer, each alone, and one after the other."""
+    both, found = [Operands(layer, tokens, first, "cuda") for first in (True, False)], []
+    for operands, name in zip(both, ("first", "second")):
         plans = operands.plans(ctas, TILINGS)
         check(operands, plans)
-        calls = {name: capture(partial(operands.product, plan)) for name, plan in plans.items()}
-        times = {name: statistics.median(x) for name, x in take_turns(calls, rounds, clear).items()}
-        floor = operands.bytes_used / copy * 1e6
-        row = {"model": layer.model, "tokens": tokens, "first": first, "experts_used": operands.used, "us": times}
-        found.append(row | {"floor_us": floor})
-        words = "  ".join(f"{name} {us:.1f}" for name, us in times.items())
-        print(
-            f"{layer.model:>14} {tokens:4} {'first' if first else 'second':>6} floor {floor:6.1f}  {words}", flush=True
-        )
-    return found
+        calls = {name: partial(operands.product, plan) for name, plan in plans.items()}
+        found.append(row(layer, tokens, name, timed(calls, rounds, clear), operands.bytes_used / copy * 1e6))
+    calls = chains(both, ctas, CHAINED)
+    floor = sum(x.bytes_used for x in both) / copy * 1e6
+    return [*found, row(layer, tokens, "both", timed(calls, rounds, clear), floor)]
+
+
+def chains(both: list[Operands], ctas: int, tilings: dict[str, Any]) -> dict[str, Any]:
+    """Calls of both products, which all give the same.
+
+    Raises:
+        AssertionError: one does not.
+    """
+    calls = {"tile": partial(chained, both, [x.tile_plan for x in both])}
+    for tiling, columns in product(tilings, columns_for(both[0].rows / both[0].used)[:1]):
+        for kind, waits in (("", ("", "")), (" started early", ("all", "x"))):
+            configs = [GroupedStreamConfig(columns=columns, programmatic=x, **tilings[tiling]) for x in waits]
+            calls[f"{tiling}.{columns}{kind}"] = partial(chained, both, [PackedPlan(x, ctas) for x in configs])
+    want = calls["tile"]().double()
+    for name, call in calls.items():
+        if not (call().double() - want).norm() < 2.0**-6 * want.norm():
+            raise AssertionError(f"{name}: both products are off")
+    return calls
+
+
+def chained(both: list[Operands], plans: list[PackedPlan]) -> torch.Tensor:
+    """The second product of what the first one gives."""
+    return both[1].product(plans[1], both[0].product(plans[0]))
+
+
+def row(layer: Layer, tokens: int, what: str, us: dict[str, float], floor: float) -> dict[str, Any]:
+    """A row of the record, printed."""
+    words = "  ".join(f"{name} {time:.1f}" for name, time in us.items())
+    print(f"{layer.model:>14} {tokens:4} {what:>6} floor {floor:6.1f}  {words}", flush=True)
+    return {"model": layer.model, "tokens": tokens, "product": what, "floor_us": floor, "us": us}
 
 
 def smoke() -> None:
     """A small layer in the simulator."""
-    operands = Operands(Layer("small", 6, 2, 256, 128), 5, True, "cpu")
+    both = [Operands(Layer("small", 6, 2, 256, 128), 5, first, "cpu") for first in (True, False)]
     with simulating("sm_90a"):
-        plans = operands.plans(3, {name: TILINGS[name] for name in ("8x8x2x2", "2x1x8x2")})
-        check(operands, plans)
+        plans = both[0].plans(3, CHAINED)
+        check(both[0], plans)
+        chains(both, 3, CHAINED)
     print(f"{len(plans)} plans agree")
 
 

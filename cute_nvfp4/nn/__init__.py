@@ -13,6 +13,7 @@ _PUBLIC = {
     "LinearRecipe": "training",
     "ModelReport": "report",
     "ExpertParallel": "expert_parallel",
+    "MXFP4Linear": "linear",
     "NVFP4ColwiseParallel": "parallel",
     "NVFP4Linear": "linear",
     "NVFP4RowwiseParallel": "parallel",

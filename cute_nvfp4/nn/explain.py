@@ -31,14 +31,17 @@ def explain_product(
     backend: Backend,
     device: torch.device,
     released: torch.dtype | None = None,
+    block: int = NVFP4.block,
 ) -> KernelChoice:
     """The choice of ``NVFP4Linear`` for x (rows, k) of ``dtype`` and a weight (n, k).
 
-    released: the dtype that a weight is prepared for where that is its only copy.
+    released: the dtype that a weight is prepared for where that is its only copy. block: elements of a scale.
     """
     target = resolve(backend, device)
     hopper, x = target.arch.generation == "sm90", _NAMES.get(dtype, str(dtype))
-    product = torch.float16 if input_rule is not None else dtype
+    # MXFP4 in 16 bits is what it is, and a row of it has no kernel of its own
+    nvfp4 = block == NVFP4.block
+    product = torch.float16 if input_rule is not None and nvfp4 else dtype
     if target.backend == "reference":
         where = "backend='reference'" if backend == "reference" else f"tensors on {device.type} and no simulator"
         return KernelChoice("reference", "exact torch", where)
@@ -51,14 +54,14 @@ def explain_product(
     if released is not None and released is not product:
         why = f"x is {x}, and the weight's only copy is prepared for {_NAMES[released]}: prepare() again"
         return KernelChoice(target.backend, "torch's linear, weight decoded for each call", why)
-    if rows == 1 and input_rule is not None and released is None:
+    if rows == 1 and input_rule is not None and released is None and nvfp4:
         return KernelChoice(target.backend, "gemv", "one row, quantized: the weight is read once as it is")
     if not hopper:
         return KernelChoice(target.backend, "gemm", f"block-scaled products of {target.arch.name}")
-    padded = -(-k // NVFP4.block) * NVFP4.block
-    problem = PackedProblem(
-        m=rows, n=n, k=padded, dtype=_NAMES[product], out=x, quantized=input_rule is not None, vector=True, factors=1
-    )
+    padded = -(-k // block) * block
+    quantized = input_rule is not None and nvfp4
+    options = {"quantized": quantized, "vector": True, "factors": 1}
+    problem = PackedProblem(m=rows, n=n, k=padded, dtype=_NAMES[product], out=x, **options)
     if can_take(problem):
         why = f"few rows ({rows}): they take the time of the weight's bytes"
         return KernelChoice(target.backend, "packed streaming gemm", why)

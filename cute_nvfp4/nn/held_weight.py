@@ -1,4 +1,4 @@
-"""The NVFP4 weight that a layer holds: as a checkpoint has it, repacked for Hopper, or both."""
+"""The NVFP4 or MXFP4 weight that a layer holds: as a checkpoint has it, repacked for Hopper, or both."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from cute_nvfp4.formats import NVFP4
+from cute_nvfp4.formats import NVFP4, Format
 from cute_nvfp4.nn.released import Rewritten, rewritten, unpacked
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.ops.calls import addresses
@@ -50,13 +50,15 @@ _UNSAVED = ("_kept", "_prepared_from", "_sole")
 
 
 class HeldWeight(torch.nn.Module):
-    """The part of ``NVFP4Linear`` that holds W (N, K): buffers ``weight_data`` (N, K / 2), ``weight_scale``, blocked
-    and flat, and ``weight_global_scale``, and what products on Hopper read instead of the first two.
+    """The part of ``NVFP4Linear`` and ``MXFP4Linear`` that holds W (N, K): buffers ``weight_data`` (N, K / 2),
+    ``weight_scale``, blocked and flat, and ``weight_global_scale``, None for MXFP4, and what products on Hopper read
+    instead of the first two.
 
     in_features: columns that are no padding. input_rule: that of x, or None: it says in which dtype weights are
     multiplied. backend: of the products.
     """
 
+    format: Format = NVFP4
     _kept: _Kept | None = None
     _prepared_from: tuple[torch.Tensor | None, ...] = (None, None)
     _released: torch.dtype | None = None
@@ -78,7 +80,7 @@ class HeldWeight(torch.nn.Module):
         """The weight as an operand, (N, K) with K padded to a multiple of 16: one object, until a buffer changes. Of a
         layer that holds the repacked weight only it is unpacked each time."""
         if self._released is not None:
-            return unpacked(self._sole_weight(), self._rewritten)
+            return unpacked(self._sole_weight(), self._rewritten, self.format)
         operand, _ = self._checked()
         return operand
 
@@ -88,7 +90,7 @@ class HeldWeight(torch.nn.Module):
         buffers = self._buffers
         data, scale, factor = buffers["weight_data"], buffers["weight_scale"], buffers["weight_global_scale"]
         if torch.compiler.is_dynamo_compiling():
-            return BlockScaledTensor(data, scale, factor), None
+            return BlockScaledTensor(data, scale, factor, self.format), None
         given = buffers.get("input_global_scale")
         if self._kept is not None:
             kept, places, before, rows, _ = self._kept
@@ -96,7 +98,7 @@ class HeldWeight(torch.nn.Module):
                 # a tensor may have got other memory, or contents swapped in
                 if places == addresses(data, scale, factor):
                     return kept, rows
-        operand = BlockScaledTensor(data, scale, factor)
+        operand = BlockScaledTensor(data, scale, factor, self.format)
         if is_recorded(data):
             return operand, None
         self._forget()
@@ -117,7 +119,7 @@ class HeldWeight(torch.nn.Module):
         self._wanted = dtype if release else None
         if not self._on_hopper(self._weight_device()):
             return self
-        dtype = torch.float16 if self.input_rule is not None else dtype
+        dtype = torch.float16 if self.input_rule is not None and self.format is NVFP4 else dtype
         if self._released is not None:
             if self._released is dtype:
                 return self
@@ -160,7 +162,7 @@ class HeldWeight(torch.nn.Module):
             memory.copy_(made.packed)
             made = replace(made, packed=memory)
         if dtype not in kept:
-            self.register_buffer(PREPARED[dtype], made.packed, persistent=False)
+            self._register(made)
             self._prepared_from = weight.data, weight.scale
         kept[dtype] = _Prepared(made, _versions(weight))
         return made
@@ -172,10 +174,22 @@ class HeldWeight(torch.nn.Module):
         self._forget()
         for name in ("weight_data", "weight_scale"):
             self._buffers[name] = None
-        self.register_buffer(PREPARED[dtype], made.packed, persistent=False)
+        self._register(made)
         for name, tensor in zip(_REWRITTEN, lost or (None, None)):
             self.register_buffer(name, tensor, persistent=False)
         self._released = dtype
+
+    def _register(self, made: PreparedWeight) -> None:
+        """Keeps the tensors of a prepared weight as buffers. Its global scale is the layer's, but for MXFP4, whose
+        scales packing may move by a power of two."""
+        name = PREPARED[made.dtype]
+        self.register_buffer(name, made.packed, persistent=False)
+        if self.format is not NVFP4:
+            self.register_buffer(f"{name}_factor", made.global_scale, persistent=False)
+
+    def _factor(self, dtype: torch.dtype) -> torch.Tensor | None:
+        """The global scale of the weight that is prepared for ``dtype``."""
+        return self._buffers["weight_global_scale" if self.format is NVFP4 else f"{PREPARED[dtype]}_factor"]
 
     def _restore(self) -> None:
         """The checkpoint's bytes in the place of the prepared weight."""
@@ -186,11 +200,11 @@ class HeldWeight(torch.nn.Module):
 
     def _sole_weight(self) -> PreparedWeight:
         """The prepared weight that is the only one: one object, until a buffer changes."""
-        packed, factor = self._buffers[PREPARED[self._released]], self._buffers["weight_global_scale"]
+        packed, factor = self._buffers[PREPARED[self._released]], self._factor(self._released)
         kept, tracing = self._sole, torch.compiler.is_dynamo_compiling()
         if not tracing and kept is not None and kept.packed is packed and kept.global_scale is factor:
             return kept
-        k = -(-self.in_features // NVFP4.block) * NVFP4.block
+        k = -(-self.in_features // self.format.block) * self.format.block
         made = PreparedWeight(packed, self.out_features, k, self._released, factor)
         if not tracing and not is_recorded(packed):
             self._sole = made
@@ -213,7 +227,7 @@ class HeldWeight(torch.nn.Module):
             # within torch.func.functional_call the weight may be another
             if packed is None or data is not weight.data or scale is not weight.scale:
                 return None
-            return PreparedWeight(packed, weight.rows, weight.k, dtype, weight.global_scale)
+            return PreparedWeight(packed, weight.rows, weight.k, dtype, self._factor(dtype))
         if planned is None or recording() or not self._on_hopper(x.device):
             return None
         found = self._kept.prepared.get(dtype)
@@ -257,7 +271,7 @@ class HeldWeight(torch.nn.Module):
     def _forget(self) -> None:
         """Drops what was made of other buffers."""
         self._kept, self._sole, self._prepared_from = None, None, (None, None)
-        for name in (*PREPARED.values(), *_REWRITTEN):
+        for name in (*PREPARED.values(), *(f"{name}_factor" for name in PREPARED.values()), *_REWRITTEN):
             self._buffers.pop(name, None)
 
     def __getstate__(self) -> dict[str, Any]:

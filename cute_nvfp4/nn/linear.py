@@ -1,4 +1,5 @@
-"""``NVFP4Linear``: a linear layer with NVFP4 weights, made from ``torch.nn.Linear`` or from a checkpoint."""
+"""``NVFP4Linear`` and ``MXFP4Linear``: linear layers with weights in 4 bits, made from ``torch.nn.Linear`` or from a
+checkpoint."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
-from cute_nvfp4.formats import NVFP4
+from cute_nvfp4.formats import MXFP4, NVFP4, Format
 from cute_nvfp4.nn.explain import KernelChoice, explain_product
 from cute_nvfp4.nn.held_weight import PREPARED, HeldWeight
 from cute_nvfp4.nn.shard import LinearShard
@@ -61,13 +62,15 @@ class NVFP4Linear(HeldWeight):
         input_scale: torch.Tensor | None = None,
         backend: Backend = "auto",
     ) -> None:
-        if weight.format is not NVFP4 or weight.is_batched:
+        if weight.format is not self.format or weight.is_batched:
             got = f"{weight.format.name}, {'batched' if weight.is_batched else 'a matrix'}"
-            raise OperandError.of("weight", got=got, expected="a matrix in nvfp4")
-        if input_rule is not None and resolve_rule(input_rule, NVFP4).choice == "hessian":
+            raise OperandError.of("weight", got=got, expected=f"a matrix in {self.format.name}")
+        if input_rule is not None and resolve_rule(input_rule, self.format).choice == "hessian":
             raise OperandError.of("input_rule", got="'hessian'", expected="a rule that needs only x")
         super().__init__(weight, weight.k if in_features is None else in_features, input_rule, backend)
-        if not weight.k - NVFP4.block < self.in_features <= weight.k:
+        if input_global_scale is not None and self.format is not NVFP4:
+            raise OperandError.of("input_global_scale", got="one", expected=f"None: {self.format.name} has none")
+        if not weight.k - self.format.block < self.in_features <= weight.k:
             raise OperandError.of("in_features", got=self.in_features, expected=f"{weight.k}, less its padding")
         for name, tensor, size in (("bias", bias, self.out_features), ("input_scale", input_scale, self.in_features)):
             if tensor is not None and tuple(tensor.shape) != (size,):
@@ -97,7 +100,7 @@ class NVFP4Linear(HeldWeight):
         for name in ("transpose", "axis", "hadamard", "scale_layout", "format"):
             if name in options:
                 raise OperandError.of("option of from_linear", got=repr(name), expected="one of the weight's")
-        weight = quantize(linear.weight, "nvfp4", rule, pad=True, **options)
+        weight = quantize(linear.weight, cls.format.name, rule, pad=True, **options)
         bias = linear.bias
         if bias is not None:
             bias = bias.detach().clone().requires_grad_(bias.requires_grad)
@@ -133,7 +136,9 @@ class NVFP4Linear(HeldWeight):
         rows = x.shape[0]
         if rows == 0:
             return x.new_empty((0, self.out_features))
-        if self.input_rule is None:
+        if self._left_in_16_bits(x):
+            if self.input_rule is not None:
+                x = quantize(x, self.format.name, self.input_rule, pad=True).dequantize(x.dtype)[:, : self.in_features]
             prepared = self._prepared(x, x.dtype) if x.dtype in PREPARED else None
             if prepared is None:
                 return torch.nn.functional.linear(x, self._decoded(x.dtype))
@@ -145,14 +150,22 @@ class NVFP4Linear(HeldWeight):
             if product is not None:
                 return product(x, scale)
         quantizer = "reference" if self.backend == "reference" else "auto"
-        factor = scale
-        if scale is None:
-            factor = "auto" if self.shard is None else self.shard.global_scale(x, self.input_rule)
-        a = quantize(x, "nvfp4", self.input_rule, global_scale=factor, pad=True, backend=quantizer)
-        if rows == 1 and weight is not None:
+        options = {"pad": True, "backend": quantizer}
+        if scale is not None:
+            options["global_scale"] = scale
+        elif self.shard is not None and self.format is NVFP4:
+            options["global_scale"] = self.shard.global_scale(x, self.input_rule)
+        a = quantize(x, self.format.name, self.input_rule, **options)
+        if rows == 1 and weight is not None and self.format is NVFP4:
             return gemv(weight, a, out_dtype=x.dtype, backend=self.backend).unsqueeze(0)
         prepared = self._prepared(x, torch.float16)
         return gemm(a, self.weight if prepared is None else prepared, out_dtype=x.dtype, backend=self.backend)
+
+    def _left_in_16_bits(self, x: torch.Tensor) -> bool:
+        """Whether products read x in 16 bits: not quantized, or on Hopper quantized to MXFP4, whose values they are."""
+        if self.input_rule is None or self.format is NVFP4:
+            return self.input_rule is None
+        return self._released is not None or (not torch.compiler.is_dynamo_compiling() and self._on_hopper(x.device))
 
     def explain_backend(self, rows: int = 1, dtype: torch.dtype = torch.bfloat16) -> KernelChoice:
         """What a call with ``rows`` rows of ``dtype`` runs, and why: ``(backend, kernel, reason)``."""
@@ -165,6 +178,7 @@ class NVFP4Linear(HeldWeight):
             backend=self.backend,
             device=self._weight_device(),
             released=self._released,
+            block=self.format.block,
         )
 
     def _aligned(self, x: torch.Tensor, k: int) -> torch.Tensor:
@@ -206,6 +220,18 @@ class NVFP4Linear(HeldWeight):
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"input_rule={self.input_rule!r}, backend={self.backend!r}"
         )
+
+
+class MXFP4Linear(NVFP4Linear):
+    """A linear layer with W in MXFP4: scales are powers of two of 32 values each, without a global one. x is left as
+    it is, or quantized to MXFP4."""
+
+    format = MXFP4
+
+
+def linear_class(format: Format) -> type[NVFP4Linear]:
+    """The class of a layer whose weight is in ``format``."""
+    return MXFP4Linear if format is MXFP4 else NVFP4Linear
 
 
 class _Product(torch.autograd.Function):

@@ -25,6 +25,8 @@ from .packed_problem import TILING, PackedPlan, packed_tiles
 STAGE_US = {8: 0.38, 16: 0.39, 32: 0.41, 64: 0.50, 96: 0.60, 128: 0.68, 192: 1.10, 256: 1.40}
 """µs of a multiprocessor for 128 rows of the weight and 128 of K, by rows of x in a tile: up to 128 those of
 ``packed``, and between them; the wide ones, which load x without multicast, fitted on an NVIDIA H200 on 2026-11-22."""
+STREAM_TILING = "columns", "cut_bytes", "programmatic"
+"""What a plan of the streaming kernel of groups decides beside what one without groups does."""
 MOST_STEPS = 1 << 32
 """What the steps of a launch of the streaming kernel times those of a work tile must be below: it divides by it."""
 TILE_US = 1.0
@@ -115,7 +117,7 @@ def choose_groups(
         tiling = {name: getattr(c, name) for name in ("tile_n", "warpgroups", "ctas_per_sm", "stage_tiles", "stages")}
         plan = replace(given, config=problem.config(arch, **tiling))
     elif isinstance(given, PackedPlan) and isinstance(given.config, GroupedStreamConfig):
-        tiling = {name: getattr(given.config, name) for name in (*TILING[StreamConfig], "columns", "cut_bytes")}
+        tiling = {name: getattr(given.config, name) for name in (*TILING[StreamConfig], *STREAM_TILING)}
         plan = replace(given, config=problem.streaming(arch, **tiling))
     else:
         expected = "a PackedPlan of planning.packed of a GroupedWgmmaConfig or a GroupedStreamConfig"
@@ -142,6 +144,9 @@ def can_stream(p: PackedGroups, c: GroupedStreamConfig) -> str:
         return explain("rows of the streaming kernel", got="slots", expected="rows of groups")
     if not p.stack:
         return explain("groups of the streaming kernel", got="a list", expected="rows of one x, and a stack of weights")
+    if c.weights.by_table:
+        expected = "bfloat16 or float16"
+        return explain("dtype of a weight of the streaming kernel", got=p.dtype, expected=expected)
     m, n, k = p.sizes[0]
     k_tiles = packed_tiles(n, k)[1]
     if k_tiles % c.stage_tiles:

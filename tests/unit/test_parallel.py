@@ -6,6 +6,7 @@ of a column-parallel layer have the bits of one process on any processor.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -118,6 +119,7 @@ def test_what_cannot_be_cut(cut: Callable[[], object], words: str) -> None:
 # --- layers over two processes
 
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "use_two_gpus.md"
 RULES = (None, "max")
 
 
@@ -140,7 +142,14 @@ def _everything(rank: int, folder: Path) -> None:
     """What the process of a rank does for the tests below; what it finds is saved."""
     found = {str(rule): _two_layers(rule) for rule in RULES}
     found |= {rows: _experts(rank, rows) for rows in ("16 bits", "nvfp4")}
+    # its asserts are what it promises
+    exec(compile(page_program(), str(PAGE), "exec"), {"__name__": "page"})
     torch.save(found, folder / f"{rank}.pt")
+
+
+def page_program() -> str:
+    """The blocks of code of the page, which are one program."""
+    return "\n".join(re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
 
 
 @pytest.fixture(scope="module")
@@ -263,6 +272,11 @@ def test_experts_of_two_processes(found: list[dict], rows: str) -> None:
 
 def distance(x: torch.Tensor, y: torch.Tensor) -> float:
     return float((x.double() - y.double()).norm() / y.double().norm())
+
+
+def test_the_page_is_run() -> None:
+    """It is part of what ``found`` needs."""
+    assert page_program().count("assert") >= 3
 
 
 def test_what_an_exchange_refuses() -> None:

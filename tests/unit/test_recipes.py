@@ -44,6 +44,7 @@ PAGES = [
     "explanation/formats.md",
     "tutorials/first_gemm.md",
     "tutorials/first_submission.md",
+    "tutorials/faster_without_a_gpu.md",
 ]
 DOORS = PAGES[1:4]
 BLOCK = re.compile(r"(?:<!-- ([^>]*?) -->\n)?```(python|bash|yaml)\n(.*?)```", re.DOTALL)

@@ -110,8 +110,8 @@ def plan_prepared_rows(
     if plan.streams:
         if not floats:
             raise OperandError.of("a of a streaming plan", got="GroupedRows", expected=f"rows of {b.dtype}")
-        sums, index = PartialSums("scratch.sums", "scratch.flags"), None
-        streamed = GroupedStreamArguments(groups, one, index, scalar, of_groups, sums, plan.workers)
+        sums = PartialSums("scratch.sums", "scratch.flags")
+        streamed = GroupedStreamArguments(groups, one, None, scalar, of_groups, sums, plan.workers)
         return RowsLaunch(STREAM_GROUPS, plan.config, streamed, scratch_for(plan.scratch(b.rows), target, b.device))
     arguments = GroupedWgmmaArguments(groups, one, slots, quantized_first, scalar, of_groups, plan.workers)
     extra, dtype, backend, device = None, b.dtype, target.backend, b.device

@@ -196,7 +196,11 @@ BAD = (
     (lambda: prepare_experts(G, D, dtype=torch.float32), OperandTypeError, "dtype of experts"),
     (lambda: prepare_experts(G, D, gate_up_bias=torch.ones(4, 32)), OperandError, "gate_up_bias: got shape"),
     (lambda: prepare_experts(G, D, limit=0.0, activation="clamped_swiglu"), OperandError, "limit of an activation"),
-    (lambda: prepare_experts([LISTED], [D]), OperandError, r"global scales of gate and up of gate_up\[0\]"),
+    (
+        lambda: prepare_experts([LISTED], LISTED[:1], activation="clamped_swiglu"),
+        OperandError,
+        r"global scales of gate and up of gate_up\[0\]",
+    ),
     (lambda: prepare_experts([LISTED, LISTED[:1]], [D]), OperandError, r"gate_up\[1\]"),
     (lambda: prepare_experts(3, D), OperandTypeError, "gate_up: got int"),
     (lambda: prepare_experts(quantize(torch.ones(32, 32)), D), OperandError, "a stack"),
