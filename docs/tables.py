@@ -305,6 +305,11 @@ def simulator() -> str:
     return judging.simulator(record("simulator_cpu"))
 
 
+def notebooks() -> str:
+    """How long notebooks take."""
+    return judging.notebooks(record("notebooks_cpu"))
+
+
 def api() -> str:
     """The public names of docs/reference/api.md."""
     return summaries.summary("cute_nvfp4", "cute_nvfp4.nn", "cute_nvfp4.display")
@@ -339,7 +344,7 @@ def programs() -> str:
 
 
 _OF_RECORDS = (results, gemm, contest, models, gated, grouped, gemv, quantize, fused, decode, generate, launch)
-_OF_THE_PACKAGE = (support, shapes, first_call, eval_times, simulator, api, sim_api, harness_api)
+_OF_THE_PACKAGE = (support, shapes, first_call, eval_times, simulator, notebooks, api, sim_api, harness_api)
 TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (*_OF_RECORDS, *_OF_THE_PACKAGE)}
 TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": lambda: modelled.clock(record)}
 TABLES |= {"commands": summaries.commands, "gates": summaries.gates, "tolerances": judging.tolerances}

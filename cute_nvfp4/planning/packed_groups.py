@@ -3,7 +3,7 @@ work tiles distributed as the kernel will distribute them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,17 @@ TILE_US = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoutedGroups:
+    """What products have whose rows are slots of a mixture of experts: as in ``GroupedWgmmaConfig``."""
+
+    gathered: bool
+    biased: bool
+    activation: str
+    constants: tuple[float, ...]
+    weighted: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class PackedGroups:
     """Products of groups: sizes (m, n, k) of each; of rows that offsets distribute to ``stack`` groups, one of all
     rows. vector: rows of outputs start at multiples of 16 bytes. factors: tensors of device scalars that multiply
@@ -47,6 +58,7 @@ class PackedGroups:
     factors: int = 0
     gate: str = ""
     packing: str = "nvfp4"
+    routed: RoutedGroups | None = None
     promoted: bool = False
 
     def streaming(self, arch: Architecture, **tiling: Any) -> GroupedStreamConfig:
@@ -81,6 +93,7 @@ class PackedGroups:
             vector=self.vector and self.out != "float32",
             factors=self.factors,
             gate=self.gate,
+            **({} if self.routed is None else asdict(self.routed)),
             promoted=self.promoted,
             **tiling,
         )
@@ -127,6 +140,8 @@ def choose_tiles(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedPl
 
 def can_stream(p: PackedGroups, c: GroupedStreamConfig) -> str:
     """Why the streaming kernel cannot run the problem so, or an empty string."""
+    if p.routed is not None:
+        return explain("rows of the streaming kernel", got="slots", expected="rows of groups")
     if not p.stack:
         return explain("groups of the streaming kernel", got="a list", expected="rows of one x, and a stack of weights")
     if c.weights.by_table:
