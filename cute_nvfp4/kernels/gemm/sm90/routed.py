@@ -112,7 +112,7 @@ class RoutedEpilogue(WarpgroupEpilogue):
                     acc[place] = acc[place] + number
 
     def bias_places(self, row: Int32, half: int) -> tuple[Int32, Int32]:
-        """Of a row of the MMA, the column of the output and where its bias is."""
+        """The column of the output that a row of the MMA is, and where its bias is."""
         if self.config.gate:
             return row, row + half * self.arguments.weight.rows
         return row + 8 * half, row + 8 * half
