@@ -90,7 +90,7 @@ ROUTED = {
 
 @pytest.mark.parametrize("name", ROUTED)
 def test_products_of_experts(name: str, poisoned: None) -> None:
-    """Rows that are slots: gathered and activated by the first product, weighted by the second; both may start early."""
+    """Rows that are slots: gathered and activated by the first product, weighted by the second; both start early."""
     layer, tiling, ctas = ROUTED[name]
     problem = experts_problem(layer)
     e, maps = problem.experts, Maps.of(routing_maps(problem.ids, layer.experts, layer.elsewhere), layer.experts)
