@@ -72,8 +72,13 @@ class PackedGroups:
             vector=self.vector and self.sizes[0][1] % 4 == 0,
             factors=self.factors,
             gate=self.gate,
+            **self._routed,
             **tiling,
         )
+
+    @property
+    def _routed(self) -> dict[str, Any]:
+        return {} if self.routed is None else asdict(self.routed)
 
     @property
     def expected(self) -> tuple[tuple[int, int, int], ...]:
@@ -93,7 +98,7 @@ class PackedGroups:
             vector=self.vector and self.out != "float32",
             factors=self.factors,
             gate=self.gate,
-            **({} if self.routed is None else asdict(self.routed)),
+            **self._routed,
             promoted=self.promoted,
             **tiling,
         )
@@ -140,8 +145,6 @@ def choose_tiles(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedPl
 
 def can_stream(p: PackedGroups, c: GroupedStreamConfig) -> str:
     """Why the streaming kernel cannot run the problem so, or an empty string."""
-    if p.routed is not None:
-        return explain("rows of the streaming kernel", got="slots", expected="rows of groups")
     if not p.stack:
         return explain("groups of the streaming kernel", got="a list", expected="rows of one x, and a stack of weights")
     if c.weights.by_table:

@@ -111,7 +111,7 @@ def plan_prepared_rows(
         if not floats:
             raise OperandError.of("a of a streaming plan", got="GroupedRows", expected=f"rows of {b.dtype}")
         sums = PartialSums("scratch.sums", "scratch.flags")
-        streamed = GroupedStreamArguments(groups, one, None, scalar, of_groups, sums, plan.workers)
+        streamed = GroupedStreamArguments(groups, one, slots, scalar, of_groups, sums, plan.workers)
         return RowsLaunch(STREAM_GROUPS, plan.config, streamed, scratch_for(plan.scratch(b.rows), target, b.device))
     arguments = GroupedWgmmaArguments(groups, one, slots, quantized_first, scalar, of_groups, plan.workers)
     extra, dtype, backend, device = None, b.dtype, target.backend, b.device
