@@ -32,7 +32,7 @@ from moe import LAYERS, Layer, Routing
 
 from cute_nvfp4 import grouped_gemm_contiguous, simulating
 from cute_nvfp4.harness.timing import ColdL2, copy_bandwidth
-from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig
+from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig, can_implement_groups
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.planning.packed_groups import PackedGroups, choose_tiles
 from cute_nvfp4.prepared_weight import PreparedWeight
@@ -44,6 +44,7 @@ TOKENS = (1, 4, 16, 64, 128)
 TILINGS = {
     "8x8x2x2": {"slabs": 8, "warps_m": 8, "warps_k": 2, "stage_tiles": 2, "stages": 16},
     "8x4x4x2": {"slabs": 8, "warps_m": 4, "warps_k": 4, "stage_tiles": 2, "stages": 16},
+    "8x2x8x2": {"slabs": 8, "warps_m": 2, "warps_k": 8, "stage_tiles": 2, "stages": 16},
     "4x2x4x2": {"slabs": 4, "warps_m": 2, "warps_k": 4, "stage_tiles": 2, "stages": 16},
     "2x1x8x2": {"slabs": 2, "warps_m": 1, "warps_k": 8, "stage_tiles": 2, "stages": 16},
 }
@@ -93,7 +94,9 @@ class Operands:
         """The plans to compare, by name."""
         found = {"tile": self.tile_plan}
         for (name, tiling), columns in product(tilings.items(), columns_for(self.rows / self.used)):
-            found[f"{name}.{columns}"] = PackedPlan(GroupedStreamConfig(columns=columns, **tiling), ctas)
+            config = GroupedStreamConfig(columns=columns, **tiling)
+            if not can_implement_groups(config):
+                found[f"{name}.{columns}"] = PackedPlan(config, ctas)
         return found
 
 

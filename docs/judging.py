@@ -72,6 +72,14 @@ def simulator(of: dict[str, Any]) -> str:
     )
 
 
+def notebooks(of: dict[str, Any]) -> str:
+    """How long notebooks take, by the record of ``notebooks/execute.py --times``."""
+    lines = [[f"`{name}`", f"{x['wall']:.0f}", f"{x['cpu']:.0f}"] for name, x in sorted(of["seconds"].items())]
+    return host(of, "all cells of one notebook, compiled kernels on the disk from earlier ones") + rows(
+        ["notebook", "wall, s", "processor, s"], lines
+    )
+
+
 def _tolerance(of: Tolerances) -> str:
     parts = [f"{of.atol:g}", f"{of.rtol:g} · |ref|"]
     if of.sum_rtol:

@@ -305,6 +305,11 @@ def simulator() -> str:
     return judging.simulator(record("simulator_cpu"))
 
 
+def notebooks() -> str:
+    """How long notebooks take."""
+    return judging.notebooks(record("notebooks_cpu"))
+
+
 def api() -> str:
     """The public names of docs/reference/api.md."""
     return summaries.summary("cute_nvfp4", "cute_nvfp4.nn", "cute_nvfp4.display")
@@ -321,6 +326,13 @@ def harness_api() -> str:
     return summaries.summary(*(f"cute_nvfp4.harness.{room}" for room in rooms))
 
 
+def _over_two_gpus(name: str) -> str:
+    """A table of ``parallel_tables``."""
+    import parallel_tables
+
+    return parallel_tables.of_records(getattr(parallel_tables, name))
+
+
 def fingerprints() -> str:
     """How many kernels have a fingerprint of their PTX."""
     return str(len(json.loads((ROOT / "tests" / "data" / "ptx_fingerprints.json").read_text())["kernels"]))
@@ -331,11 +343,12 @@ def programs() -> str:
     return str(len(json.loads((ROOT / "tests" / "public" / "libraries.json").read_text())["programs"]))
 
 
-_OF_RECORDS = (results, gemm, contest, models, gated, grouped, gemv, quantize, fused, decode, launch)
-_OF_THE_PACKAGE = (support, shapes, first_call, eval_times, simulator, api, sim_api, harness_api)
+_OF_RECORDS = (results, gemm, contest, models, gated, grouped, gemv, quantize, fused, decode, generate, launch)
+_OF_THE_PACKAGE = (support, shapes, first_call, eval_times, simulator, notebooks, api, sim_api, harness_api)
 TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (*_OF_RECORDS, *_OF_THE_PACKAGE)}
 TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": lambda: modelled.clock(record)}
 TABLES |= {"commands": summaries.commands, "gates": summaries.gates, "tolerances": judging.tolerances}
+TABLES |= {f"parallel-{name}": functools.partial(_over_two_gpus, name) for name in ("dense", "parts", "experts")}
 COUNTS: dict[str, Callable[[], str]] = {f.__name__: f for f in (fingerprints, programs)}
 
 
