@@ -133,10 +133,13 @@ class Combine:
     def __call__(self, arguments: CombineArguments, stream: CUstream):
         """Launches CTAs for the columns of each token."""
         columns = cute.ceil_div(arguments.hidden, THREADS * VECTOR)
-        self.kernel(arguments).launch(grid=(arguments.tokens, columns, 1), block=(THREADS, 1, 1), stream=stream)
+        grid = arguments.tokens, columns, 1
+        self.kernel(arguments).launch(grid=grid, block=(THREADS, 1, 1), stream=stream, use_pdl=True)
 
     @cute.kernel
     def kernel(self, arguments: CombineArguments):
+        # it begins while the rows are being made
+        cute.arch.griddepcontrol_wait()
         cfg = self.config
         thread, _, _ = cute.arch.thread_idx()
         token, part, _ = cute.arch.block_idx()

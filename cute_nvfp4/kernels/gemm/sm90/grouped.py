@@ -161,7 +161,7 @@ class GroupedWgmma(WgmmaGemm):
             preferred_smem_carveout=100,
             stream=stream,
             # the GEMM starts while the maps are written or x is quantized, and its loads wait for them
-            use_pdl=cfg.maps == "workspace" or cfg.first is not None,
+            use_pdl=cfg.maps == "workspace" or cfg.first is not None or cfg.routed,
         )
 
     def chunk_layout(self, chunks: int) -> Any:
@@ -222,6 +222,7 @@ class GroupedWgmma(WgmmaGemm):
             if cutlass.const_expr(x is not None):
                 cpasync.prefetch_descriptor(x.atom)
         elif warp == LOADING_WARPS:
+            self.wait_for_groups()
             groups.fill()
         cute.arch.sync_threads()
         _, _, worker = cute.arch.block_idx()
@@ -239,6 +240,9 @@ class GroupedWgmma(WgmmaGemm):
             self.multiply(memory, scheduler, group - 1, thread - WARPGROUP)
 
     loading_registers = 24
+
+    def wait_for_groups(self) -> None:
+        """Waits for what the groups are read from, where another launch writes it."""
 
     def loads_x(self, warp: Int32) -> cutlass.Boolean:
         """Whether the warp loads x."""

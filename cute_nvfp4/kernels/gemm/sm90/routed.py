@@ -121,6 +121,12 @@ class RoutedEpilogue(WarpgroupEpilogue):
 class RoutedWgmma(GroupedWgmma):
     """The host function and the kernel of one ``GroupedWgmmaConfig`` of routed rows."""
 
+    def wait_for_groups(self) -> None:
+        """Waits for the launch before, which made the maps or the rows, and lets the next one begin: nothing is read or
+        written before."""
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+
     def loads_x(self, warp: Int32) -> cutlass.Boolean:
         return warp <= GATHER_THREADS // WARP if self.config.gathered else super().loads_x(warp)
 
