@@ -53,9 +53,9 @@ from parallel_layers import (
     SMALL_MIXTURE,
     Dense,
     Mixture,
-    PeerSums,
     Products,
     Weights,
+    by_peer_loads,
     distance,
     in_halves,
     routing,
@@ -66,6 +66,7 @@ from parallel_report import text
 
 from cute_nvfp4 import moe, simulating
 from cute_nvfp4.harness.timing import ColdL2, copy_bandwidth
+from cute_nvfp4.nn import PeerSums
 
 MULTICAST_OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 """The environment of the processes: communicators read it when they are made."""
@@ -212,9 +213,10 @@ def parts(r: Rank, p: Products | None, x: torch.Tensor) -> dict[str, float]:
 
 def with_peers(r: Rank, part: Products, full: Products | None, x: torch.Tensor) -> dict:
     """The layer with sums by loads of the peer's memory, and such a sum alone."""
-    sums = PeerSums(*x.shape, r.device)
-    want = r.captured(lambda: sharded(part, x))
-    calls = {"peer": r.captured(lambda: sums.layer(part, x)), "peer_all_reduce": r.captured(lambda: sums.sum(0))}
+    sums, want = PeerSums(x.numel(), device=r.device), r.captured(lambda: sharded(part, x))
+    place = sums.place(*x.shape).normal_()
+    calls = {"peer": r.captured(lambda: by_peer_loads(part, x, sums))}
+    calls["peer_all_reduce"] = r.captured(lambda: sums(place))
     r.close("peer", calls["peer"].result, want.result)
     return {"us": r.times(calls)}
 
@@ -301,8 +303,7 @@ def measure(r: Rank, options: argparse.Namespace) -> None:
     record |= {"dense": [], "mixtures": [], "peer": [], "replays": None, "failed": {}}
     path = options.output or results_path("parallel")
     r.say(f"{RANKS} × {record['gpu']}, driver {record['driver']}, NCCL {record['nccl']}, torch {torch.__version__}")
-    shapes = [shape for shape in DENSE if shape.model in options.models]
-    mixtures = [layer for layer in MIXTURES if layer.model in options.models]
+    shapes, mixtures = ([x for x in every if x.model in options.models] for every in (DENSE, MIXTURES))
 
     def kept(key: str, rows: Any) -> None:
         record[key] = record[key] + rows if isinstance(record[key], list) else rows

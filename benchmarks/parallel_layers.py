@@ -13,6 +13,7 @@ from moe import Routing
 from torch.nn.functional import linear
 
 from cute_nvfp4 import BlockScaledTensor, gated_gemm, gemm, prepare_experts, prepare_weight, quantize
+from cute_nvfp4.nn import PeerSums
 from cute_nvfp4.nn.expert_parallel import ExpertParallel, Messages, shard_experts
 from cute_nvfp4.ops.moe.activation import ActivationFunction
 from cute_nvfp4.weight_shards import shard_columns, shard_rows
@@ -169,28 +170,11 @@ def in_halves(p: Products, x: torch.Tensor, side: torch.cuda.Stream, group: Any 
     return torch.cat(found)
 
 
-class PeerSums:
-    """All-reduce by loads of the peers' memory, in one kernel: torch's symmetric memory, no multicast.
-
-    A product writes its result into ``buffer``, which all ranks can read.
-    """
-
-    def __init__(self, rows: int, hidden: int, device: torch.device) -> None:
-        import torch.distributed._symmetric_memory as symmetric
-
-        self.buffers = [symmetric.empty(rows, hidden, dtype=torch.bfloat16, device=device) for _ in range(2)]
-        for buffer in self.buffers:
-            symmetric.rendezvous(buffer, dist.group.WORLD.group_name)
-
-    def sum(self, i: int) -> torch.Tensor:
-        """The sum over the ranks of what is in buffer ``i``."""
-        return torch.ops.symm_mem.one_shot_all_reduce(self.buffers[i], "sum", dist.group.WORLD.group_name)
-
-    def layer(self, p: Products, x: torch.Tensor) -> torch.Tensor:
-        """``sharded``, with these sums."""
-        p.o(p.attended(x), out=self.buffers[0])
-        p.down(p.gated(self.sum(0)), out=self.buffers[1])
-        return self.sum(1)
+def by_peer_loads(p: Products, x: torch.Tensor, sums: PeerSums) -> torch.Tensor:
+    """``sharded``, with sums by loads of the peers' memory: products write their results where the peers read."""
+    place = sums.place(*x.shape)
+    y = sums(p.o(p.attended(x), out=place))
+    return sums(p.down(p.gated(y), out=place))
 
 
 class Mixture(NamedTuple):

@@ -17,6 +17,7 @@ _PUBLIC = {
     "NVFP4ColwiseParallel": "parallel",
     "NVFP4Linear": "linear",
     "NVFP4RowwiseParallel": "parallel",
+    "PeerSums": "peer_sums",
     "QuantizedModel": "quantize_model",
     "fake_quantize": "training",
     "gptq": "gptq",

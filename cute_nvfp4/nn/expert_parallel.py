@@ -166,10 +166,10 @@ class ExpertParallel:
     def combine(self, results: torch.Tensor, exchange: Exchange, tokens: int) -> torch.Tensor:
         """(T, H) of the results (rows, H) of the messages that were received: they go back, and are added."""
         back = self._sent(results, exchange.received, exchange.sent)
-        ones = torch.ones((tokens, self.ranks), dtype=torch.float32, device=back.device)
         if not len(back):
             return back.new_zeros((tokens, self.experts.hidden))
-        return combined(back, ones, None, exchange.maps, self.ranks, None, self.backend)
+        out = back.new_empty((tokens, self.experts.hidden))
+        return combined(back, None, None, exchange.maps, self.ranks, self.ranks, out, self.backend)
 
     @property
     def _words(self) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.nn.linear import NVFP4Linear
+from cute_nvfp4.nn.peer_sums import PeerSums
 from cute_nvfp4.nn.shard import LinearShard
 from cute_nvfp4.weight_shards import shard_columns, shard_rows
 
@@ -48,7 +49,13 @@ class NVFP4RowwiseParallel(ParallelStyle):
 
     A rank's product is rounded to the dtype of x before the sum. The layer is changed in place; its ``state_dict`` is
     that of the shard.
+
+    sums: a ``PeerSums``, for results that it holds; None adds all of them by an all-reduce of the mesh's group.
     """
+
+    def __init__(self, *, sums: PeerSums | None = None) -> None:
+        super().__init__()
+        self.sums = sums
 
     def _apply(self, module: torch.nn.Module, device_mesh: DeviceMesh) -> torch.nn.Module:
         layer, rank, count = _checked(module, device_mesh)
@@ -60,7 +67,7 @@ class NVFP4RowwiseParallel(ParallelStyle):
         layer.replace_weight(weight, weight.k)
         if layer.input_scale is not None:
             layer.input_scale = layer.input_scale.chunk(count)[rank].clone()
-        layer.shard = LinearShard("rows", device_mesh.get_group())
+        layer.shard = LinearShard("rows", device_mesh.get_group(), sums=self.sums)
         return layer
 
 

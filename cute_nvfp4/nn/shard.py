@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from cute_nvfp4.formats import NVFP4
+from cute_nvfp4.nn.peer_sums import PeerSums
 from cute_nvfp4.ops.quantize import tensor_amax
 from cute_nvfp4.quantization.blocks import global_scale_from_amax
 from cute_nvfp4.quantization.rules import resolve_rule
@@ -23,11 +24,13 @@ class LinearShard:
     of x are added over the ranks. "rows" for a row-parallel layer, which has columns (K) of W and of x; its results
     are added over the ranks, and an x that is quantized with a computed global scale has that of all columns.
     gathered: whether a column-parallel layer gives the results of all ranks.
+    sums: what adds results that it holds; others are added by an all-reduce of the group.
     """
 
     axis: str
     group: dist.ProcessGroup
     gathered: bool = False
+    sums: PeerSums | None = None
 
     def entered(self, x: torch.Tensor) -> torch.Tensor:
         """What the layer multiplies."""
@@ -36,10 +39,12 @@ class LinearShard:
         return x
 
     def summed(self, y: torch.Tensor) -> torch.Tensor:
-        """The product of all columns, of the one that a rank made: new memory, which is written to."""
+        """The product of all columns, of the one that a rank made: new memory, which may be written to."""
         if self.axis == "columns":
             return y
-        return _Sum.apply(y, self.group) if y.requires_grad and torch.is_grad_enabled() else _summed(y, self.group)
+        if y.requires_grad and torch.is_grad_enabled():
+            return _Sum.apply(y, self.group)
+        return self.sums(y) if self.sums is not None and self.sums.holds(y) else _summed(y, self.group)
 
     def left(self, y: torch.Tensor) -> torch.Tensor:
         """What the layer gives, of its product with the bias."""

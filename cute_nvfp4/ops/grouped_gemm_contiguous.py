@@ -119,7 +119,7 @@ def _check_block_scaled(r: Any) -> int:
 def _plan(r: Any, target: Target) -> PlannedCall:
     options: dict[str, Any] = {"new": status_of(r.b.device)}
     if isinstance(r.b, PreparedWeight):
-        found = plan_prepared_rows(r, target)
+        found = plan_prepared_rows(r, target, r.gate)
         return CONTIGUOUS.planned(found.kernel, found.config, target, found.arguments, r, extra=found.extra, **options)
     a, b, out = r.a, r.b, r.out
     check_operands({"a": a, "b": b}, target.backend)

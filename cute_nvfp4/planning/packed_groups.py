@@ -3,7 +3,7 @@ work tiles distributed as the kernel will distribute them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,17 @@ TILE_US = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoutedGroups:
+    """What products have whose rows are slots of a mixture of experts: as in ``GroupedWgmmaConfig``."""
+
+    gathered: bool
+    biased: bool
+    activation: str
+    constants: tuple[float, ...]
+    weighted: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class PackedGroups:
     """Products of groups: sizes (m, n, k) of each; of rows that offsets distribute to ``stack`` groups, one of all
     rows. vector: rows of outputs start at multiples of 16 bytes. factors: tensors of device scalars that multiply
@@ -47,6 +58,7 @@ class PackedGroups:
     factors: int = 0
     gate: str = ""
     packing: str = "nvfp4"
+    routed: RoutedGroups | None = None
     promoted: bool = False
 
     def streaming(self, arch: Architecture, **tiling: Any) -> GroupedStreamConfig:
@@ -60,8 +72,13 @@ class PackedGroups:
             vector=self.vector and self.sizes[0][1] % 4 == 0,
             factors=self.factors,
             gate=self.gate,
+            **self._routed,
             **tiling,
         )
+
+    @property
+    def _routed(self) -> dict[str, Any]:
+        return {} if self.routed is None else asdict(self.routed)
 
     @property
     def expected(self) -> tuple[tuple[int, int, int], ...]:
@@ -81,6 +98,7 @@ class PackedGroups:
             vector=self.vector and self.out != "float32",
             factors=self.factors,
             gate=self.gate,
+            **self._routed,
             promoted=self.promoted,
             **tiling,
         )

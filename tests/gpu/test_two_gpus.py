@@ -47,7 +47,7 @@ def dense(rank: int) -> None:
     from torch.distributed.tensor.parallel import parallelize_module
 
     from cute_nvfp4 import NVFP4Linear, quantize
-    from cute_nvfp4.nn import NVFP4ColwiseParallel, NVFP4RowwiseParallel
+    from cute_nvfp4.nn import NVFP4ColwiseParallel, NVFP4RowwiseParallel, PeerSums
 
     generator = torch.Generator("cuda").manual_seed(0)
 
@@ -55,17 +55,18 @@ def dense(rank: int) -> None:
         return quantize(torch.randn(n, k, device="cuda", generator=generator) * k**-0.5)
 
     up, down = weight(1024, 512), weight(512, 1024)
-    for rule in (None, "max"):
+    sums = PeerSums(16 * 512)  # 300 rows are more than it holds
+    for rule, peers in ((None, None), ("max", None), (None, sums)):
         for rows in (1, 16, 300):
             models = [
                 torch.nn.Sequential(*(NVFP4Linear(w, input_rule=rule).prepare() for w in (up, down))) for _ in range(2)
             ]
-            plan = {"0": NVFP4ColwiseParallel(), "1": NVFP4RowwiseParallel()}
+            plan = {"0": NVFP4ColwiseParallel(), "1": NVFP4RowwiseParallel(sums=peers)}
             parallelize_module(models[1], init_device_mesh("cuda", (2,)), plan)
             x = torch.randn(rows, 512, device="cuda", generator=generator).bfloat16()
             want = models[0](x)
             found = captured(lambda m=models[1], x=x: m(x))
-            assert distance(found, want) < BOUND, (rule, rows, distance(found, want))
+            assert distance(found, want) < BOUND, (rule, peers, rows, distance(found, want))
             alone = torch.nn.functional.linear(
                 models[1][0](x).float(), down.dequantize()[:, 512 * rank : 512 * (rank + 1)]
             )

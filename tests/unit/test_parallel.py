@@ -6,20 +6,25 @@ of a column-parallel layer have the bits of one process on any processor.
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from support.parallel_benchmark import measured
 from support.ranks import ranks
 
 from cute_nvfp4 import BlockScaledTensor, NVFP4Linear, moe, prepare_experts, prepare_weight, quantize, to_blocked
 from cute_nvfp4.errors import OperandError, OperandTypeError
+from cute_nvfp4.nn import PeerSums
 from cute_nvfp4.nn.expert_parallel import ExpertParallel, shard_experts
 from cute_nvfp4.ops.moe.experts import Experts
 from cute_nvfp4.weight_shards import shard_columns, shard_rows, shard_stack
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs"))
 E4M3, BF16 = torch.float8_e4m3fn, torch.bfloat16
 
 
@@ -145,6 +150,7 @@ def _everything(rank: int, folder: Path) -> None:
     # its asserts are what it promises
     exec(compile(page_program(), str(PAGE), "exec"), {"__name__": "page"})
     torch.save(found, folder / f"{rank}.pt")
+    measured(rank, folder / "record.json")
 
 
 def page_program() -> str:
@@ -157,7 +163,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, 
     """What each of two processes found."""
     folder = tmp_path_factory.mktemp("ranks")
     ranks(_everything, folder)
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    every = [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    return [x | {"record": json.loads((folder / "record.json").read_text())} for x in every]
 
 
 def _two_layers(input_rule: str | None) -> dict[str, torch.Tensor]:
@@ -279,6 +286,25 @@ def test_the_page_is_run() -> None:
     assert page_program().count("assert") >= 3
 
 
+def test_the_benchmark_writes_tables(found: list[dict]) -> None:
+    """All of its steps on small layers, with times of stand-ins: rows of every form, and why one is missing."""
+    import parallel_tables
+
+    record = found[0]["record"]
+    assert [row["rows"] for row in record["dense"]] == [2, 5, 2, 5] and record["replays"]["differing"] == 0
+    assert "expected 16-bit floats on a GPU" in record["failed"]["peer"]
+    # a tenth of a microsecond, and the one GPU's time over it
+    assert "| small | w4a16 | 5 | 10.0 | 11.0 (0.91 ×) |  |  | 12.0 (0.83 ×) | 13.0 |  |" in parallel_tables.dense(
+        record
+    )
+    assert "| small | 5 | 10.0 → 10.0 (1.00 ×) | 11.0 → 11.0 (1.00 ×) |" in parallel_tables.parts(record)
+    assert "| small | 3 | 10.0 | 11.0 (0.91 ×) | 15.0 (0.67 ×) |" in parallel_tables.experts(record)
+    peers = [row | {"us": {"peer": 5.0, "peer_all_reduce": 2.0}} for row in record["dense"]]
+    assert "| 5.0 (2.00 ×) | 12.0 (0.83 ×) | 13.0 | 2.0 |" in parallel_tables.dense(record | {"peer": peers})
+
+
 def test_what_an_exchange_refuses() -> None:
     with pytest.raises(OperandError, match="rows of an exchange: got 'fp8'"):
         ExpertParallel(every_expert(), rows="fp8")
+    with pytest.raises(OperandError, match=r"sums by peer loads: got torch\.bfloat16 on cpu"):
+        PeerSums(64, device="cpu")

@@ -30,9 +30,9 @@ class Experts:
     """The experts of ``moe``, as ``prepare_experts`` makes them.
 
     gate_up: a stack of E matrices [gate; up] (2 I, H), or (I, H) where the activation takes one. down: E of (H, I).
-    Both are prepared for one dtype, gate and up in one for a gated product where nothing stands before the activation;
-    or block-scaled. gate_up_factor, down_factor: None, or float32 (E,) that multiply the products.
-    gate_up_bias, down_bias: None, or float32 (E, 2 I) or (E, I), and (E, H).
+    Both are prepared for one dtype, gate and up in one for a gated product; or block-scaled. gate_up_factor,
+    down_factor: None, or float32 (E,) that multiply the products. gate_up_bias, down_bias: None, or float32 (E, 2 I) or
+    (E, I), and (E, H).
     """
 
     gate_up: PreparedWeight | BlockScaledTensor
@@ -65,7 +65,7 @@ class Experts:
 
     @property
     def gated(self) -> bool:
-        """Whether the first product has the activation in its epilogue."""
+        """Whether gate and up are prepared as one."""
         return isinstance(self.gate_up, PreparedWeight) and self.gate_up.gated
 
     @property
@@ -145,7 +145,7 @@ def prepare_experts(
             BlockScaledTensor(as_bytes(x.data).contiguous(), to_blocked(x.scale), x.global_scale, x.format)
             for x in (first, second)
         ]
-    elif function.name == "silu" and biases[0] is None:
+    elif function.halves == 2:
         weights = [prepare_weight(*_halves(first), dtype=dtype), prepare_weight(second, dtype=dtype)]
     else:
         weights = [prepare_weight(x, dtype=dtype) for x in (first, second)]

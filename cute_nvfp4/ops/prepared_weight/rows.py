@@ -14,10 +14,10 @@ from ...kernels.gemm.arguments import GroupFactor, PartialSums
 from ...kernels.gemm.packed.grouped_stream_config import GroupedStreamArguments, GroupedStreamConfig
 from ...kernels.gemm.packed.grouped_stream_config import can_implement_groups as can_stream_groups
 from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight
-from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RowsOfGroups
+from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RoutedRows, RowsOfGroups
 from ...kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
 from ...operand import row_alignment
-from ...planning.packed_groups import PackedGroups, choose_groups
+from ...planning.packed_groups import PackedGroups, RoutedGroups, choose_groups
 from ...planning.packed_problem import ScratchSize
 from ...row_scaled import RowScaledTensor
 from ...runtime.backend import sm_count
@@ -69,8 +69,10 @@ class RowsLaunch(NamedTuple):
     extra: Any
 
 
-def plan_prepared_rows(r: Any, target: Target) -> RowsLaunch:
-    """The launch of a request."""
+def plan_prepared_rows(
+    r: Any, target: Target, gate: str, routed: RoutedGroups | None = None, slots: RoutedRows | None = None
+) -> RowsLaunch:
+    """The launch of a request. routed, slots: where rows are slots of a mixture of experts."""
     a, b, out = r.a, r.b, r.out
     floats = isinstance(a, torch.Tensor)
     scalar, factors = factors_of_products(r, len(b.global_scales))
@@ -81,8 +83,9 @@ def plan_prepared_rows(r: Any, target: Target) -> RowsLaunch:
         out=DTYPE_NAMES[out.dtype],
         vector=row_alignment(out, 16) >= 16,
         factors=len(factors[0]),
-        gate=r.gate,
+        gate=gate,
         packing=b.packing,
+        routed=routed,
         promoted=b.promoted,
     )
     plan = choose_groups(problem, target.arch, sm_count(target, b.device), r.config)
@@ -108,9 +111,9 @@ def plan_prepared_rows(r: Any, target: Target) -> RowsLaunch:
         if not floats:
             raise OperandError.of("a of a streaming plan", got="GroupedRows", expected=f"rows of {b.dtype}")
         sums = PartialSums("scratch.sums", "scratch.flags")
-        streamed = GroupedStreamArguments(groups, one, None, scalar, of_groups, sums, plan.workers)
+        streamed = GroupedStreamArguments(groups, one, slots, scalar, of_groups, sums, plan.workers)
         return RowsLaunch(STREAM_GROUPS, plan.config, streamed, scratch_for(plan.scratch(b.rows), target, b.device))
-    arguments = GroupedWgmmaArguments(groups, one, quantized_first, scalar, of_groups, plan.workers)
+    arguments = GroupedWgmmaArguments(groups, one, slots, quantized_first, scalar, of_groups, plan.workers)
     extra, dtype, backend, device = None, b.dtype, target.backend, b.device
     if quantized_first:
         size = rows, b.k
@@ -118,7 +121,7 @@ def plan_prepared_rows(r: Any, target: Target) -> RowsLaunch:
     elif isinstance(a, GroupedRows):
         like = torch.empty((rows, b.k), dtype=dtype, device="meta")
         extra = "decoded", lambda given, kept: decoded(given[0], dtype, backend), like
-    return RowsLaunch(KERNEL, config, arguments, extra)
+    return RowsLaunch(KERNEL if routed is None else ROUTED, config, arguments, extra)
 
 
 def scratch_for(size: ScratchSize, target: Target, device: torch.device) -> tuple[str, Callable[..., Scratch], Any]:
@@ -142,6 +145,19 @@ def _host(config: GroupedWgmmaConfig) -> Callable[..., Any]:
 
 KERNEL = Kernel("grouped_wgmma", GroupedWgmmaArguments, _host, can_implement_groups)
 compile_grouped_wgmma = KERNEL.compile
+
+
+def _routed(config: GroupedWgmmaConfig) -> Callable[..., Any]:
+    if config.arch.generation == "sm120":
+        from ...kernels.gemm.sm120.packed import RoutedPackedGemm
+
+        return RoutedPackedGemm(config)
+    from ...kernels.gemm.sm90.routed import RoutedWgmma
+
+    return RoutedWgmma(config)
+
+
+ROUTED = Kernel("moe_product", GroupedWgmmaArguments, _routed, can_implement_groups)
 
 
 def _stream(config: GroupedStreamConfig) -> Callable[..., Any]:

@@ -10,10 +10,8 @@ from ....runtime.signature import INT32, VARYING_FLOAT32, PerConfig, Scalar
 from ..arguments import GroupFactor, PartialSums
 from ..grouped_config import MAX_GROUPS, WINDOW, Columns, GroupTableConfig
 from ..sm90.grouped_arguments import PackedGroup, RoutedRows, RowsOfGroups
+from ..sm90.grouped_config import ACTIVATIONS
 from .stream_config import WARP, StreamConfig, can_implement
-
-ACTIVATIONS = {"clamped_swiglu": 2, "relu2": 1}
-"""What may stand between the products of an expert beside gates, and of how many matrices."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from ..grouped_scheduler import Table
 from ..operand_source import address_of_map, map_pointer
 from ..operands import TmaCopy
 from ..packed.loaders import CopiesOf, StageOrder, XSlices, partition
-from ..packed.mainloop import Mainloop
+from ..packed.mainloop import Mainloop, OperandMemory
 from ..stage_loader import OverwritingCopies, fill_stages
 from ..tile_scheduler import WorkTile
 from .arguments import Activations
@@ -146,10 +146,10 @@ class GroupedWgmma(WgmmaGemm):
             # of x only the maps and the rows are passed on
             groups = tuple(group._replace(x=group.x._replace(data=None, row_stride=None)) for group in groups)
         else:
-            copies = (self.describe(one.x, one.k),)
+            copies = (None if cfg.gathered else self.describe(one.x, one.k),)
         if cutlass.const_expr(cfg.maps == "workspace"):
             self.build_maps(copies[0], groups).launch(grid=(groups.count, 1, 1), block=(WARP, 1, 1), stream=stream)
-        if cutlass.const_expr(one is not None):
+        if cutlass.const_expr(one is not None and not cfg.gathered):
             one = one._replace(x=one.x._replace(data=None, row_stride=None))
         if cutlass.const_expr(cfg.first is not None):
             Fp8Rows(cfg.first)(arguments.floats, stream)
@@ -161,7 +161,7 @@ class GroupedWgmma(WgmmaGemm):
             preferred_smem_carveout=100,
             stream=stream,
             # the GEMM starts while the maps are written or x is quantized, and its loads wait for them
-            use_pdl=cfg.maps == "workspace" or cfg.first is not None,
+            use_pdl=cfg.maps == "workspace" or cfg.first is not None or cfg.routed,
         )
 
     def chunk_layout(self, chunks: int) -> Any:
@@ -219,28 +219,53 @@ class GroupedWgmma(WgmmaGemm):
         if warp >= LOADING_WARPS:
             self.initialise(memory.barriers, warp - LOADING_WARPS)
         if warp == 1:
-            cpasync.prefetch_descriptor(x.atom)
+            if cutlass.const_expr(x is not None):
+                cpasync.prefetch_descriptor(x.atom)
         elif warp == LOADING_WARPS:
+            self.wait_for_groups()
             groups.fill()
         cute.arch.sync_threads()
         _, _, worker = cute.arch.block_idx()
         _, _, workers = cute.arch.grid_dim()
         scheduler = GroupScheduler(groups, worker, workers, groups.table.read("total"))
         if group == 0:
-            cute.arch.setmaxregister_decrease(24)
+            cute.arch.setmaxregister_decrease(self.loading_registers)
             if warp == 0:
                 fill_stages(group_weight_copies(self.order, groups, operands.weights), operands.ring, scheduler)
-            elif warp == 1:
-                chunks = cfg.ring_stages * cfg.stage_boxes * (cfg.tile_n // cfg.box_rows)
-                # (box_rows, box_k, CHUNK)
-                sX = cute.make_tensor(operands.sX.iterator, self.chunk_layout(chunks).outer)
-                groups.wait()
-                self.wait_for_x()
-                fill_stages(GroupX(self.order, groups, x, sX, workers).copies, operands.ring, scheduler)
+            elif self.loads_x(warp):
+                self.load_x(x, groups, operands, scheduler, workers, thread)
         else:
             cute.arch.setmaxregister_increase(self.registers)
             self.wait_for_x()
             self.multiply(memory, scheduler, group - 1, thread - WARPGROUP)
+
+    loading_registers = 24
+
+    def wait_for_groups(self) -> None:
+        """Waits for what the groups are read from, where another launch writes it."""
+
+    def loads_x(self, warp: Int32) -> cutlass.Boolean:
+        """Whether the warp loads x."""
+        return warp == 1
+
+    @cute.jit
+    def load_x(
+        self,
+        x: TmaCopy,
+        groups: PackedGroups,
+        operands: OperandMemory,
+        scheduler: GroupScheduler,
+        workers: Int32,
+        thread: Int32,
+    ):
+        """The loop of the warp that loads x."""
+        cfg = self.config
+        chunks = cfg.ring_stages * cfg.stage_boxes * (cfg.tile_n // cfg.box_rows)
+        # (box_rows, box_k, CHUNK)
+        sX = cute.make_tensor(operands.sX.iterator, self.chunk_layout(chunks).outer)
+        groups.wait()
+        self.wait_for_x()
+        fill_stages(GroupX(self.order, groups, x, sX, workers).copies, operands.ring, scheduler)
 
     @cute.jit
     def multiply(self, memory: WgmmaMemory, scheduler: GroupScheduler, group: Int32, thread: Int32):
@@ -257,7 +282,7 @@ class GroupedWgmma(WgmmaGemm):
                     products.acc.fill(0.0)
                     places = memory.epilogue, scheduler, group, own, sums
                     rows = None
-                    if cutlass.const_expr(cfg.fp8):
+                    if cutlass.const_expr(cfg.row_factors):
                         rows = self.epilogue(cfg.widths[i], (), tile, *places).of_tile(self.in_group(tile)).rows
                     at = Mainloop(products).run(at, tile.k_count)
                     # asked for again: there are no registers to keep it meanwhile

@@ -66,11 +66,13 @@ class GroupedWgmmaArguments(NamedTuple):
 
     Or, gated, gate(alphaᵢ · xᵢ · gateᵢᵀ) · (alphaᵢ · xᵢ · upᵢᵀ); factors: of each product.
     one: the matrices of which the groups have rows; those of any group where a kernel makes the tensor maps of all from
-    one's; of none where each group has its own. floats: x that is quantized first. workers: CTAs.
+    one's; of none where each group has its own. routed: where rows are slots. floats: x that is quantized first.
+    workers: CTAs.
     """
 
     groups: tuple | PackedGroupTable | RowsOfGroups = PerConfig(_groups)
     one: PackedGroup | None = PerConfig(lambda c: None if c.maps == "parameters" else PackedGroup())
+    routed: RoutedRows | None = PerConfig(lambda c: RoutedRows() if c.routed else None)
     floats: Fp8RowsArguments | None = PerConfig(lambda c: Fp8RowsArguments() if c.first else None)
     alpha: Scalar = VARYING_FLOAT32
     factors: tuple[tuple[GroupFactor, ...], ...] = PerConfig(lambda c: ((GroupFactor(),) * c.factors,) * c.products)
