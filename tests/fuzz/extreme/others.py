@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from support.exact_sums import LARGEST as FLOAT32
 from support.exact_sums import Expected, product
 
 from cute_nvfp4 import (
@@ -36,19 +37,27 @@ LARGEST, STEP = 6 * 448.0, 2.0**-9
 Trial = tuple[Callable[[], Any], list[Expected]]
 
 
-def quantized(x: torch.Tensor, off: torch.Tensor, scale: float, free: torch.Tensor | None = None) -> Expected:
+def quantized(
+    x: torch.Tensor, off: torch.Tensor, scale: float, free: torch.Tensor | None = None, rule: str = ""
+) -> Expected:
     """What a matrix becomes, quantized with a global scale: within half a step of its block, and at most what is
-    largest; off: what x itself may be off by. A scale out of range makes it NaN. free: where nothing is promised of x,
-    and so of its block."""
-    if free is not None:
-        free = free.unflatten(-1, (-1, 16)).any(-1).repeat_interleave(16, dim=-1)
+    largest; off: what x itself may be off by. A scale out of range makes it NaN, an infinite number its block. free:
+    where nothing is promised of x, and so of its block. By other rules than "max", a block that is too large may be off
+    by as much as it is."""
     if not LEAST_SCALE <= scale <= LARGEST_SCALE:
         return Expected(torch.full_like(x, torch.nan), torch.zeros_like(x))
-    blocks = (x.abs() + off).unflatten(-1, (-1, 16)).amax(-1).repeat_interleave(16, dim=-1)
-    most = LARGEST * scale
-    exact = x.clamp(-most, most)
+    blocks = _of_block(x.abs() + off, torch.amax)
+    most, infinite = LARGEST * scale, FLOAT32[torch.float32]
+    near = _of_block((x.abs() + off > infinite) & (x.abs() - off <= infinite), torch.any)
+    exact = torch.where(_of_block(x.abs() - off > infinite, torch.any), torch.nan, x.clamp(-most, most))
     step = blocks.clamp(max=most) / 6 * (1 + 2.0**-3) + 6 * STEP * scale
-    return Expected(exact, torch.where(blocks > most * 0.9, blocks.clamp(max=most) * 1.0, step) + off, free)
+    error = step if rule == "max" else torch.where(blocks > most * 0.9, blocks.clamp(max=most) * 1.0, step)
+    return Expected(exact, error + off, near if free is None else near | _of_block(free, torch.any))
+
+
+def _of_block(x: torch.Tensor, of: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """What is true of the 16 elements that share a scale, for each of them."""
+    return of(x.unflatten(-1, (-1, 16)), -1).repeat_interleave(16, dim=-1)
 
 
 def scale_of(call: Call, tensors: Tensors) -> tuple[Any, float]:

@@ -119,7 +119,7 @@ def quantized_trial(product: Product, up: Any, alpha: Any, backend: str) -> Tria
     else:
         rest["out_global_scale"] = scale
     return decoded(lambda: gated_gemm(product.a, product.weight(), up, **rest), backend), [
-        quantized(exact.exact, exact.error, value, exact.free)
+        quantized(exact.exact, exact.error, value, exact.free, "max")
     ]
 
 
