@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import platform
 import re
 import subprocess
@@ -19,7 +20,18 @@ from cute_nvfp4.harness.timing import Captured, capture
 from cute_nvfp4.runtime.backend import resolve
 from cute_nvfp4.target import Target
 
-__all__ = ["Captured", "capture", "driver_version", "gpu_target", "machine", "results_path", "take_turns", "write"]
+__all__ = [
+    "Captured",
+    "capture",
+    "driver_version",
+    "gpu_target",
+    "host",
+    "machine",
+    "processor",
+    "results_path",
+    "take_turns",
+    "write",
+]
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -63,6 +75,23 @@ def machine() -> dict[str, object]:
         "host": platform.machine(),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "versions": versions,
+    }
+
+
+def processor() -> str:
+    """The processor's name, as Linux tells it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "unknown"
+
+
+def host() -> dict[str, object]:
+    """The processor, the date and the versions that matter, for records that need no GPU."""
+    return {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "versions": {name: metadata.version(name) for name in ("numpy", "torch", "nvidia-cutlass-dsl")},
     }
 
 

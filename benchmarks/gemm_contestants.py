@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -196,9 +197,29 @@ def w4a8(problem: Problem, quantizes: bool) -> list[Call]:
     with refusals():
         parts = [halves(w) if shape.problem == "gated" else (w,) for w in problem.weights]
         weights = [nv.prepare_weight(*p, dtype=torch.float8_e4m3fn) for p in parts]
+        if shape.problem == "grouped":
+            return w4a8_groups(problem, weights, quantizes)
         x = problem.x[0] if quantizes else nv.quantize(problem.x[0], "fp8_e4m3")
         product = nv.gated_gemm if shape.problem == "gated" else nv.gemm
         return checked(lambda: [product(x, weights[0], **options)])
+
+
+def w4a8_groups(problem: Problem, weights: list[nv.PreparedWeight], quantizes: bool) -> list[Call]:
+    """Groups that are rows of one x, with a stack of the weights; and, of rows that are quantized before, a list."""
+    sizes, options = problem.shape.m, {"out_dtype": torch.bfloat16}
+    parts = {name: torch.stack([getattr(w, name) for w in weights]) for name in ("packed", "row_factor")}
+    stack, x = replace(weights[0], **parts), torch.cat(problem.x)
+    offsets = torch.tensor((0, *sizes), device=x.device).cumsum(0).to(torch.int32)
+    rows = x if quantizes else nv.quantize(x, "fp8_e4m3")
+
+    def contiguous() -> list[torch.Tensor]:
+        return list(nv.grouped_gemm_contiguous(rows, stack, offsets=offsets, **options).split(sizes))
+
+    found = checked(contiguous)
+    if not quantizes:
+        pairs = [(nv.quantize(x, "fp8_e4m3"), weight) for x, weight in zip(problem.x, weights)]
+        found += checked(lambda: nv.grouped_gemm(pairs, **options))
+    return found
 
 
 def scaled_mm(problem: Problem) -> list[Call]:
@@ -218,8 +239,8 @@ def of_one(shape: Shape) -> bool:
 OURS = (
     Contestant("w4a16", "W4A16, repacked", "bf16", lambda p: ours(p, "bf16", True)),
     Contestant("w4a4", "W4A4, repacked", "nvfp4", lambda p: ours(p, "nvfp4", True)),
-    Contestant("w4a8", "W4A8, x quantized in the call", "fp8", lambda p: w4a8(p, True), of_one),
-    Contestant("w4a8-rows", "W4A8, x quantized before", "fp8", lambda p: w4a8(p, False), of_one),
+    Contestant("w4a8", "W4A8, x quantized in the call", "fp8", lambda p: w4a8(p, True)),
+    Contestant("w4a8-rows", "W4A8, x quantized before", "fp8", lambda p: w4a8(p, False)),
     Contestant("w4a16-plain", "W4A16", "bf16", lambda p: ours(p, "bf16", False)),
     Contestant("w4a4-plain", "W4A4", "nvfp4", lambda p: ours(p, "nvfp4", False)),
     Contestant("gemv", "GEMV (W4A4)", "nvfp4", gemv, lambda shape: shape.problem == "dense" and shape.m == (1,)),

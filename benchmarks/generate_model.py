@@ -215,9 +215,7 @@ class Decoder(torch.nn.Module):
         exponents = torch.arange(0, shape.head_dim, 2, device=embedding.device) / shape.head_dim
         self.register_buffer("frequencies", shape.theta**-exponents)
 
-    def forward(
-        self, tokens: torch.Tensor, cache: torch.Tensor, position: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor, cache: torch.Tensor, position: torch.Tensor | None = None) -> torch.Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device) if position is None else position
         angles = places[:, None, None] * self.frequencies
         turn = angles.cos(), angles.sin()

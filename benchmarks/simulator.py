@@ -13,15 +13,14 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
-import datetime
 import json
-import platform
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common import host
 
 from cute_nvfp4.sim.frontend.parse import parse_module
 from cute_nvfp4.sim.program import Program
@@ -29,13 +28,6 @@ from tests.simulator.blackwell import programs
 from tests.simulator.blackwell.cases import forty
 
 QUICK = 4
-
-
-def processor() -> str:
-    """The processor's name, as Linux tells it."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "unknown"
 
 
 def translations() -> dict[str, float]:
@@ -65,10 +57,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the figures here")
     given = parser.parse_args()
     record = {
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "versions": {p: metadata.version(p) for p in ("numpy", "torch", "nvidia-cutlass-dsl")},
+        **host(),
         "translation_s": translations(),
         "shapes": [],
     }

@@ -3,9 +3,11 @@ benchmarks/stream_groups.py``.
 
 The layers of ``moe.py``, rows sorted by expert beforehand, uniform routing: ``first`` is gate and up joined by silu,
 ``second`` is down. ``tile`` is the plan that the planner has for tiles; the others are tilings of the streaming kernel,
-by slabs of a work tile, warps along them and along K, packed tiles of a stage, and rows of x (columns). Each call is a
-CUDA graph; all take turns, L2 is cleared before each, times are medians between two CUDA events. What each gives is
-first compared with what tiles give. ``floor``: bytes of the experts used, at the bandwidth of a copy of the same run.
+by slabs of a work tile, warps along them and along K, packed tiles of a stage, and rows of x (columns). ``layer`` is
+all from the router's choice to the combined rows, as ``moe`` runs it, with tiles or with streaming products; "early":
+these by programmatic launches. Each call is a CUDA graph; all take turns, L2 is cleared before each, times are medians
+between two CUDA events. What each gives is first compared with what tiles give. ``floor``: bytes of the experts used at
+the bandwidth of a copy of the same run.
 
 ``--smoke`` needs no GPU: a small layer in the simulator, compared, and no times.
 
@@ -31,7 +33,10 @@ from moe import LAYERS, Layer, Routing
 
 from cute_nvfp4 import grouped_gemm_contiguous, simulating
 from cute_nvfp4.harness.timing import ColdL2, copy_bandwidth
-from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig
+from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig, can_implement_groups
+from cute_nvfp4.ops.moe.maps import Maps, routing_maps
+from cute_nvfp4.ops.moe.product import expert_product
+from cute_nvfp4.ops.moe.rows import combined
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.planning.packed_groups import PackedGroups, choose_tiles
 from cute_nvfp4.prepared_weight import PreparedWeight
@@ -43,10 +48,12 @@ TOKENS = (1, 4, 16, 64, 128)
 TILINGS = {
     "8x8x2x2": {"slabs": 8, "warps_m": 8, "warps_k": 2, "stage_tiles": 2, "stages": 16},
     "8x4x4x2": {"slabs": 8, "warps_m": 4, "warps_k": 4, "stage_tiles": 2, "stages": 16},
+    "8x2x8x2": {"slabs": 8, "warps_m": 2, "warps_k": 8, "stage_tiles": 2, "stages": 16},
     "4x2x4x2": {"slabs": 4, "warps_m": 2, "warps_k": 4, "stage_tiles": 2, "stages": 16},
-    "4x2x8x2": {"slabs": 4, "warps_m": 2, "warps_k": 8, "stage_tiles": 2, "stages": 16},
     "2x1x8x2": {"slabs": 2, "warps_m": 1, "warps_k": 8, "stage_tiles": 2, "stages": 16},
 }
+
+IN_LAYERS = {name: TILINGS[name] for name in ("8x8x2x2", "2x1x8x2")}
 
 
 def columns_for(rows: float) -> tuple[int, ...]:
@@ -61,7 +68,8 @@ class Operands:
         generator = torch.Generator(device).manual_seed(tokens)
         self.gate = "silu" if first else ""
         self.n, self.k = (layer.inner, layer.hidden) if first else (layer.hidden, layer.inner)
-        ids = Routing.random(layer, tokens, False, device).ids
+        self.routing = Routing.random(layer, tokens, False, device)
+        ids = self.routing.ids
         counts = torch.bincount(ids.flatten(), minlength=layer.experts)
         self.offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
         self.used, self.rows = int((counts > 0).sum()), ids.numel()
@@ -90,7 +98,9 @@ class Operands:
         """The plans to compare, by name."""
         found = {"tile": self.tile_plan}
         for (name, tiling), columns in product(tilings.items(), columns_for(self.rows / self.used)):
-            found[f"{name}.{columns}"] = PackedPlan(GroupedStreamConfig(columns=columns, **tiling), ctas)
+            config = GroupedStreamConfig(columns=columns, **tiling)
+            if not can_implement_groups(config):
+                found[f"{name}.{columns}"] = PackedPlan(config, ctas)
         return found
 
 
@@ -103,31 +113,69 @@ def check(operands: Operands, plans: dict[str, PackedPlan]) -> None:
             raise AssertionError(f"{name}: off by {float(error):.4f}")
 
 
+def timed(calls: dict[str, Any], rounds: int, clear: ColdL2) -> dict[str, float]:
+    """Medians of graphs of the calls, in µs."""
+    graphs = {name: capture(call) for name, call in calls.items()}
+    return {name: statistics.median(x) for name, x in take_turns(graphs, rounds, clear).items()}
+
+
 def measure(layer: Layer, tokens: int, rounds: int, copy: float, clear: ColdL2, ctas: int) -> list[dict]:
-    """Both products of a layer."""
-    found = []
-    for first in (True, False):
-        operands = Operands(layer, tokens, first, "cuda")
+    """Both products of a layer, each alone, and the whole layer."""
+    both, found = [Operands(layer, tokens, first, "cuda") for first in (True, False)], []
+    for operands, name in zip(both, ("first", "second")):
         plans = operands.plans(ctas, TILINGS)
         check(operands, plans)
-        calls = {name: capture(partial(operands.product, plan)) for name, plan in plans.items()}
-        times = {name: statistics.median(x) for name, x in take_turns(calls, rounds, clear).items()}
-        floor = operands.bytes_used / copy * 1e6
-        row = {"model": layer.model, "tokens": tokens, "first": first, "experts_used": operands.used, "us": times}
-        found.append(row | {"floor_us": floor})
-        words = "  ".join(f"{name} {us:.1f}" for name, us in times.items())
-        print(
-            f"{layer.model:>14} {tokens:4} {'first' if first else 'second':>6} floor {floor:6.1f}  {words}", flush=True
-        )
-    return found
+        calls = {name: partial(operands.product, plan) for name, plan in plans.items()}
+        found.append(row(layer, tokens, name, timed(calls, rounds, clear), operands.bytes_used / copy * 1e6))
+    calls = layers(both, ctas, IN_LAYERS)
+    floor = sum(x.bytes_used for x in both) / copy * 1e6
+    return [*found, row(layer, tokens, "layer", timed(calls, rounds, clear), floor)]
+
+
+def row(layer: Layer, tokens: int, what: str, us: dict[str, float], floor: float) -> dict[str, Any]:
+    """A row of the record, printed."""
+    words = "  ".join(f"{name} {time:.1f}" for name, time in us.items())
+    print(f"{layer.model:>14} {tokens:4} {what:>6} floor {floor:6.1f}  {words}", flush=True)
+    return {"model": layer.model, "tokens": tokens, "product": what, "floor_us": floor, "us": us}
+
+
+def layers(both: list[Operands], ctas: int, tilings: dict[str, Any]) -> dict[str, Any]:
+    """Calls of the whole layer, which all give the same.
+
+    Raises:
+        AssertionError: one does not.
+    """
+    calls = {"tile": partial(whole_layer, both, [x.tile_plan for x in both])}
+    for tiling, columns in product(tilings, columns_for(both[0].rows / both[0].used)[:1]):
+        for kind, waits in (("", ("", "")), (" early", ("all", "x"))):
+            configs = [GroupedStreamConfig(columns=columns, programmatic=x, **tilings[tiling]) for x in waits]
+            calls[f"{tiling}.{columns}{kind}"] = partial(whole_layer, both, [PackedPlan(x, ctas) for x in configs])
+    want = calls["tile"]().double()
+    for name, call in calls.items():
+        if not (call().double() - want).norm() < 2.0**-6 * want.norm():
+            raise AssertionError(f"{name}: the layer is off")
+    return calls
+
+
+def whole_layer(both: list[Operands], plans: list[PackedPlan]) -> torch.Tensor:
+    """What ``moe`` does, its products by ``plans``."""
+    (first, second), r = both, both[0].routing
+    experts, top = first.weight.batch, r.ids.shape[1]
+    whole = routing_maps(r.ids, experts)
+    maps = Maps.of(whole, experts)
+    inner = expert_product(r.x, first.weight, maps.offsets, maps.slots, top, config=plans[0])
+    weighted = {"row_weights": r.weights, "config": plans[1]}
+    rows = expert_product(inner, second.weight, maps.offsets, maps.slots, **weighted)
+    return combined(rows, None, None, whole, experts, top, None, "auto")
 
 
 def smoke() -> None:
     """A small layer in the simulator."""
-    operands = Operands(Layer("small", 6, 2, 256, 128), 5, True, "cpu")
+    both = [Operands(Layer("small", 6, 2, 256, 128), 5, first, "cpu") for first in (True, False)]
     with simulating("sm_90a"):
-        plans = operands.plans(3, {name: TILINGS[name] for name in ("8x8x2x2", "2x1x8x2")})
-        check(operands, plans)
+        plans = both[0].plans(3, IN_LAYERS)
+        check(both[0], plans)
+        layers(both, 3, IN_LAYERS)
     print(f"{len(plans)} plans agree")
 
 

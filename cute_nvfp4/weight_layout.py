@@ -353,15 +353,26 @@ def unpack_nvfp4(packed: torch.Tensor, packing: Packing) -> tuple[torch.Tensor, 
     """E2M1 codes (L, padded rows, padded K), one a byte, and E4M3 codes of scales (L, padded rows, padded K / 16) of
     tiles that ``pack`` made: what it was given, but for codes under a scale of ±0, which are zeros, and for a negative
     scale, whose sign is that of its block's codes."""
+    scales = torch.arange(0x80, dtype=torch.uint8, device=packed.device)
+    table = torch.zeros(256, dtype=torch.uint8, device=packed.device)
+    table[_scale_bytes(scales).int()] = scales
+    return _codes(packed, packing), table[scale_matrix(packed, packing).int()]
+
+
+def unpack_powers(packed: torch.Tensor, packing: Packing) -> tuple[torch.Tensor, torch.Tensor]:
+    """E2M1 codes (L, padded rows, padded K), one a byte, and exponents (L, padded rows, padded K / 32) of tiles of
+    MXFP4 that have the bytes of NVFP4: what ``pack_powers`` was given, but for blocks of NaN."""
+    return _codes(packed, packing), scale_matrix(packed, packing)[..., ::2] >> 3
+
+
+def _codes(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
+    """Codes (L, padded rows, padded K) of tiles, one a byte."""
     bits = _element_bits(packed, packing)
     places = [place for place in range(16) if packing.mask >> place & 1]
     codes = torch.zeros_like(bits, dtype=torch.uint8)
     for i, place in enumerate(places):
         codes |= ((bits >> place & 1) << i).to(torch.uint8)
-    scales = torch.arange(0x80, dtype=torch.uint8, device=packed.device)
-    table = torch.zeros(256, dtype=torch.uint8, device=packed.device)
-    table[_scale_bytes(scales).int()] = scales
-    return codes, table[scale_matrix(packed, packing).int()]
+    return codes
 
 
 def _element_bits(packed: torch.Tensor, packing: Packing) -> torch.Tensor:

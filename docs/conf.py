@@ -26,6 +26,7 @@ include_patterns = [
     "benchmarks/records/*.md",
     "notebooks/README.md",
     "notebooks/*.ipynb",
+    "notebooks/course/*.ipynb",
 ]
 exclude_patterns = ["**/.ipynb_checkpoints", "docs/_site"]
 

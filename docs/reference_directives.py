@@ -1,4 +1,4 @@
-"""Sphinx directives that write the reference from the code: public names of a module, commands, gates."""
+"""The Sphinx directive that writes the reference from the code: the public names of a module."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from docutils import nodes
 from docutils.statemachine import StringList
@@ -43,48 +42,15 @@ def public(module: str, kind: str) -> Iterator[str]:
         yield from ("```", "")
 
 
-def command(name: str) -> Iterator[str]:
-    """The help of a command of ``cute-nvfp4``: how it is called, what it does, its arguments and options in a table."""
-    import typer
-
-    from cute_nvfp4.cli.main import app
-
-    found = typer.main.get_command(app).commands[name]
-    context = found.make_context(name, [], resilient_parsing=True, parent=None)
-    usage = " ".join(found.collect_usage_pieces(context))
-    yield from ("```text", f"cute-nvfp4 {name} {usage}", "```", "", inspect.cleandoc(found.help or ""), "")
-    rows = [_row(parameter, context) for parameter in found.params]
-    yield from ("| option | default | what it does |", "|---|---|---|", *rows, "")
-
-
-def _row(parameter: Any, context: Any) -> str:
-    """A row of the table of a command's options."""
-    argument = parameter.param_type_name == "argument"
-    names = f"`{parameter.name.upper()}`" if argument else ", ".join(f"`{one}`" for one in parameter.opts)
-    default = parameter.get_default(context, call=False)
-    shown = "" if default in (None, False, (), "") or callable(default) else f"`{default}`"
-    said = " ".join((getattr(parameter, "help", None) or "").split()).replace("|", "\\|").replace("<", "&lt;")
-    return f"| {names} | {shown} | {said} |"
-
-
-def gates() -> Iterator[str]:
-    """The names that ``gate=`` takes, with the first sentence of each."""
-    from cute_nvfp4.kernels.gemm.gates import GATES
-
-    yield from ("| `gate=` | what it computes |", "|---|---|")
-    for name, gate in GATES.items():
-        yield f"| `{name}` | {inspect.getdoc(gate).splitlines()[0]} |"
-
-
-class _Written(SphinxDirective):
-    """A directive whose text is Markdown that a function of this module writes."""
+class _Public(SphinxDirective):
+    """The directive whose text is the Markdown that ``public`` writes."""
 
     required_arguments, optional_arguments = 0, 2
 
     def run(self) -> list[nodes.Node]:
         """The nodes of the written text."""
         node = nodes.container()
-        lines = [line for text in self.write(*self.arguments) for line in text.split("\n")]
+        lines = [line for text in public(*self.arguments) for line in text.split("\n")]
         self.state.nested_parse(StringList(lines, source=self.env.docname), self.content_offset, node)
         return node.children
 
@@ -134,11 +100,9 @@ def _process(app: Sphinx, what: str, name: str, value: object, options: object, 
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Adds the directives ``public``, ``command`` and ``gates``."""
+    """Adds the directive ``public``."""
     # imported before autodoc looks into pydantic's classes, after which pydantic refuses new ones with extra fields
     importlib.import_module("cute_nvfp4.harness.evaluation")
-    for function in (public, command, gates):
-        directive = type(function.__name__, (_Written,), {"write": staticmethod(function)})
-        app.add_directive(function.__name__, directive)
+    app.add_directive("public", _Public)
     app.connect("autodoc-process-docstring", _process, priority=100)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

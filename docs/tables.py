@@ -12,14 +12,19 @@ import argparse
 import functools
 import json
 import re
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "docs")]
+import judging  # noqa: E402
+import modelled  # noqa: E402
+import summaries  # noqa: E402
+from cells import table, times, us  # noqa: E402
+from side_by_side import side_by_side  # noqa: E402
+
 TABLE = re.compile(r"<!-- table: (\w[\w-]*) -->\n(.*?)<!-- table: end -->", re.DOTALL)
 COUNT = re.compile(r"<!-- count: (\w[\w-]*) -->(.*?)<!-- end -->")
 
@@ -28,13 +33,6 @@ COUNT = re.compile(r"<!-- count: (\w[\w-]*) -->(.*?)<!-- end -->")
 def record(name: str) -> Any:
     """A file of ``benchmarks/results``."""
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown."""
-    head = list(head)
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
 def machine(of: dict[str, Any], how: str) -> str:
@@ -46,16 +44,8 @@ def machine(of: dict[str, Any], how: str) -> str:
     )
 
 
-def us(value: float) -> str:
-    """Microseconds, with three digits or to the microsecond."""
-    return f"{value:,.0f}" if value >= 200 else f"{value:.1f}"
-
-
-def times(value: float) -> str:
-    """How many times faster."""
-    return f"{value:.2f}" if value < 9.95 else f"{value:.1f}"
-
-
+FUSED_BOUNDS = [("rmsnorm_quantize", 1, 4096), ("rmsnorm_quantize", 128, 8192), ("rmsnorm_quantize", 2048, 8192),
+                ("silu_mul_quantize", 128, 14336), ("silu_mul_quantize", 2048, 14336)]  # fmt: skip
 GRAPH = "medians of replays of a CUDA graph, µs, launch included, L2 cold and clean, contestants in turn"
 CALL = "medians of one eager call between two CUDA events, µs, launch included, L2 cold and clean"
 
@@ -161,6 +151,18 @@ def fused() -> str:
     return machine(of, how) + table(head, rows)
 
 
+def fused_bounds() -> str:
+    """What the bytes of some fused calls take at the rate of a copy of the same run."""
+    of = record("fused_nvidia_h200")
+    rows = [
+        [f"`{r['operation']}`", f"{r['rows']} × {r['k']}", f"{r['bytes'] / 1e6:.2f}", f"{r['bound_us']:.2f}"]
+        for r in of["rows"]
+        if (r["operation"], r["rows"], r["k"]) in FUSED_BOUNDS
+    ]
+    head = ["operation", "rows × K, bf16", "MB", "µs"]
+    return machine(of, f"bytes at the rate of a device copy, {of['copy_bytes_s'] / 1e12:.2f} TB/s") + table(head, rows)
+
+
 def decode() -> str:
     """Decoding and packing beside the floor of their bytes."""
     of = record("decode_nvidia_h200")
@@ -243,90 +245,62 @@ def _results_of_one() -> str:
     )
 
 
-def side_by_side(records: list[dict[str, Any]]) -> str:
-    """Records of ``benchmarks/overview.py`` as one table: the calls of all, and four columns for each GPU.
-
-    A figure that a record lacks is an empty cell.
-    """
-    from overview import PEER
-
-    lines, head, calls = [], ["call", "peer"], {}
-    for of in records:
-        short = of["gpu"].removeprefix("NVIDIA ").split()[0]
-        packages = ("torch", "nvidia-cutlass-dsl", "quack-kernels")
-        named = ", ".join(f"{name} {of['versions'][name]}" for name in packages if name in of["versions"])
-        lines.append(
-            f"*{short}: {of['gpu']}, {of['date']} (driver {of['driver']}, CUDA {of['versions']['cuda']}, {named}).*\n"
-        )
-        head += [f"{short}, µs", f"peer on {short}, µs", "times faster", "quack (W4A16), µs"]
-        calls |= {row["call"]: PEER[row["peer"]] for row in of["rows"]}
-    rows = []
-    for call, peer in calls.items():
-        cells = [call, peer]
-        for of in records:
-            found = next((row["us"] for row in of["rows"] if row["call"] == call), {})
-            ours, theirs, quack = (found.get(who) for who in ("ours", "peer", "quack"))
-            ratio = times(theirs / ours) if ours and theirs else ""
-            cells += [us(ours) if ours else "", us(theirs) if theirs else "", ratio, us(quack) if quack else ""]
-        rows.append(cells)
-    return "\n".join(lines) + "\n" + table(head, rows)
-
-
-def plans() -> str:
-    """The modelled times of the contest's products, beside the best public ones. Nothing of it was measured by us."""
-    rows = []
-    for r in record("gemm_model")["rows"]:
-        shape = ", ".join(str(r["shape"][name]) for name in "mnk")
-        rows.append(
-            [
-                r["benchmark"].removeprefix("nvfp4_"),
-                shape,
-                r["plan"],
-                f"{r['model_us']:.1f}",
-                f"{r['best_public_us']:g}",
-            ]
-        )
-    return table(["problem", "m, n, k", "plan", "model, µs", "best public, µs"], rows)
-
-
-def clock() -> str:
-    """How far the clock's times are off, of launches that it had not seen."""
-    import published
-    import timing_b200
-    from timing_cases import HELD_OUT_3
-
-    measured, modelled = record("timing_fresh_nvidia_h200"), record("timing_predicted_h200")["cases"]
-    errors = []
-    for case in HELD_OUT_3:
-        if case.name in measured["microseconds"] and case.name in modelled:
-            own = measured["launch"]["stream" if case.sizes else "graph"]
-            errors.append(round(own + modelled[case.name]["microseconds"], 3) / measured["microseconds"][case.name] - 1)
-    rows = [["H200, measured by us after the prediction was committed", *_error_cells(errors, len(errors)), ""]]
-    of = {
-        "dense": "a GB200's, published: FlashInfer's NVFP4 GEMM, executed as it is",
-        "grouped": "a B200's, published: FlashInfer's grouped NVFP4 GEMM",
-        "bf16": "a B300's, published: NVIDIA's bf16 examples",
-    }
-    for name, text in of.items():
-        points = published.TABLES[name].points()
-        found = json.loads(timing_b200.results(name).read_text())["times"]
-        right, pairs = timing_b200.ranked([p for p in points if p.name in found], found)
-        some = timing_b200.errors(points, found)["all"]
-        rows.append([text, *_error_cells(some, len(points)), f"{right / pairs:.1%}"])
-    return table(["times", "launches", "mean error", "worst", "pairs in order"], rows)
-
-
-def _error_cells(errors: list[float], of: int) -> tuple[str, str, str]:
-    """How many launches, their mean error and the worst one."""
-    count = str(of) if len(errors) == of else f"{len(errors)} of {of}"
-    return count, f"{statistics.mean(map(abs, errors)):.1%}", f"{max(errors, key=abs):+.1%}"
-
-
 def support() -> str:
     """What the package answers when it is asked what runs where."""
     from support_matrix import markdown
 
     return markdown()
+
+
+def shapes() -> str:
+    """Which M, N and K each call takes, as the package answers."""
+    from limits import markdown
+
+    return markdown()
+
+
+def first_call() -> str:
+    """What the first call of an operation costs, a table for each machine."""
+    found = sorted((ROOT / "benchmarks" / "results").glob("first_call_*.json"))
+    return "\n".join(judging.first_call(record(path.stem)) for path in found)
+
+
+def eval_times() -> str:
+    """What judging takes."""
+    return judging.eval_times(record("eval_times_cpu"))
+
+
+def simulator() -> str:
+    """How fast the simulator is."""
+    return judging.simulator(record("simulator_cpu"))
+
+
+def notebooks() -> str:
+    """How long notebooks take."""
+    return judging.notebooks(record("notebooks_cpu"))
+
+
+def api() -> str:
+    """The public names of docs/reference/api.md."""
+    return summaries.summary("cute_nvfp4", "cute_nvfp4.nn", "cute_nvfp4.display")
+
+
+def sim_api() -> str:
+    """The public names of the simulator."""
+    return summaries.summary("cute_nvfp4.sim")
+
+
+def harness_api() -> str:
+    """The public names of the harness."""
+    rooms = ("problem", "schema", "evaluation", "results", "errors")
+    return summaries.summary(*(f"cute_nvfp4.harness.{room}" for room in rooms))
+
+
+def _over_two_gpus(name: str) -> str:
+    """A table of ``parallel_tables``."""
+    import parallel_tables
+
+    return parallel_tables.of_records(getattr(parallel_tables, name))
 
 
 def fingerprints() -> str:
@@ -339,27 +313,15 @@ def programs() -> str:
     return str(len(json.loads((ROOT / "tests" / "public" / "libraries.json").read_text())["programs"]))
 
 
-TABLES: dict[str, Callable[[], str]] = {
-    f.__name__: f
-    for f in (
-        results,
-        gemm,
-        contest,
-        models,
-        gated,
-        grouped,
-        gemv,
-        quantize,
-        fused,
-        decode,
-        generate,
-        launch,
-        plans,
-        clock,
-        support,
-    )
-}
+_OF_RECORDS = (results, gemm, contest, models, gated, grouped, gemv, quantize, fused, decode, generate, launch)
+_OF_THE_PACKAGE = (support, shapes, first_call, eval_times, simulator, notebooks, api, sim_api, harness_api)
+TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (*_OF_RECORDS, *_OF_THE_PACKAGE)}
+TABLES |= {"fused-bounds": fused_bounds}
+TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": lambda: modelled.clock(record)}
+TABLES |= {"commands": summaries.commands, "gates": summaries.gates, "tolerances": judging.tolerances}
+TABLES |= {f"parallel-{name}": functools.partial(_over_two_gpus, name) for name in ("dense", "parts", "experts")}
 COUNTS: dict[str, Callable[[], str]] = {f.__name__: f for f in (fingerprints, programs)}
+COUNTS |= {"clock_error": lambda: modelled.error(record), "launch_us": modelled.launch_us}
 
 
 def pages() -> list[Path]:

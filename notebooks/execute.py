@@ -1,5 +1,8 @@
 """Executes notebooks and stores their outputs: ``python notebooks/execute.py [NOTEBOOK ...]`` (default: all).
 
+``--times`` stores nothing but how long each takes, in ``benchmarks/results/notebooks_cpu.json``: a table of
+notebooks/README.md has it.
+
 ``tests/unit/test_notebooks.py`` executes them too and compares what they print with what is stored. Pictures and
 times are not compared.
 """
@@ -7,9 +10,12 @@ times are not compared.
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
+import resource
 import sys
+import time
 from pathlib import Path
 
 import nbformat
@@ -80,7 +86,29 @@ def _near(number: str, other: str) -> bool:
     return abs(x - y) <= max(0.02 * abs(x), 1.01 * last_digit) or max(abs(x), abs(y)) < 1e-4
 
 
+def store_times(paths: list[Path]) -> None:
+    """Executes notebooks, and writes the seconds of each into the record beside those of the others."""
+    sys.path.insert(0, str(FOLDER.parent / "benchmarks"))
+    from common import RESULTS, host, write
+
+    file = RESULTS / "notebooks_cpu.json"
+    record = {"seconds": json.loads(file.read_text())["seconds"] if file.exists() else {}} | host()
+    for path in paths:
+        begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        executed(path)
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
+        name = path.relative_to(FOLDER).as_posix()
+        record["seconds"][name] = {"wall": time.perf_counter() - begin, "cpu": cpu}
+        write(record, file)
+        print(name, record["seconds"][name])
+
+
 if __name__ == "__main__":
-    for path in [Path(name).resolve() for name in sys.argv[1:]] or notebooks():
-        nbformat.write(executed(path), path)
-        print(path.name)
+    given = [Path(name).resolve() for name in sys.argv[1:] if name != "--times"] or notebooks()
+    if "--times" in sys.argv:
+        store_times(given)
+    else:
+        for path in given:
+            nbformat.write(executed(path), path)
+            print(path.name)

@@ -129,7 +129,8 @@ def _cases(problem: Any, task: Path | None) -> list[dict[str, Any]]:
 
     if isinstance(problem, FolderProblem):
         return problem.task.tests
-    read = load_task(task or problem.folder / "task.yml")
+    own = problem.folder / "task.yml"
+    read = load_task(task or own, own)
     if read.name != problem.name:
         raise HarnessError(worded("the task file", got=f"cases of {read.name!r}", expected=f"of {problem.name!r}"))
     return read.tests

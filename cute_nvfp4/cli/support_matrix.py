@@ -130,8 +130,12 @@ def _grouped() -> Iterator[Question]:
                       lambda f=f, gate=gate: grouped_gemm_contiguous(
                           _x(), _prepared(f, torch.bfloat16, 2, gated=bool(gate)), offsets=offsets, gate=gate,
                           backend="sim"))  # fmt: skip
-    yield Question("grouped_gemm", "FP8 × NVFP4", "prepared",
-              lambda: grouped_gemm([(_fp8_rows(), _prepared("nvfp4", _FP8))] * 2, backend="sim"))  # fmt: skip
+    for f in ("nvfp4", "mxfp4"):
+        yield Question("grouped_gemm", f"FP8 × {f.upper()}", "prepared",
+                  lambda f=f: grouped_gemm([(_fp8_rows(), _prepared(f, _FP8))] * 2, backend="sim"))  # fmt: skip
+        yield Question("grouped_gemm_contiguous", f"FP8 × {f.upper()}", "prepared",
+                  lambda f=f: grouped_gemm_contiguous(
+                      _fp8_rows(), _prepared(f, _FP8, 2), offsets=offsets, backend="sim"))  # fmt: skip
 
 
 def _conversions() -> Iterator[Question]:

@@ -88,7 +88,8 @@ def task_of(options: Options) -> Task:
     problem = problem_of(options)
     if isinstance(problem, FolderProblem):
         return problem.task
-    return load_task(options.task_file or problem.folder / "task.yml")
+    own = problem.folder / "task.yml"
+    return load_task(options.task_file or own, own)
 
 
 class Evaluation:

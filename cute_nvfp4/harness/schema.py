@@ -72,6 +72,9 @@ class PublicResults(_Strict):
     geometric_mean: float
 
 
+_SHAPES, _FIGURES = ("tests", "benchmarks"), ("speed_of_light", "public_results")
+
+
 class Task(_Strict):
     """A problem's shapes, seeds, tolerances and published figures."""
 
@@ -129,20 +132,21 @@ def check_case(case: Case, parameters: list[str], where: str, *, grouped: bool =
             raise ValueError(f"{where}: lists of different lengths: {lengths}")
 
 
-def load_task(path: Path) -> Task:
+def load_task(path: Path, of: Path | None = None) -> Task:
     """Reads and validates a task file.
+
+    With ``of``, the problem's own task file, one of ``tests`` and ``benchmarks`` is enough: it stands for both, and
+    other fields that are not there are the problem's (published figures are not: they are of its own shapes).
 
     Raises:
         TaskFileError: the file is missing, is not YAML, or does not match the schema; every fault is listed.
     """
-    try:
-        content: Any = yaml.safe_load(path.read_text())
-    except FileNotFoundError as error:
-        raise TaskFileError(f"task file {path} does not exist") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskFileError(f"task file {path} cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise TaskFileError(f"task file {path} is not YAML: {error}") from error
+    content = _read(path)
+    if of is not None and isinstance(content, dict) and not content.keys().isdisjoint(_SHAPES):
+        own = {name: value for name, value in _read(of).items() if name not in (*_SHAPES, *_FIGURES)}
+        content = (
+            own | {name: content.get(name, content.get(other)) for name, other in zip(_SHAPES, _SHAPES[::-1])} | content
+        )
     try:
         return Task.model_validate(content)
     except ValidationError as error:
@@ -150,6 +154,18 @@ def load_task(path: Path) -> Task:
             f"  {'.'.join(str(part) for part in fault['loc']) or 'file'}: {fault['msg']}" for fault in error.errors()
         )
         raise TaskFileError(f"task file {path} is not valid:\n{faults}") from error
+
+
+def _read(path: Path) -> Any:
+    """The content of a YAML file; raises TaskFileError where it cannot be read."""
+    try:
+        return yaml.safe_load(path.read_text())
+    except FileNotFoundError as error:
+        raise TaskFileError(f"task file {path} does not exist") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskFileError(f"task file {path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise TaskFileError(f"task file {path} is not YAML: {error}") from error
 
 
 def spec(case: Case) -> str:

@@ -97,8 +97,8 @@ class Captured(NamedTuple):
     call: Callable[[], Any]
 
 
-def capture(call: Callable[[], Any]) -> Captured:
-    """One ``call`` as a CUDA graph."""
+def capture(call: Callable[[], Any], mode: str = "global") -> Captured:
+    """One ``call`` as a CUDA graph. mode: "thread_local" where other threads may call CUDA meanwhile, as NCCL's do."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
@@ -109,7 +109,7 @@ def capture(call: Callable[[], Any]) -> Captured:
         collected = gc.isenabled()
         gc.disable()  # the end of an older graph within a capture would spoil it
         # not torch.cuda.graph, which collects garbage and empties the allocator each time: a third of a second
-        graph.capture_begin()
+        graph.capture_begin(capture_error_mode=mode)
         try:
             result = call()
         finally:

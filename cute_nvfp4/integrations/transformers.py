@@ -1,11 +1,11 @@
 """NVFP4 checkpoints in transformers: ``import cute_nvfp4.integrations.transformers``, and ``from_pretrained`` runs
 them in 4 bits.
-
-The import registers two quantization methods, which transformers has not: "modelopt" (NVIDIA's checkpoints; its own
+ The import registers two quantization methods, which transformers has not: "modelopt" (NVIDIA's checkpoints; its own
 loader takes packed bytes for weights) and "cute_nvfp4" (:class:`CuteNvfp4Config`, which also quantizes while it loads).
-``register(compressed_tensors=True)`` takes the NVFP4 checkpoints of compressed-tensors, too, which transformers would
-decode. What a file has decides which layers are quantized, so that ``ignore`` lists and FP8 layers of mixed checkpoints
-are what they are in it. ``experts_implementation="cute_nvfp4"`` runs the experts of a model in 16 bits as one ``moe``.
+``register(compressed_tensors=True)`` takes the NVFP4 and MXFP4 checkpoints of compressed-tensors, too, which
+transformers would decode, and ``register(mxfp4=True)`` those of gpt-oss. What a file has decides which layers are
+quantized, so that ``ignore`` lists and FP8 layers of mixed checkpoints are what they are in it.
+``experts_implementation="cute_nvfp4"`` runs the experts of a model in 16 bits as one ``moe``.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from cute_nvfp4.errors import OperandError
-from cute_nvfp4.nn.experts import fused_experts, why_not
-from cute_nvfp4.nn.layout_configs import compressed_tensors_config, is_nvfp4, modelopt_config
-from cute_nvfp4.nn.layouts import LAYOUTS, tensors_of
+from cute_nvfp4.nn.expert_modules import first_stack, why_not
+from cute_nvfp4.nn.experts import PackedExperts
+from cute_nvfp4.nn.layout_configs import compressed_tensors_config, is_packed, modelopt_config
+from cute_nvfp4.nn.layouts import LAYOUTS, MODELOPT, tensors_of
+from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.nn.quantize_model import Recipe, quantize_model
 from cute_nvfp4.nn.routed import routed_experts
-from cute_nvfp4.nn.stored import StoredExperts, StoredLayers, StoredLinear, linears
+from cute_nvfp4.nn.stored import StoredExperts, StoredLayers, StoredLinear, StoredStacks, linears, tensors_of_experts
 from cute_nvfp4.runtime.backend import Backend
 
 METHOD = "cute_nvfp4"
 _EXPERT = re.compile(r"(?P<experts>.*\.experts)\.(?P<expert>\d+)\.(?P<projection>\w+)")
-_COMPRESSED = "compressed-tensors"
+_COMPRESSED, _MXFP4 = "compressed-tensors", "mxfp4"
 
 
 class _Defaults:
@@ -105,19 +107,27 @@ class CuteNvfp4Quantizer(HfQuantizer):
         if not checkpoint_files:
             raise OperandError.of("checkpoint", got="no files", expected="safetensors with quantized layers")
         stored = StoredLayers.read(checkpoint_files)
-        if not stored.nvfp4:
-            raise OperandError.of("checkpoint", got="no layer in NVFP4", expected="one", hint=str(checkpoint_files))
+        if not stored.packed and not stored.stacks:
+            got = "no layer in NVFP4 or MXFP4"
+            raise OperandError.of("checkpoint", got=got, expected="one", hint=str(checkpoint_files))
         modules = dict(model.named_modules())
         for name, parts in stored.tensors.items():
             place = _place(name, modules, model.base_model_prefix)
-            if self._is_expert(model, name, place, modules, StoredLinear(place, stored.nvfp4.get(name), parts)):
+            if self._is_expert(model, name, place, modules, StoredLinear(place, stored.packed.get(name), parts)):
                 continue
             if not isinstance(modules.get(place), torch.nn.Linear):
                 got = type(modules[place]).__name__ if place in modules else "no such module"
                 raise OperandError.of(f"module {name!r} of the model", got=got, expected="torch.nn.Linear")
             self._places[place] = modules[place]
-            model.set_submodule(place, StoredLinear(place, stored.nvfp4.get(name), parts))
+            model.set_submodule(place, StoredLinear(place, stored.packed.get(name), parts))
             _untie(model, place)
+        for name, parts in stored.stacks.items():
+            place = _place(name, modules, model.base_model_prefix)
+            if place not in modules or first_stack(modules[place]) != "gate_up_proj":
+                got = type(modules[place]).__name__ if place in modules else "no such module"
+                raise OperandError.of(f"module {name!r} of the model", got=got, expected="experts in two tensors")
+            self._experts.add(place)
+            model.set_submodule(place, StoredStacks(place, modules[place], parts))
         return model
 
     def _is_expert(self, model: Any, name: str, place: str, modules: dict[str, Any], layer: StoredLinear) -> bool:
@@ -126,7 +136,7 @@ class CuteNvfp4Quantizer(HfQuantizer):
         if match is None or place in modules:
             return False
         parent = _place(match["experts"], modules, model.base_model_prefix)
-        if parent not in modules or not (parent in self._experts or fused_experts(modules[parent])):
+        if parent not in modules or not (parent in self._experts or first_stack(modules[parent])):
             return False
         if parent not in self._experts:
             reason = why_not(modules[parent])
@@ -141,7 +151,7 @@ class CuteNvfp4Quantizer(HfQuantizer):
 
     def param_needs_quantization(self, model: Any, param_name: str, **options: Any) -> bool:
         """True of a stored layer's tensors: their shapes are those of the file."""
-        return isinstance(model.get_submodule(param_name.rpartition(".")[0]), StoredLinear)
+        return isinstance(model.get_submodule(param_name.rpartition(".")[0]), (StoredLinear, StoredStacks))
 
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
         config = self.quantization_config
@@ -160,17 +170,21 @@ class CuteNvfp4Quantizer(HfQuantizer):
             for name in linears(model):
                 _untie(model, name)
         half = model.dtype if model.dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
-        for layer in linears(model).values():
-            layer.prepare(half)
+        for layer in model.modules():
+            if isinstance(layer, (NVFP4Linear, PackedExperts)):
+                layer.prepare(half)
         return model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         """The tensors of a checkpoint in the layout of the configuration."""
-        layers, layout = linears(model), LAYOUTS[self.quantization_config.layout]
-        prefixes = tuple(f"{name}." for name in layers)
+        layers, layout = linears(model), LAYOUTS.get(self.quantization_config.layout, MODELOPT)
+        experts = {name: x for name, x in model.named_modules() if isinstance(x, PackedExperts)}
+        prefixes = tuple(f"{name}." for name in (*layers, *experts))
         found = {name: x for name, x in model.state_dict().items() if not name.startswith(prefixes)}
         for name, layer in layers.items():
             found |= {f"{name}.{part}": x for part, x in tensors_of(layer, layout).items()}
+        for name, module in experts.items():
+            found |= {f"{name}.{part}": x for part, x in tensors_of_experts(module, layout).items()}
         return found, {}
 
     def is_serializable(self) -> bool:
@@ -215,8 +229,10 @@ class _ModelOptConfig(PublishedConfig):
     @classmethod
     def from_dict(cls, config_dict: dict, return_unused_kwargs: bool = False, **options: Any) -> Any:
         algorithm = config_dict.get("quant_algo", "NVFP4")
-        if "NVFP4" not in str(algorithm) and algorithm != "MIXED_PRECISION":
-            raise OperandError.of("quant_algo", got=algorithm, expected="one with NVFP4 layers")
+        packed = any(format in str(algorithm) for format in ("NVFP4", "MXFP4")) or algorithm == "MIXED_PRECISION"
+        if not packed or "SVD" in str(algorithm):
+            expected = "one with NVFP4 or MXFP4 layers, without a low-rank part"
+            raise OperandError.of("quant_algo", got=algorithm, expected=expected)
         return super().from_dict(config_dict, return_unused_kwargs, **options)
 
 
@@ -242,12 +258,18 @@ def save_pretrained(model: Any, folder: str | Path, layout: str = "modelopt", **
             del model.hf_quantizer, model.config.quantization_config
 
 
-def register(*, compressed_tensors: bool = False, input_rule: str | None = None, backend: Backend = "auto") -> None:
+def register(
+    *,
+    compressed_tensors: bool = False,
+    mxfp4: bool = False,
+    input_rule: str | None = None,
+    backend: Backend = "auto",
+) -> None:
     """Says how checkpoints run that other libraries wrote.
 
-    compressed_tensors: takes the NVFP4 checkpoints of that library, too; its others stay transformers'. input_rule:
-    how activations are quantized; None leaves them in 16 bits, whatever the checkpoint would have them. backend: of
-    the layers.
+    compressed_tensors: takes the NVFP4 and MXFP4 checkpoints of that library, too; its others stay transformers'.
+    mxfp4: takes gpt-oss's, too, which transformers runs by kernels from a hub, or decodes. input_rule: how activations
+    are quantized; None leaves them in 16 bits, whatever the checkpoint would have them. backend: of the layers.
     """
     Recipe(input_rule=input_rule, backend=backend)
     _Defaults.input_rule, _Defaults.backend = input_rule, backend
@@ -256,21 +278,20 @@ def register(*, compressed_tensors: bool = False, input_rule: str | None = None,
             auto.register_quantization_config(method)(config)
             auto.register_quantizer(method)(CuteNvfp4Quantizer)
     ALL_EXPERTS_FUNCTIONS.register(METHOD, routed_experts)
-    theirs = auto.AUTO_QUANTIZER_MAPPING[_COMPRESSED]
-    if compressed_tensors and not isinstance(theirs, _Choice):
-        config = auto.AUTO_QUANTIZATION_CONFIG_MAPPING[_COMPRESSED]
-        auto.AUTO_QUANTIZATION_CONFIG_MAPPING[_COMPRESSED] = _Choice(config)
-        auto.AUTO_QUANTIZER_MAPPING[_COMPRESSED] = _Choice(theirs)
+    for method, wanted in ((_COMPRESSED, compressed_tensors), (_MXFP4, mxfp4)):
+        for registry in (auto.AUTO_QUANTIZATION_CONFIG_MAPPING, auto.AUTO_QUANTIZER_MAPPING):
+            if wanted and not isinstance(registry[method], _Choice):
+                registry[method] = _Choice(registry[method])
 
 
 class _Choice:
-    """A class of transformers for compressed-tensors, or ours where the checkpoint has NVFP4."""
+    """A class of transformers for compressed-tensors or MXFP4, or ours where the checkpoint has weights in 4 bits."""
 
     def __init__(self, theirs: type) -> None:
         self.theirs = theirs
 
     def from_dict(self, config_dict: dict, **options: Any) -> Any:
-        return (PublishedConfig if is_nvfp4(config_dict) else self.theirs).from_dict(config_dict, **options)
+        return (PublishedConfig if is_packed(config_dict) else self.theirs).from_dict(config_dict, **options)
 
     def __call__(self, config: Any, **options: Any) -> HfQuantizer:
         return (CuteNvfp4Quantizer if isinstance(config, PublishedConfig) else self.theirs)(config, **options)

@@ -1,11 +1,11 @@
-"""NVFP4 checkpoints in safetensors, as published by NVIDIA's ModelOpt and by compressed-tensors (LLM Compressor):
-the names and conventions are in ``layouts``.
+"""NVFP4 and MXFP4 checkpoints in safetensors, as published by NVIDIA's ModelOpt and by compressed-tensors (LLM
+Compressor): the names and conventions are in ``layouts``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,14 +13,21 @@ from pathlib import Path
 import torch
 
 from cute_nvfp4.errors import OperandError
-from cute_nvfp4.nn.layouts import CheckpointLayer, Layout, quantized_layers, read_layer
+from cute_nvfp4.nn.layouts import CheckpointLayer, Layout, TensorInfo, quantized_layers, read_layer
 from cute_nvfp4.runtime.backend import Backend
 
 INDEX = "model.safetensors.index.json"
+_DTYPES = {
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
 
 
 def read_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Iterator[CheckpointLayer]:
-    """The NVFP4 layers of a checkpoint, one at a time, in order of their names.
+    """The NVFP4 and MXFP4 layers of a checkpoint, one at a time, in order of their names.
 
     path: a .safetensors file, a ``model.safetensors.index.json``, or a folder with either.
 
@@ -29,7 +36,7 @@ def read_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Ite
             ``layouts``. A quantized layer is never left out quietly.
     """
     with Tensors(path, device) as tensors:
-        for name, layout in quantized_layers(tensors.names):
+        for name, layout in quantized_layers(tensors.headers):
             yield read_layer(name, layout, tensors.of_layer(name, layout))
 
 
@@ -41,7 +48,8 @@ def load_checkpoint(
     backend: Backend = "auto",
     ignore: Sequence[str] = (),
 ) -> list[str]:
-    """Puts a checkpoint into ``model``: replaces its quantized linear layers by ``NVFP4Linear``, and copies the rest.
+    """Puts a checkpoint into ``model``: replaces its quantized linear layers by ``NVFP4Linear`` or ``MXFP4Linear``, and
+    copies the rest.
 
     The model's names are the checkpoint's. Returns the names of the replaced layers. Every tensor of the checkpoint
     must find its place, unless its name matches a pattern of ``ignore`` (as in a shell: "*.k_scale"), and every
@@ -53,7 +61,7 @@ def load_checkpoint(
     device = next((tensor.device for tensor in state.values()), torch.device("cpu"))
     with Tensors(path, device) as tensors:
         names = [name for name in tensors.names if not any(fnmatchcase(name, pattern) for pattern in ignore)]
-        quantized = dict(quantized_layers(names))
+        quantized = dict(quantized_layers({n: info for n, info in tensors.headers.items() if n in set(names)}))
         taken = {f"{layer}.{part}" for layer, layout in quantized.items() for part in layout.parts}
         plain = [name for name in names if name not in taken]
         _check_places(quantized, plain, modules, state)
@@ -102,6 +110,11 @@ class Tensors:
         """The names of all tensors, sorted."""
         return sorted(self._readers)
 
+    @property
+    def headers(self) -> dict[str, TensorInfo]:
+        """What the files say of the tensors."""
+        return headers(self._files)
+
     def read(self, name: str) -> torch.Tensor:
         """The tensor ``name``."""
         return self._readers[name](name)
@@ -109,6 +122,21 @@ class Tensors:
     def of_layer(self, name: str, layout: Layout) -> dict[str, torch.Tensor]:
         """A layer's tensors that the file has, by their names within it."""
         return {part: self.read(f"{name}.{part}") for part in layout.parts if f"{name}.{part}" in self._readers}
+
+
+def headers(files: Iterable[str | Path]) -> dict[str, TensorInfo]:
+    """The tensors of safetensors files that are of a dtype which layers have, by name."""
+    from safetensors import safe_open
+
+    found: dict[str, TensorInfo] = {}
+    for file in files:
+        with safe_open(str(file), framework="pt") as reader:
+            for name in reader.keys():
+                part = reader.get_slice(name)
+                dtype = _DTYPES.get(part.get_dtype())
+                if dtype is not None:
+                    found[name] = TensorInfo(tuple(part.get_shape()), dtype)
+    return found
 
 
 def checkpoint_files(path: Path) -> list[Path]:

@@ -1,92 +1,300 @@
-"""Experts of a mixture with NVFP4 weights, in the place of a module that has all of them in two tensors."""
+"""``PackedExperts``: the experts of a mixture with weights in NVFP4 or MXFP4, run as one ``moe``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from cute_nvfp4.errors import OperandError
-from cute_nvfp4.nn.linear import NVFP4Linear
+from cute_nvfp4.formats import NVFP4, Format, as_bytes
+from cute_nvfp4.nn.expert_modules import GATED
+from cute_nvfp4.nn.explain import KernelChoice
+from cute_nvfp4.nn.linear import NVFP4Linear, linear_class
+from cute_nvfp4.nn.released import Rewritten, rewritten, unpacked_rowmajor
+from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.ops.moe.activation import ActivationFunction
+from cute_nvfp4.ops.moe.experts import Experts, prepare_experts
+from cute_nvfp4.ops.moe.layer import moe
+from cute_nvfp4.prepared_weight import PreparedWeight
+from cute_nvfp4.runtime.backend import Backend, resolve
+from cute_nvfp4.target import Target
 
-PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Stored = dict[tuple[int, str], tuple[str, dict[str, torch.Tensor]]]
+"""By expert and matrix, what ``NVFP4Linear.stored`` is of a layer: its layout and small tensors."""
+STACKS = ("gate_up", "down")
 
 
-class NVFP4Experts(torch.nn.Module):
-    """Σ over a token's experts of weight · down(activation(gate(x), up(x))), called as transformers calls experts.
+class Stack(NamedTuple):
+    """A matrix of each expert as a checkpoint has them: data (E, N, K / 2) and row-major scales (E, N, K / block),
+    uint8; factor: None, or float32 (E, parts), the global scales of the parts that its rows are of (gate and up, or
+    one)."""
 
-    Each expert is a child ``<number>`` with layers ``gate_proj``, ``up_proj`` and ``down_proj``, which are the names of
-    published checkpoints. Experts run one after the other, those that a token chose: the host waits for the device to
-    know them, so that no graph is captured.
+    data: torch.Tensor
+    scale: torch.Tensor
+    factor: torch.Tensor | None
 
-    join: makes of [gate, up] (rows, 2 · I) what down takes, (rows, I).
+    @classmethod
+    def of(cls, experts: list[list[BlockScaledTensor]]) -> Stack:
+        """The stack of one or two matrices (N, K) of each expert; rows of the second follow those of the first."""
+        data = torch.stack([torch.cat([as_bytes(x.data) for x in parts]) for parts in experts])
+        scale = torch.stack([torch.cat([as_bytes(x.rowmajor_scale()[0]) for x in parts]) for parts in experts])
+        if experts[0][0].global_scale is None:
+            return cls(data, scale, None)
+        return cls(data, scale, torch.stack([torch.stack([x.global_scale.reshape(()) for x in y]) for y in experts]))
+
+
+@dataclass(frozen=True)
+class ExpertForm:
+    """What experts are besides their weights. interleaved: rows of the first stack are gate, up, gate, up."""
+
+    format: Format = NVFP4
+    activation: ActivationFunction = field(default_factory=ActivationFunction)
+    interleaved: bool = False
+
+
+class PackedExperts(torch.nn.Module):
+    """Σ over a token's experts of weight · down(activation(gate_up(x))), called as transformers calls experts.
+
+    Weights are buffers: ``gate_up_data`` (E, 2 I, H / 2) (without a gate (E, I, H / 2)) and ``gate_up_scale``,
+    ``down_data`` (E, H, I / 2) and ``down_scale``, scales row-major; ``…_factor`` and ``…_bias``. On a GPU, and in a
+    simulated one, a call is one ``moe`` of experts that are prepared at the first call or by ``prepare``: no value is
+    read by the host, and a CUDA graph may record it. Elsewhere exact torch runs, one expert after the other.
+
+    input_rule: None leaves rows in 16 bits where kernels take them so (sm_90a, sm_120a); on sm_100a they are quantized
+    to the weights' format in any case. On sm_90a they stay in 16 bits in any case. backend: as for ``moe``.
+
+    ``stored`` has the small tensors of each matrix that a checkpoint had, by expert and name (``nn.layouts``).
     """
 
+    _experts: Experts | None = None
+    _lost: tuple[Rewritten | None, ...] = (None, None)
+    _wanted: torch.dtype | None = None
+
     def __init__(
-        self, experts: Sequence[Mapping[str, torch.nn.Module]], join: Callable[[torch.Tensor], torch.Tensor]
+        self,
+        gate_up: Stack,
+        down: Stack,
+        form: ExpertForm,
+        *,
+        gate_up_bias: torch.Tensor | None = None,
+        down_bias: torch.Tensor | None = None,
+        input_rule: str | None = None,
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
-        self.num_experts, self.join = len(experts), join
-        for i, layers in enumerate(experts):
-            self.add_module(str(i), torch.nn.ModuleDict({name: layers[name] for name in PROJECTIONS}))
+        self.form, self.input_rule, self.backend = form, input_rule, backend
+        self.num_experts, self.hidden = down.data.shape[:2]
+        self.inner = 2 * down.data.shape[2]
+        self.stored: Stored = {}
+        for name, stack in zip(STACKS, (gate_up, down)):
+            for part, tensor in zip(("data", "scale", "factor"), stack):
+                self.register_buffer(f"{name}_{part}", tensor)
+        self.register_buffer("gate_up_bias", gate_up_bias)
+        self.register_buffer("down_bias", down_bias)
+        want = (self.num_experts, form.activation.halves * self.inner, self.hidden // 2)
+        if tuple(gate_up.data.shape) != want:
+            raise OperandError.of("stack of gate and up", got=tuple(gate_up.data.shape), expected=want)
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """(T, H) of rows (T, H), their experts (T, k) and weights (T, k). Numbers beyond the experts are no expert."""
-        out = torch.zeros_like(hidden_states)
-        for expert in top_k_index.unique().tolist():
+        target = resolve(self.backend, hidden_states.device)
+        if target.backend == "reference":
+            return self._by_torch(hidden_states, top_k_index, top_k_weights)
+        experts = self._made(target, hidden_states.dtype)
+        return moe(hidden_states, top_k_index, top_k_weights, experts, backend=self.backend)
+
+    def prepare(self, dtype: torch.dtype = torch.bfloat16, *, release: bool = True) -> Self:
+        """Prepares the experts now, where there is a kernel for them; elsewhere when they move there. Returns itself.
+
+        dtype: of rows in 16 bits. release: gives up the checkpoint's bytes, which ``state_dict`` has nevertheless.
+        """
+        self._wanted = dtype if release else None
+        target = resolve(self.backend, self._device())
+        if target.backend != "reference":
+            made = self._made(target, dtype)
+            if release and self._buffers["down_data"] is not None:
+                self._release(made)
+        return self
+
+    def explain_backend(self, rows: int = 1, dtype: torch.dtype = torch.bfloat16) -> KernelChoice:
+        """What a call with ``rows`` rows of ``dtype`` runs, and why."""
+        target = resolve(self.backend, self._device())
+        if target.backend == "reference":
+            return KernelChoice("reference", "exact torch", "no GPU, and no simulator: expert by expert")
+        name = target.arch.name
+        if self._quantizes(target):
+            return KernelChoice(
+                target.backend, "moe", f"rows quantized to {self.form.format.name} by each call, {name}"
+            )
+        return KernelChoice(target.backend, "moe", f"rows in 16 bits, weights prepared for them, {name}")
+
+    def matrix(self, expert: int, name: str) -> NVFP4Linear:
+        """One matrix of an expert, "gate_proj", "up_proj" or "down_proj", as a layer, with what the file had of it."""
+        return next(layer for (i, part), layer in self.matrices() if (i, part) == (expert, name))
+
+    def matrices(self) -> Iterator[tuple[tuple[int, str], NVFP4Linear]]:
+        """All matrices as layers, by expert and name. Those of interleaved rows are no matrices of a layer."""
+        if self.form.interleaved:
+            raise OperandError.of("experts", got="gate and up in interleaved rows", expected="gate, then up")
+        names = GATED if self.form.activation.halves == 2 else GATED[1:]
+        first, second = self.stacks()
+        for i in range(self.num_experts):
+            weights = self._separate(first, i) + _parts(second, i, self.form.format)
+            for name, weight in zip(names, weights):
+                layer = linear_class(self.form.format)(weight, input_rule=None)
+                layer.stored = self.stored.get((i, name), ("", {}))
+                yield (i, name), layer
+
+    def stacks(self) -> tuple[Stack, Stack]:
+        """The stacks of the first product and of the second, as a checkpoint has them."""
+        if self._buffers["down_data"] is not None:
+            return tuple(
+                Stack(*(self._buffers[f"{name}_{part}"] for part in ("data", "scale", "factor"))) for name in STACKS
+            )
+        found = []
+        for name, lost in zip(STACKS, self._lost):
+            weight = getattr(self._experts, name)
+            if isinstance(weight, PreparedWeight):
+                data, scale = unpacked_rowmajor(weight, lost, self.form.format)
+            else:
+                data, scale = as_bytes(weight.data), as_bytes(weight.rowmajor_scale())
+            data, scale = (x.reshape(self.num_experts, -1, x.shape[-1]) for x in (data, scale))
+            if name == "gate_up" and self.form.interleaved:
+                # rows of gate and then of up: back in turn
+                data, scale = (x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2) for x in (data, scale))
+            found.append(Stack(data, scale, self._buffers[f"{name}_factor"]))
+        return tuple(found)
+
+    def _separate(self, stack: Stack, expert: int) -> list[BlockScaledTensor]:
+        """Gate and up of an expert, or its one matrix, also where they have no global scales."""
+        if stack.factor is not None:
+            return _parts(stack, expert, self.form.format)
+        halves = (x[expert].split(self.inner) for x in (stack.data, stack.scale))
+        return [BlockScaledTensor(data, scale, format=self.form.format) for data, scale in zip(*halves)]
+
+    def _quantizes(self, target: Target) -> bool:
+        """Whether rows are quantized by each call."""
+        generation = target.arch.generation
+        return generation == "sm100" or (generation == "sm120" and self.input_rule is not None)
+
+    def _made(self, target: Target, dtype: torch.dtype) -> Experts:
+        """The prepared experts for rows of ``dtype``; made anew where they are for another one."""
+        wanted = None if self._quantizes(target) else dtype
+        made = self._experts
+        if made is not None and made.dtype is wanted:
+            return made
+        if self._buffers["down_data"] is None:
+            self._restore()
+        made = self._experts = self._prepared(wanted)
+        if self._wanted is not None:
+            self._release(made)
+        return made
+
+    def _prepared(self, dtype: torch.dtype | None) -> Experts:
+        stacks = self.stacks()
+        function = self.form.activation
+        return prepare_experts(
+            *(_matrices(stack, self.form.format) for stack in stacks),
+            activation=function.name,
+            alpha=function.alpha,
+            limit=function.limit,
+            gate_up_bias=self._buffers["gate_up_bias"],
+            down_bias=self._buffers["down_bias"],
+            interleaved=self.form.interleaved,
+            dtype=dtype,
+        )
+
+    def _release(self, made: Experts) -> None:
+        """Leaves the prepared experts alone, with the blocks that packing rewrote."""
+        lost = []
+        for name, stack in zip(STACKS, self.stacks()):
+            weight = getattr(made, name)
+            data, scale = stack.data, stack.scale
+            if name == "gate_up" and self.form.interleaved:
+                data, scale = (x.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2) for x in (data, scale))
+            prepared = isinstance(weight, PreparedWeight)
+            exact = BlockScaledTensor(data, scale, format=self.form.format)
+            lost.append(rewritten(exact, weight) if prepared else None)
+        self._lost = tuple(lost)
+        for name in STACKS:
+            self._buffers[f"{name}_data"] = self._buffers[f"{name}_scale"] = None
+
+    def _restore(self) -> None:
+        """The checkpoint's bytes in the place of the prepared experts."""
+        if self._buffers["down_data"] is None:
+            for name, stack in zip(STACKS, self.stacks()):
+                self._buffers[f"{name}_data"], self._buffers[f"{name}_scale"] = stack.data, stack.scale
+        self._experts, self._lost = None, (None, None)
+
+    def _device(self) -> torch.device:
+        data = self._buffers["down_data"]
+        return self._experts.device if data is None else data.device
+
+    def decoded(self, stack: Stack, expert: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The values (N, K) of an expert's matrices in a stack of these."""
+        return torch.cat([x.dequantize(dtype) for x in _parts(stack, expert, self.form.format)])
+
+    def _by_torch(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The result by exact torch, expert after expert, weights decoded to the dtype of x."""
+        stacks = self.stacks()
+        biases = [self._buffers[f"{name}_bias"] for name in STACKS]
+        out = torch.zeros_like(x)
+        for expert in ids.unique().tolist():
             if not 0 <= expert < self.num_experts:
                 continue
-            rows, places = torch.where(top_k_index == expert)
-            x, layers = hidden_states[rows], self.get_submodule(str(expert))
-            y = layers["down_proj"](self.join(torch.cat((layers["gate_proj"](x), layers["up_proj"](x)), dim=-1)))
-            out.index_add_(0, rows, (y * top_k_weights[rows, places, None]).to(out.dtype))
+            rows, places = torch.where(ids == expert)
+            first, second = (self.decoded(stack, expert, x.dtype) for stack in stacks)
+            inner, bias = torch.nn.functional.linear(x[rows], first), biases[0]
+            inner = inner if bias is None else inner + bias[expert].to(inner.dtype)
+            if self.form.interleaved:
+                inner = torch.cat((inner[:, 0::2], inner[:, 1::2]), dim=-1)
+            y = torch.nn.functional.linear(self.form.activation(inner), second)
+            y = y if biases[1] is None else y + biases[1][expert].to(y.dtype)
+            out.index_add_(0, rows, (y * weights[rows, places, None]).to(out.dtype))
         return out
 
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        self._restore()
+        super()._apply(fn, recurse)
+        return self if self._wanted is None else self.prepare(self._wanted)
 
-def fused_experts(module: torch.nn.Module) -> bool:
-    """Whether a module has all experts' matrices in parameters ``gate_up_proj`` and ``down_proj`` of three
-    dimensions."""
-    parts = (module._parameters.get(name) for name in ("gate_up_proj", "down_proj"))
-    return all(part is not None and part.ndim == 3 for part in parts)
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self._buffers["down_data"] is None:
+            for name, stack in zip(STACKS, self.stacks()):
+                destination[f"{prefix}{name}_data"], destination[f"{prefix}{name}_scale"] = stack.data, stack.scale
 
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        self._restore()
+        super()._load_from_state_dict(*args, **options)
+        if self._wanted is not None:
+            self.prepare(self._wanted)
 
-def why_not(module: torch.nn.Module) -> str:
-    """The reason why fused experts cannot be ``NVFP4Experts``; "" if they can. Flags are those of transformers."""
-    flags = {"is_transposed": False, "is_concatenated": True, "has_gate": True, "has_bias": False}
-    flags["has_post_expert_norm"] = False
-    wrong = [name for name, value in flags.items() if getattr(module, name, value) is not value]
-    if not wrong and not (hasattr(module, "_apply_gate") or hasattr(module, "act_fn")):
-        wrong = ["act_fn"]
-    return f"experts of another form: {', '.join(wrong)}" if wrong else ""
-
-
-def join_of(module: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The activation of fused experts, which keep none of their weights."""
-    for name in ("gate_up_proj", "down_proj"):
-        module._parameters.pop(name, None)
-    if hasattr(module, "_apply_gate"):
-        return module._apply_gate
-    activation = module.act_fn
-
-    def join(both: torch.Tensor) -> torch.Tensor:
-        gate, up = both.chunk(2, dim=-1)
-        return activation(gate) * up
-
-    return join
+    def extra_repr(self) -> str:
+        """The text that ``repr`` shows between parentheses."""
+        sizes = f"{self.num_experts} experts, hidden {self.hidden}, inner {self.inner}"
+        return f"{sizes}, {self.form.format.name}, {self.form.activation.name}, backend={self.backend!r}"
 
 
-def quantized_experts(
-    module: torch.nn.Module, make: Callable[[torch.Tensor, torch.Tensor | None], NVFP4Linear]
-) -> NVFP4Experts:
-    """``NVFP4Experts`` of fused ones, whose weights are given up. make: of a matrix and another one that shares its
-    global scale, or None."""
-    reason = why_not(module)
-    if reason:
-        raise OperandError.of("experts", got=reason, expected="[gate; up] (E, 2 I, H), down (E, H, I), no bias")
-    experts = []
-    for gate_up, down in zip(module.gate_up_proj.detach(), module.down_proj.detach()):
-        gate, up = gate_up.chunk(2, dim=0)
-        experts.append({"gate_proj": make(gate, up), "up_proj": make(up, gate), "down_proj": make(down, None)})
-    return NVFP4Experts(experts, join_of(module))
+def _matrices(stack: Stack, format: Format) -> Any:
+    """A stack as ``prepare_experts`` takes it: the matrices of each expert where they have global scales."""
+    if stack.factor is None:
+        return BlockScaledTensor(stack.data, stack.scale, format=format)
+    return [_parts(stack, i, format) for i in range(len(stack.data))]
+
+
+def _parts(stack: Stack, expert: int, format: Format) -> list[BlockScaledTensor]:
+    """The matrices of an expert in a stack, each with its global scale."""
+    if stack.factor is None:
+        return [BlockScaledTensor(stack.data[expert], stack.scale[expert], format=format)]
+    factors = stack.factor[expert]
+    halves = (x[expert].chunk(len(factors)) for x in (stack.data, stack.scale))
+    return [BlockScaledTensor(*parts, format) for parts in zip(*halves, factors)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cute_nvfp4.formats import NVFP4
+from cute_nvfp4.formats import NVFP4, Format
 
-_FORMAT = "nvfp4-pack-quantized"
+_FORMATS = {"nvfp4": "nvfp4-pack-quantized", "mxfp4": "mxfp4-pack-quantized"}
 
 
 def modelopt_config(ignore: Sequence[str], quantizes_inputs: bool) -> dict[str, Any]:
@@ -25,20 +25,22 @@ def modelopt_config(ignore: Sequence[str], quantizes_inputs: bool) -> dict[str, 
     }
 
 
-def compressed_tensors_config(ignore: Sequence[str], quantizes_inputs: bool) -> dict[str, Any]:
+def compressed_tensors_config(ignore: Sequence[str], quantizes_inputs: bool, format: Format = NVFP4) -> dict[str, Any]:
     """The dict that LLM Compressor writes."""
-    common = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": NVFP4.block}
+    common = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": format.block}
+    if format is not NVFP4:
+        common |= {"strategy": "group", "scale_dtype": "torch.uint8"}
     inputs = common | {"dynamic": "local", "observer": "minmax"} if quantizes_inputs else None
     group = {
         "targets": ["Linear"],
         "weights": common | {"dynamic": False, "observer": "minmax"},
         "input_activations": inputs,
         "output_activations": None,
-        "format": _FORMAT,
+        "format": _FORMATS[format.name],
     }
     return {
         "quant_method": "compressed-tensors",
-        "format": _FORMAT,
+        "format": _FORMATS[format.name],
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
         "ignore": list(ignore),
@@ -47,8 +49,10 @@ def compressed_tensors_config(ignore: Sequence[str], quantizes_inputs: bool) -> 
     }
 
 
-def is_nvfp4(config: dict[str, Any]) -> bool:
-    """Whether a configuration of compressed-tensors has a group of layers in NVFP4."""
+def is_packed(config: dict[str, Any]) -> bool:
+    """Whether a configuration is gpt-oss's, or one of compressed-tensors with a group of layers in NVFP4 or MXFP4."""
+    if config.get("quant_method") == "mxfp4":
+        return True
     groups = config.get("config_groups") or {}
     formats = [config.get("format"), *(group.get("format") for group in groups.values() if isinstance(group, dict))]
-    return _FORMAT in formats
+    return any(format in formats for format in _FORMATS.values())

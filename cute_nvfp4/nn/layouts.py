@@ -1,7 +1,7 @@
-"""The two layouts in which NVFP4 checkpoints are published, read and written: tensors of a layer by name.
+"""The layouts in which NVFP4 and MXFP4 checkpoints are published, read and written: tensors of a layer by name.
 
-Both store a linear layer ``X`` with W (N, K) as packed E2M1, low nibble first, and row-major E4M3 scales; they differ
-in names, and in whether a global scale multiplies or divides:
+ModelOpt and compressed-tensors store a linear layer ``X`` with W (N, K) as packed E2M1, low nibble first, and row-major
+scales; they differ in names, and in whether a global scale multiplies or divides. NVFP4:
 
 | | ModelOpt | compressed-tensors |
 |---|---|---|
@@ -11,38 +11,65 @@ in names, and in whether a global scale multiplies or divides:
 | global scale of activations, optional | X.input_scale, multiplies | X.input_global_scale, divides |
 | (K,) to multiply activations by, optional | X.pre_quant_scale | |
 | (N,), optional | X.bias | X.bias |
+
+MXFP4 has the same names but for the global scale of weights, which it has not; scales are UE8M0, uint8 (N, K/32).
+gpt-oss's files have all experts of a layer in stacks of MXFP4 (``nn.stacks``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
-from cute_nvfp4.formats import NVFP4
-from cute_nvfp4.nn.linear import NVFP4Linear
+from cute_nvfp4.formats import MXFP4, NVFP4, Format
+from cute_nvfp4.nn.linear import NVFP4Linear, linear_class
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.runtime.backend import Backend
 
 _ALIGNMENT = 16
 
 
+class TensorInfo(NamedTuple):
+    """The shape and dtype of a tensor in a file."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
 @dataclass(frozen=True)
 class Layout:
-    """The names of a publisher's tensors, and whether its global scales divide."""
+    """The names of a publisher's tensors, whether its global scales divide, and the format. MXFP4 has no
+    global scale."""
 
     name: str
     weight: str
     global_scale: str
     input_global_scale: str
     divides: bool
+    format: Format = NVFP4
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The names of what every quantized layer has."""
+        return (self.weight, "weight_scale", *([self.global_scale] if self.format is NVFP4 else []))
+
+    @property
+    def scale_dtype(self) -> torch.dtype:
+        """The dtype of scales in a file."""
+        return NVFP4.scale_dtype if self.format is NVFP4 else torch.uint8
 
     @property
     def parts(self) -> tuple[str, ...]:
         """The names of everything that belongs to a layer."""
-        return self.weight, "weight_scale", self.global_scale, self.input_global_scale, "pre_quant_scale", "bias"
+        return *self.needed, self.input_global_scale, "pre_quant_scale", "bias"
+
+    def of(self, format: Format) -> Layout:
+        """The layout of the same publisher for another format."""
+        return replace(self, format=format)
 
 
 MODELOPT = Layout("modelopt", "weight", "weight_scale_2", "input_scale", divides=False)
@@ -69,7 +96,7 @@ class CheckpointLayer:
 
     def linear(self, *, input_rule: str | None = "max", backend: Backend = "auto") -> NVFP4Linear:
         """The layer as a module."""
-        made = NVFP4Linear(
+        made = linear_class(self.weight.format)(
             self.weight,
             self.bias,
             input_rule=input_rule,
@@ -81,13 +108,18 @@ class CheckpointLayer:
         return made
 
 
-def quantized_layers(names: Iterable[str]) -> Iterator[tuple[str, Layout]]:
-    """Layers among the names of a checkpoint's tensors that have the global scale of either layout."""
-    for name in names:
+def quantized_layers(found: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Layout]]:
+    """Layers among a checkpoint's tensors that are of one of the layouts: NVFP4 by its global scale, MXFP4 by packed
+    bytes with scales that are bytes."""
+    for name, info in sorted(found.items()):
+        layer, _, part = name.rpartition(".")
         for layout in LAYOUTS.values():
-            suffix = f".{layout.global_scale}"
-            if name.endswith(suffix):
-                yield name.removesuffix(suffix), layout
+            if part == layout.global_scale:
+                yield layer, layout
+            elif part == layout.weight and info.dtype is torch.uint8 and f"{layer}.{layout.global_scale}" not in found:
+                scale = found.get(f"{layer}.weight_scale")
+                if scale is not None and scale.dtype is torch.uint8:
+                    yield layer, layout.of(MXFP4)
 
 
 def read_layer(name: str, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> CheckpointLayer:
@@ -96,14 +128,15 @@ def read_layer(name: str, layout: Layout, tensors: Mapping[str, torch.Tensor]) -
     Raises:
         OperandError, OperandTypeError: tensors that are missing, or not of this module's shapes and dtypes.
     """
-    for part in (layout.weight, "weight_scale", layout.global_scale):
+    for part in layout.needed:
         if part not in tensors:
             raise OperandError.of("checkpoint", got=f"no tensor '{name}.{part}'", expected="one, beside its layer's")
     data, scale = tensors[layout.weight], tensors["weight_scale"]
-    for what, tensor, dtype in (("weight", data, torch.uint8), ("weight_scale", scale, NVFP4.scale_dtype)):
+    for what, tensor, dtype in (("weight", data, torch.uint8), ("weight_scale", scale, layout.scale_dtype)):
         if tensor.dtype is not dtype:
             raise OperandTypeError.of(f"{what} of {name}", got=tensor.dtype, expected=dtype)
-    given = tensors.get(layout.input_global_scale)
+    # beside MXFP4 it is that of FP8 activations, which nothing here has
+    given = tensors.get(layout.input_global_scale) if layout.format is NVFP4 else None
     return CheckpointLayer(
         name,
         layout.name,
@@ -111,7 +144,8 @@ def read_layer(name: str, layout: Layout, tensors: Mapping[str, torch.Tensor]) -
             # a file need not align its tensors
             data if data.data_ptr() % _ALIGNMENT == 0 else data.clone(),
             scale.view(torch.uint8),
-            _multiplier(f"{name}, weights", tensors[layout.global_scale], layout),
+            _multiplier(f"{name}, weights", tensors[layout.global_scale], layout) if layout.format is NVFP4 else None,
+            layout.format,
         ),
         None if given is None else _multiplier(f"{name}, inputs", given, layout),
         tensors.get("pre_quant_scale"),
@@ -121,22 +155,26 @@ def read_layer(name: str, layout: Layout, tensors: Mapping[str, torch.Tensor]) -
 
 
 def tensors_of(linear: NVFP4Linear, layout: Layout) -> dict[str, torch.Tensor]:
-    """The tensors of a layer as ``layout`` has them, by the names within it. A layer that was read from that layout
-    gives back what was read, every bit: global scales that divide are not divided twice.
+    """The tensors of a layer as the publisher of ``layout`` has them, in the layer's format, by the names within it. A
+    layer that was read from that layout gives back what was read, every bit: global scales that divide are not divided
+    twice.
 
     Raises:
         OperandError: padding along K, which neither layout has; an input scale that the layout has no name for.
     """
     weight = linear.weight
+    layout = layout.of(weight.format)
     if weight.k != linear.in_features:
-        expected = f"a multiple of {NVFP4.block}"
+        expected = f"a multiple of {layout.format.block}"
         raise OperandError.of(f"in_features for the layout {layout.name}", got=linear.in_features, expected=expected)
     source, stored = linear.stored
     known = stored if source == layout.name else {k: x for k, x in stored.items() if k not in _names_of_all()}
-    scale = weight.rowmajor_scale()[0].view(NVFP4.scale_dtype)
+    scale = weight.rowmajor_scale()[0].view(layout.scale_dtype)
     found = {layout.weight: weight.data.view(torch.uint8), "weight_scale": scale}
-    one = torch.ones((), device=weight.device)
-    scales = {layout.global_scale: one if weight.global_scale is None else weight.global_scale}
+    scales = {}
+    if layout.format is NVFP4:
+        one = torch.ones((), device=weight.device)
+        scales[layout.global_scale] = one if weight.global_scale is None else weight.global_scale
     if linear.input_global_scale is not None:
         scales[layout.input_global_scale] = linear.input_global_scale
     for part, value in scales.items():
@@ -145,7 +183,7 @@ def tensors_of(linear: NVFP4Linear, layout: Layout) -> dict[str, torch.Tensor]:
         if before is not None and _multiplier(part, before, layout).equal(value.reshape(())):
             found[part] = before
     if linear.input_scale is not None:
-        if layout is not MODELOPT:
+        if layout.name != MODELOPT.name:
             raise OperandError.of("input_scale", got="one", expected="none: compressed-tensors has no name for it")
         found["pre_quant_scale"] = linear.input_scale
     if linear.bias is not None:

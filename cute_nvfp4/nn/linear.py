@@ -1,4 +1,5 @@
-"""``NVFP4Linear``: a linear layer with NVFP4 weights, made from ``torch.nn.Linear`` or from a checkpoint."""
+"""``NVFP4Linear`` and ``MXFP4Linear``: linear layers with weights in 4 bits, made from ``torch.nn.Linear`` or from a
+checkpoint."""
 
 from __future__ import annotations
 
@@ -7,16 +8,19 @@ from typing import Any
 import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
-from cute_nvfp4.formats import NVFP4
+from cute_nvfp4.formats import MXFP4, NVFP4, Format
 from cute_nvfp4.nn.explain import KernelChoice, explain_product
-from cute_nvfp4.nn.held_weight import PREPARED, HeldWeight
+from cute_nvfp4.nn.held_weight import HALVES, HeldWeight
+from cute_nvfp4.nn.input_rules import E4M3, check_input_rule, takes_4_bits, takes_fp8
+from cute_nvfp4.nn.shard import LinearShard
 from cute_nvfp4.operand import PLAIN, BlockScaledTensor, row_alignment
 from cute_nvfp4.ops.dispatch import is_recorded, recording
 from cute_nvfp4.ops.gemm import gemm
 from cute_nvfp4.ops.gemv import gemv
+from cute_nvfp4.ops.prepare_weight import prepare_weight
 from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.ops.row_product import RowProduct, row_product
-from cute_nvfp4.quantization.rules import resolve_rule
+from cute_nvfp4.row_scaled import by_rows
 from cute_nvfp4.runtime.backend import Backend
 from cute_nvfp4.runtime.simulating import surroundings
 
@@ -37,15 +41,19 @@ class NVFP4Linear(HeldWeight):
     repacked weight beside its own from the first call that needs it: as many bytes again, not saved.
 
     input_rule: how x is quantized; None leaves x as it is (W4A16): one launch for bfloat16 and float16 on Hopper,
-    elsewhere weights are decoded for each call.
+    elsewhere weights are decoded for each call. "fp8": rows in E4M3, and products of the weight rounded to E4M3 (W4A8),
+    on Hopper in one call for x in 16 bits, elsewhere in exact torch. "auto": None for few rows of x and "fp8" for many,
+    whichever is faster; on Hopper the weight is then held twice, four bits each.
     input_global_scale: x's, calibrated; None computes it for each batch.
     input_scale: (K,) multiplies x first (what AWQ moved out of the weights); None for none.
     backend: of the product, as for ``gemm``. With "reference" x is quantized by torch, too, else by "auto".
 
     ``stored`` has the layout of the checkpoint that a layer was read from, and its small tensors (``nn.layouts``).
+    ``shard`` is set where the layer has a shard of its weight (``nn.parallel``): what is exchanged with other ranks.
     """
 
     stored: tuple[str, dict[str, torch.Tensor]] = ("", {})
+    shard: LinearShard | None = None
 
     def __init__(
         self,
@@ -58,13 +66,14 @@ class NVFP4Linear(HeldWeight):
         input_scale: torch.Tensor | None = None,
         backend: Backend = "auto",
     ) -> None:
-        if weight.format is not NVFP4 or weight.is_batched:
+        if weight.format is not self.format or weight.is_batched:
             got = f"{weight.format.name}, {'batched' if weight.is_batched else 'a matrix'}"
-            raise OperandError.of("weight", got=got, expected="a matrix in nvfp4")
-        if input_rule is not None and resolve_rule(input_rule, NVFP4).choice == "hessian":
-            raise OperandError.of("input_rule", got="'hessian'", expected="a rule that needs only x")
+            raise OperandError.of("weight", got=got, expected=f"a matrix in {self.format.name}")
+        check_input_rule(input_rule, self.format)
         super().__init__(weight, weight.k if in_features is None else in_features, input_rule, backend)
-        if not weight.k - NVFP4.block < self.in_features <= weight.k:
+        if input_global_scale is not None and self.format is not NVFP4:
+            raise OperandError.of("input_global_scale", got="one", expected=f"None: {self.format.name} has none")
+        if not weight.k - self.format.block < self.in_features <= weight.k:
             raise OperandError.of("in_features", got=self.in_features, expected=f"{weight.k}, less its padding")
         for name, tensor, size in (("bias", bias, self.out_features), ("input_scale", input_scale, self.in_features)):
             if tensor is not None and tuple(tensor.shape) != (size,):
@@ -94,7 +103,7 @@ class NVFP4Linear(HeldWeight):
         for name in ("transpose", "axis", "hadamard", "scale_layout", "format"):
             if name in options:
                 raise OperandError.of("option of from_linear", got=repr(name), expected="one of the weight's")
-        weight = quantize(linear.weight, "nvfp4", rule, pad=True, **options)
+        weight = quantize(linear.weight, cls.format.name, rule, pad=True, **options)
         bias = linear.bias
         if bias is not None:
             bias = bias.detach().clone().requires_grad_(bias.requires_grad)
@@ -112,21 +121,30 @@ class NVFP4Linear(HeldWeight):
         shape = x.shape
         if shape[-1] != self.in_features:
             raise OperandError.of("x", got=f"shape {tuple(shape)}", expected=f"(…, {self.in_features})")
-        factors, bias = self._buffers["input_scale"], self._parameters["bias"]
+        factors, bias, shard = self._buffers["input_scale"], self._parameters["bias"], self.shard
+        if shard is not None:
+            x = shard.entered(x)
         if factors is not None:
             x = x * factors.to(x.dtype)
         flat = x if len(shape) == 2 else x.reshape(-1, self.in_features)
         # where no gradient of x is wanted, nothing is paid for one
         y = _Product.apply(flat, self) if x.requires_grad and torch.is_grad_enabled() else self._multiply(flat)
         y = y if len(shape) == 2 else y.reshape(*shape[:-1], self.out_features)
-        return y if bias is None else y + bias.to(y.dtype)
+        if shard is None:
+            return y if bias is None else y + bias.to(y.dtype)
+        y = shard.summed(y)
+        return shard.left(y if bias is None else y + bias.to(y.dtype))
 
     def _multiply(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.shape[0]
         if rows == 0:
             return x.new_empty((0, self.out_features))
-        if self.input_rule is None:
-            prepared = self._prepared(x, x.dtype) if x.dtype in PREPARED else None
+        if takes_fp8(self.input_rule, rows):
+            return self._multiply_in_fp8(x)
+        if self._left_in_16_bits(x):
+            if takes_4_bits(self.input_rule):
+                x = quantize(x, self.format.name, self.input_rule, pad=True).dequantize(x.dtype)[:, : self.in_features]
+            prepared = self._prepared(x, x.dtype) if x.dtype in HALVES else None
             if prepared is None:
                 return torch.nn.functional.linear(x, self._decoded(x.dtype))
             return gemm(self._aligned(x, prepared.k), prepared, backend=self.backend)
@@ -137,13 +155,32 @@ class NVFP4Linear(HeldWeight):
             if product is not None:
                 return product(x, scale)
         quantizer = "reference" if self.backend == "reference" else "auto"
-        a = quantize(
-            x, "nvfp4", self.input_rule, global_scale="auto" if scale is None else scale, pad=True, backend=quantizer
-        )
-        if rows == 1 and weight is not None:
+        options = {"pad": True, "backend": quantizer}
+        if scale is not None:
+            options["global_scale"] = scale
+        elif self.shard is not None and self.format is NVFP4:
+            options["global_scale"] = self.shard.global_scale(x, self.input_rule)
+        a = quantize(x, self.format.name, self.input_rule, **options)
+        if rows == 1 and weight is not None and self.format is NVFP4:
             return gemv(weight, a, out_dtype=x.dtype, backend=self.backend).unsqueeze(0)
         prepared = self._prepared(x, torch.float16)
         return gemm(a, self.weight if prepared is None else prepared, out_dtype=x.dtype, backend=self.backend)
+
+    def _left_in_16_bits(self, x: torch.Tensor) -> bool:
+        """Whether products read x in 16 bits: not quantized, or on Hopper quantized to MXFP4, whose values they are."""
+        quantized = takes_4_bits(self.input_rule)
+        if not quantized or self.format is NVFP4:
+            return not quantized
+        return self._released is not None or (not torch.compiler.is_dynamo_compiling() and self._on_hopper(x.device))
+
+    def _multiply_in_fp8(self, x: torch.Tensor) -> torch.Tensor:
+        prepared, backend = self._prepared(x, E4M3), self.backend
+        if prepared is None:
+            prepared = prepare_weight(self.weight, dtype=E4M3)
+        if not (torch.compiler.is_dynamo_compiling() or self._on_hopper(x.device)):
+            backend = "reference"
+        rows = self._aligned(x, prepared.k)
+        return gemm(rows if x.dtype in HALVES else by_rows(rows), prepared, out_dtype=x.dtype, backend=backend)
 
     def explain_backend(self, rows: int = 1, dtype: torch.dtype = torch.bfloat16) -> KernelChoice:
         """What a call with ``rows`` rows of ``dtype`` runs, and why: ``(backend, kernel, reason)``."""
@@ -156,6 +193,7 @@ class NVFP4Linear(HeldWeight):
             backend=self.backend,
             device=self._weight_device(),
             released=self._released,
+            block=self.format.block,
         )
 
     def _aligned(self, x: torch.Tensor, k: int) -> torch.Tensor:
@@ -197,6 +235,18 @@ class NVFP4Linear(HeldWeight):
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"input_rule={self.input_rule!r}, backend={self.backend!r}"
         )
+
+
+class MXFP4Linear(NVFP4Linear):
+    """A linear layer with W in MXFP4: scales are powers of two of 32 values each, without a global one. x is left as
+    it is, or quantized to MXFP4."""
+
+    format = MXFP4
+
+
+def linear_class(format: Format) -> type[NVFP4Linear]:
+    """The class of a layer whose weight is in ``format``."""
+    return MXFP4Linear if format is MXFP4 else NVFP4Linear
 
 
 class _Product(torch.autograd.Function):

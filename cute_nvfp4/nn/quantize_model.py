@@ -11,8 +11,10 @@ import torch
 
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import NVFP4
-from cute_nvfp4.nn.experts import PROJECTIONS, NVFP4Experts, fused_experts, quantized_experts, why_not
+from cute_nvfp4.nn.expert_modules import activation_of, first_stack, why_not
+from cute_nvfp4.nn.experts import ExpertForm, PackedExperts, Stack
 from cute_nvfp4.nn.gptq import gptq, output_error
+from cute_nvfp4.nn.input_rules import check_input_rule, takes_4_bits
 from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.nn.moments import Moments, Run, call, inputs_of, main_blocks
 from cute_nvfp4.nn.report import LayerReport, ModelReport
@@ -46,10 +48,10 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise OperandError.of("method", got=repr(self.method), expected=f"one of {', '.join(METHODS)}")
-        for name, rule in (("rule", self.rule), ("input_rule", self.input_rule)):
-            if rule is not None and resolve_rule(rule, NVFP4).choice == "hessian":
-                hint = "method='gptq' weighs errors by activations."
-                raise OperandError.of(name, got="'hessian'", expected="a rule that needs only values", hint=hint)
+        if resolve_rule(self.rule, NVFP4).choice == "hessian":
+            hint = "method='gptq' weighs errors by activations."
+            raise OperandError.of("rule", got="'hessian'", expected="a rule that needs only values", hint=hint)
+        check_input_rule(self.input_rule)
 
     def weight(self, weight: torch.Tensor, moments: Moments | None) -> BlockScaledTensor:
         """The quantized weight (N, K padded to a multiple of 16)."""
@@ -64,7 +66,7 @@ class Recipe:
     def layer(self, linear: torch.nn.Linear, moments: Moments | None) -> NVFP4Linear:
         """The layer in the place of ``linear``, which keeps its tensors."""
         scale = None
-        if self.input_rule is not None and moments is not None:
+        if takes_4_bits(self.input_rule) and moments is not None:
             scale = moments.amax.global_scale(self.input_rule)
         bias = None if linear.bias is None else linear.bias.detach().clone()
         made = NVFP4Linear(
@@ -77,28 +79,34 @@ class Recipe:
         )
         return made.requires_grad_(False).train(linear.training)
 
-    def expert(self, weight: torch.Tensor, other: torch.Tensor | None) -> NVFP4Linear:
-        """The layer of an expert's matrix, to nearest; ``other`` has the same global scale."""
-        amax = torch.stack([tensor_amax(x) for x in (weight, other) if x is not None]).amax()
-        scale = global_scale_from_amax(amax, resolve_rule(self.rule, NVFP4))
-        made = quantize(weight, rule=self.rule, global_scale=scale, pad=True)
-        layer = NVFP4Linear(made, in_features=weight.shape[1], input_rule=self.input_rule, backend=self.backend)
-        return layer.requires_grad_(False)
+    def experts(self, module: torch.nn.Module) -> PackedExperts:
+        """The experts in the place of fused ones, to nearest; gate and up of an expert have one global scale."""
 
-    def report_experts(self, name: str, exact: dict[str, torch.Tensor], made: NVFP4Experts) -> list[LayerReport]:
+        def stack(weights: torch.Tensor, parts: int) -> Stack:
+            found = []
+            for weight in weights.detach():
+                scale = global_scale_from_amax(tensor_amax(weight), resolve_rule(self.rule, NVFP4))
+                options = {"rule": self.rule, "global_scale": scale, "scale_layout": "rowmajor"}
+                found.append([quantize(x, **options) for x in weight.chunk(parts)])
+            return Stack.of(found)
+
+        form = ExpertForm(activation=activation_of(module))
+        first = stack(getattr(module, first_stack(module)), form.activation.halves)
+        options = {"input_rule": self.input_rule, "backend": self.backend}
+        return PackedExperts(first, stack(module.down_proj, 1), form, **options).train(module.training)
+
+    def report_experts(self, name: str, module: torch.nn.Module, made: PackedExperts) -> list[LayerReport]:
         """What was done to the two tensors of all experts; before they are prepared."""
         found = []
-        for part, projections in (("gate_up_proj", PROJECTIONS[:2]), ("down_proj", PROJECTIONS[2:])):
-            squares, size, weight = [0.0, 0.0], 0, exact[part]
+        for part, stack in zip((first_stack(module), "down_proj"), made.stacks()):
+            squares, weight = [0.0, 0.0], getattr(module, part).detach()
             for i in range(made.num_experts):
-                layers = [made.get_submodule(f"{i}.{projection}") for projection in projections]
-                decoded = torch.cat([layer.weight.dequantize()[:, : layer.in_features] for layer in layers])
-                squares[0] += float((weight[i].float() - decoded).square().sum())
-                squares[1] += float(weight[i].float().square().sum())
-                size += sum(layer.weight_data.nbytes + layer.weight_scale.nbytes for layer in layers)
+                exact, decoded = weight[i].float(), made.decoded(stack, i)
+                squares[0] += float((exact - decoded).square().sum())
+                squares[1] += float(exact.square().sum())
             error = (squares[0] / squares[1]) ** 0.5 if squares[1] else 0.0
             sizes = weight.shape[0] * weight.shape[1], weight.shape[2]
-            choice = layers[0].explain_backend()
+            size, choice = stack.data.nbytes + stack.scale.nbytes, made.explain_backend()
             found.append(LayerReport(f"{name}.{part}", *sizes, "nearest", error, None, size, weight.nbytes, *choice))
         return found
 
@@ -143,7 +151,8 @@ def quantize_model(
         rule: how scales of weights are chosen (docs/explanation/quantization.md).
         method: "nearest" rounds to nearest; "gptq" makes up for errors by the columns and layers that follow, and
             needs ``calibration``.
-        input_rule: how activations are quantized (W4A4); None leaves them in 16 bits (W4A16).
+        input_rule: how activations are quantized (W4A4); None leaves them in 16 bits (W4A16); "fp8" and "auto" as
+            ``NVFP4Linear`` has them (W4A8).
         calibration: batches, each what the model is called with: a tensor, a tuple of arguments, or a dict of named
             ones. With "nearest" it gives W4A4 its input scales; without it each batch computes its own.
         ignore: layers that stay, by patterns as ``select_linears`` takes them ("lm_head", "*.gate", "re:.*vision.*").
@@ -152,7 +161,7 @@ def quantize_model(
         backend: of the layers. prepare: calls ``NVFP4Linear.prepare`` on each, which is one copy on Hopper.
         progress: is called with each layer's report.
 
-    Experts that have all matrices in two tensors become ``NVFP4Experts``, to nearest whatever the method.
+    Experts that have all matrices in two tensors become ``PackedExperts``, to nearest whatever the method.
 
     Memory: one layer's weights more than the model, with calibration the second moments of one block and the hidden
     states of all batches.
@@ -194,23 +203,19 @@ def _replace_experts(
     report: ModelReport,
     progress: Callable[[LayerReport], None],
 ) -> None:
-    """Puts ``NVFP4Experts`` in the place of experts that have all matrices in two tensors: to nearest."""
+    """Puts ``PackedExperts`` in the place of experts that have all matrices in two tensors: to nearest."""
     for name, module in list(model.named_modules()):
-        if not fused_experts(module):
+        if first_stack(module) is None:
             continue
         pattern = next((x for x in ignore if matches(name, x)), None)
         reason = f"ignored: {pattern}" if pattern is not None else why_not(module)
         if reason:
             report.skipped[name] = reason
             continue
-        exact = {part: getattr(module, part).detach() for part in ("gate_up_proj", "down_proj")}
-        made = quantized_experts(module, recipe.expert).train(module.training)
-        report.layers += recipe.report_experts(name, exact, made)
+        made = recipe.experts(module)
+        report.layers += recipe.report_experts(name, module, made)
         if prepare:
-            dtype = exact["down_proj"].dtype
-            for layer in made.modules():
-                if isinstance(layer, NVFP4Linear):
-                    layer.prepare(dtype if dtype is torch.float16 else torch.bfloat16)
+            made.prepare(torch.float16 if module.down_proj.dtype is torch.float16 else torch.bfloat16)
         model.set_submodule(name, made)
         for layer in report.layers[-2:]:
             progress(layer)

@@ -1,68 +1,117 @@
 """A weight whose only copy is the repacked one: what packing does not keep, and the checkpoint's bytes back.
 
-``prepare_weight`` keeps every value, and the bytes of nearly every block. Two kinds of blocks it rewrites: under a
-scale of ±0 codes become zeros, and the sign of a negative scale moves to its block's codes. ``rewritten`` finds them by
+``prepare_weight`` keeps every value, and the bytes of nearly every block. Some it rewrites: under a scale of ±0 codes
+become zeros, the sign of a negative scale moves to its block's codes, and blocks of MXFP4 without a value, or with a
+scale of NaN, get another scale. For FP8, whose values are rounded when they are decoded, not when they are packed,
+blocks far below the largest of their row are rewritten, and those of a row with a NaN. ``rewritten`` finds them by
 unpacking and comparing, so that what ``unpacked`` gives is what was packed, whatever that was.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
-from cute_nvfp4.formats import NVFP4, as_bytes, pack_e2m1
+from cute_nvfp4.formats import MXFP4, NVFP4, Format, as_bytes, pack_e2m1
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.prepared_weight import PreparedWeight
 from cute_nvfp4.scale_layout import blocked_flat, to_blocked
-from cute_nvfp4.weight_layout import TILE_ROWS, unpack_nvfp4
+from cute_nvfp4.weight_layout import TILE_ROWS, packed_rows, separated, unpack_nvfp4, unpack_powers
+from cute_nvfp4.weight_layout_fp8 import unpack_blocks
 
-_BLOCK_BYTES = NVFP4.block_bytes
 _SLAB_TILES = 16
 """Row tiles that are unpacked at a time: unpacking takes some forty bytes of memory for each element of these."""
 
 
 class Rewritten(NamedTuple):
-    """The blocks that packing rewrote: their places (n,) in row-major order, and (n, 9) bytes, codes and scale."""
+    """The blocks that packing rewrote: their places (n,) in row-major order, and (n, block bytes + 1) bytes, codes and
+    scale."""
 
     places: torch.Tensor
     contents: torch.Tensor
 
 
 def rewritten(weight: BlockScaledTensor, packed: PreparedWeight) -> Rewritten | None:
-    """The blocks of ``weight`` (N, K) that ``packed``, made of it, does not give back; None where it gives back all.
+    """The blocks of ``weight`` (N, K), or of a stack (L, N, K), that ``packed``, made of it, does not give back; None
+    where it gives back all. The rows of a gated weight are those of gate and then of up.
 
     It waits for the device.
     """
-    data, scale = _rowmajor(packed)
-    blocks = _blocks(as_bytes(weight.data), as_bytes(weight.rowmajor_scale())[0])
-    places = (blocks != _blocks(data, scale)).any(-1).nonzero().flatten()
+    block = weight.format.block_bytes
+    blocks = _blocks(as_bytes(weight.data), as_bytes(weight.rowmajor_scale()), block)
+    places = (blocks != _blocks(*_rowmajor(packed, weight.format), block)).any(-1).nonzero().flatten()
     return Rewritten(places, blocks[places]) if places.numel() else None
 
 
-def unpacked(packed: PreparedWeight, lost: Rewritten | None) -> BlockScaledTensor:
-    """The weight (N, K) that was packed, scales blocked and flat: every code, every scale."""
-    data, scale = _rowmajor(packed)
+def unpacked_rowmajor(
+    packed: PreparedWeight, lost: Rewritten | None, format: Format = NVFP4
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Data (N, K / 2) and row-major scales of the weight that was packed, of a stack (L, …), of a gated one (2 N, …):
+    every code, every scale."""
+    data, scale = _rowmajor(packed, format)
     if lost is not None:
-        data.view(-1, _BLOCK_BYTES)[lost.places] = lost.contents[:, :_BLOCK_BYTES]
-        scale.view(-1)[lost.places] = lost.contents[:, _BLOCK_BYTES]
-    return BlockScaledTensor(data, blocked_flat(to_blocked(scale)), packed.global_scale)
-
-
-def _blocks(data: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Each block's eight bytes of codes and its scale: (N · K / 16, 9), a copy."""
-    return torch.cat((data.reshape(-1, _BLOCK_BYTES), scale.reshape(-1, 1)), dim=1)
-
-
-def _rowmajor(packed: PreparedWeight) -> tuple[torch.Tensor, torch.Tensor]:
-    """Data (N, K / 2) and row-major scales (N, K / 16) as packing left them."""
-    size: dict[str, Any] = {"dtype": torch.uint8, "device": packed.device}
-    data = torch.empty((packed.rows, packed.k // 2), **size)
-    scale = torch.empty((packed.rows, packed.k // NVFP4.block), **size)
-    for first in range(0, packed.packed.shape[0], _SLAB_TILES):
-        codes, scales = unpack_nvfp4(packed.packed[None, first : first + _SLAB_TILES], packed.layout)
-        rows = slice(first * TILE_ROWS, min((first + _SLAB_TILES) * TILE_ROWS, packed.rows))
-        count = rows.stop - rows.start
-        data[rows] = pack_e2m1(codes[0, :count, : packed.k])
-        scale[rows] = scales[0, :count, : scale.shape[1]]
+        data.view(-1, format.block_bytes)[lost.places] = lost.contents[:, :-1]
+        scale.view(-1)[lost.places] = lost.contents[:, -1]
     return data, scale
+
+
+def unpacked(packed: PreparedWeight, lost: Rewritten | None, format: Format = NVFP4) -> BlockScaledTensor:
+    """The weight (N, K) that was packed, scales blocked and flat."""
+    data, scale = unpacked_rowmajor(packed, lost, format)
+    factor = packed.global_scale if format is NVFP4 else None
+    return BlockScaledTensor(data, blocked_flat(to_blocked(scale)), factor, format)
+
+
+def _blocks(data: torch.Tensor, scale: torch.Tensor, block: int) -> torch.Tensor:
+    """Each block's bytes of codes and its scale, (blocks, bytes + 1): a copy."""
+    return torch.cat((data.reshape(-1, block), scale.reshape(-1, 1)), dim=1)
+
+
+def _rowmajor(packed: PreparedWeight, format: Format) -> tuple[torch.Tensor, torch.Tensor]:
+    """Data and row-major scales as packing left them."""
+    if packed.is_batched:
+        factors = [None] * packed.batch if packed.row_factor is None else packed.row_factor
+        ones = (replace(packed, packed=one, row_factor=factor) for one, factor in zip(packed.packed, factors))
+        made = [_rowmajor(one, format) for one in ones]
+        data, scale = (torch.stack(x) for x in zip(*made))
+        return data, scale
+    rows, blocks = packed_rows(packed.rows, packed.gated), packed.k // format.block
+    size: dict[str, Any] = {"dtype": torch.uint8, "device": packed.device}
+    data = torch.empty((rows, packed.k // 2), **size)
+    scale = torch.empty((rows, blocks), **size)
+    for first in range(0, packed.packed.shape[0], _SLAB_TILES):
+        slab = slice(first * TILE_ROWS, min((first + _SLAB_TILES) * TILE_ROWS, rows))
+        tiles = packed.packed[None, first : first + _SLAB_TILES]
+        if packed.row_factor is not None:
+            codes, values = unpack_blocks(tiles, packed.layout, packed.row_factor[None, slab])
+            scales = _scales_of(values, format)
+        else:
+            codes, scales = (unpack_powers if format is MXFP4 else unpack_nvfp4)(tiles, packed.layout)
+        count = slab.stop - slab.start
+        data[slab] = pack_e2m1(codes[0, :count, : packed.k])
+        scale[slab] = scales[0, :count, :blocks]
+    halves = [data, scale]
+    if packed.gated:
+        halves = [separated(x)[:, : packed.rows] for x in halves]
+    if format is MXFP4 and packed.row_factor is None:
+        halves[1] = _powers(halves[1], packed)
+    data, scale = (x.reshape(-1, x.shape[-1]) for x in halves)
+    return data, scale
+
+
+def _scales_of(values: torch.Tensor, format: Format) -> torch.Tensor:
+    """Bytes of the scales of blocks of ``format``, from those of sixteen elements each, in float64; 0 is no scale."""
+    if format is MXFP4:
+        exponents = values.unflatten(-1, (-1, format.block // NVFP4.block)).amax(-1).frexp().exponent
+        return (exponents + 126).clamp(0, 0xFE).to(torch.uint8)
+    return values.to(torch.float32).to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def _powers(exponents: torch.Tensor, packed: PreparedWeight) -> torch.Tensor:
+    """UE8M0 codes of exponents (…, rows, K / 32) of the packing, moved back by the global scales of gate and up."""
+    moved = [0 if x is None else x.log2().to(torch.int16).reshape(1, 1) for x in packed.global_scales]
+    shift = torch.stack(moved) if torch.is_tensor(moved[0]) and packed.gated else moved[0]
+    found = exponents.to(torch.int16) + (127 - packed.layout.exponent_bias) + shift
+    return found.clamp(0, 0xFE).to(torch.uint8)

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cute_nvfp4.errors import OperandError
-from cute_nvfp4.kernels.moe.config import ACTIVATIONS
-from cute_nvfp4.ops.moe.activation import ActivationFunction
+from cute_nvfp4.nn.expert_modules import activation_of, first_stack, stacks_of
 from cute_nvfp4.ops.moe.experts import DTYPES, Experts, prepare_experts
 from cute_nvfp4.ops.moe.layer import moe
 from cute_nvfp4.ops.quantize import quantize
@@ -32,7 +31,7 @@ def routed_experts(
     They are quantized at the first call, and again after they were changed. Called as transformers calls what
     ``experts_implementation`` names.
     """
-    weights = [module._parameters[name] for name in _names(module)]
+    weights = [module._parameters[name] for name in stacks_of(module)]
     target = resolve("auto", hidden_states.device)
     quantized = target.backend != "reference" and target.arch.generation == "sm100"
     made_of = (quantized, hidden_states.dtype, *map(_state, weights))
@@ -55,12 +54,12 @@ def experts_of(module: torch.nn.Module, dtype: torch.dtype | None, format: str =
         raise OperandError.of("dtype of hidden states", got=dtype, expected=expected, hint="Load the model in one.")
     if getattr(module, "has_post_expert_norm", False):
         raise OperandError.of("experts", got="a norm after each expert", expected="none")
-    names, transposed = _names(module), getattr(module, "is_transposed", False)
-    first = "gate_up_proj" if "gate_up_proj" in names else "up_proj"
-    if first not in names or "down_proj" not in names:
-        raise OperandError.of("experts", got=f"parameters {', '.join(names)}", expected="gate_up_proj and down_proj")
+    first, transposed = first_stack(module), getattr(module, "is_transposed", False)
+    if first is None:
+        got = f"parameters {', '.join(stacks_of(module))}"
+        raise OperandError.of("experts", got=got, expected="gate_up_proj and down_proj")
     interleaved = first == "gate_up_proj" and not getattr(module, "is_concatenated", True)
-    function = _activation(module, first == "gate_up_proj", interleaved)
+    function = activation_of(module)
     stacks = []
     for name in (first, "down_proj"):
         weights = getattr(module, name).detach()
@@ -80,26 +79,3 @@ def experts_of(module: torch.nn.Module, dtype: torch.dtype | None, format: str =
 def _state(x: torch.Tensor) -> tuple[int, int]:
     """Where a weight lies, and how often it was written, where torch counts that."""
     return x.data_ptr(), 0 if x.is_inference() else x._version
-
-
-def _names(module: torch.nn.Module) -> list[str]:
-    """The names of parameters with three dimensions."""
-    return [name for name, x in module._parameters.items() if x is not None and x.ndim == 3]
-
-
-def _activation(module: torch.nn.Module, gated: bool, interleaved: bool) -> ActivationFunction:
-    """The activation that a module applies, found by what it makes of a sample.
-
-    Raises:
-        OperandError: it is none of those of ``moe``.
-    """
-    apply = module._apply_gate if gated else module.act_fn
-    sample = torch.linspace(-12.0, 12.0, 4 * 32).view(4, 32).roll(7, 1)
-    got = apply(sample)
-    both = torch.cat((sample[:, 0::2], sample[:, 1::2]), 1) if interleaved else sample
-    constants = {name: getattr(module, name) for name in ("alpha", "limit") if hasattr(module, name)}
-    for name in ACTIVATIONS:
-        function = ActivationFunction(name, **(constants if name == "clamped_swiglu" else {}))
-        if (function.halves == 2) == gated and torch.allclose(got, function(both), rtol=1e-4, atol=1e-5):
-            return function
-    raise OperandError.of("activation of experts", got=repr(apply), expected=f"one of {', '.join(ACTIVATIONS)}")

@@ -9,35 +9,28 @@ from pathlib import Path
 import torch
 
 from cute_nvfp4.errors import OperandError
-from cute_nvfp4.nn.experts import PROJECTIONS, NVFP4Experts, join_of
-from cute_nvfp4.nn.layouts import Layout, quantized_layers, read_layer
+from cute_nvfp4.formats import MXFP4
+from cute_nvfp4.nn.checkpoint import headers
+from cute_nvfp4.nn.expert_modules import GATED, activation_of, first_stack
+from cute_nvfp4.nn.experts import STACKS, ExpertForm, PackedExperts, Stack
+from cute_nvfp4.nn.layouts import CheckpointLayer, Layout, TensorInfo, quantized_layers, read_layer, tensors_of
 from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.runtime.backend import Backend
 
-_DTYPES = {
-    "U8": torch.uint8,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """The shape and dtype of a tensor in a file."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
+_EXPERTS = ("gate_up_proj", "down_proj")
+_BLOCKS, _SCALES = "_blocks", "_scales"
+"""How gpt-oss's files name a stack's codes (E, N, K / 32, 16) and its scales (E, N, K / 32), both uint8."""
 
 
 @dataclass(frozen=True)
 class StoredLayers:
-    """What the headers of a checkpoint's files say: layers in NVFP4 and in FP8, and each one's tensors by name."""
+    """What the headers of a checkpoint's files say: layers in 4 bits and in FP8, each one's tensors by name; and
+    modules of experts whose stacks are in MXFP4, as gpt-oss's are."""
 
-    nvfp4: dict[str, Layout]
+    packed: dict[str, Layout]
     fp8: tuple[str, ...]
     tensors: dict[str, dict[str, TensorInfo]]
+    stacks: dict[str, dict[str, TensorInfo]]
 
     @classmethod
     def read(cls, files: Iterable[str | Path]) -> StoredLayers:
@@ -45,31 +38,25 @@ class StoredLayers:
 
         FP8 layers, of which mixed checkpoints have some, are those with a weight of float8_e4m3fn and its scale.
         """
-        from safetensors import safe_open
-
-        found: dict[str, TensorInfo] = {}
-        for file in files:
-            with safe_open(str(file), framework="pt") as reader:
-                for name in reader.keys():
-                    part = reader.get_slice(name)
-                    dtype = _DTYPES.get(part.get_dtype())
-                    if dtype is not None:
-                        found[name] = TensorInfo(tuple(part.get_shape()), dtype)
-        nvfp4 = dict(quantized_layers(found))
+        found = headers(files)
+        packed = dict(quantized_layers(found))
         weights = (n for n, info in found.items() if n.endswith(".weight") and info.dtype is torch.float8_e4m3fn)
         fp8 = tuple(name.removesuffix(".weight") for name in weights if f"{name}_scale" in found)
-        tensors: dict[str, dict[str, TensorInfo]] = {name: {} for name in (*nvfp4, *fp8)}
+        tensors: dict[str, dict[str, TensorInfo]] = {name: {} for name in (*packed, *fp8)}
+        marks = tuple(f".{name}{_BLOCKS}" for name in _EXPERTS)
+        stacks: dict[str, dict[str, TensorInfo]] = {n.rpartition(".")[0]: {} for n in found if n.endswith(marks)}
         for name, info in found.items():
-            layer, _, part = name.rpartition(".")
-            if layer in tensors:
-                tensors[layer][part] = info
-        return cls(nvfp4, fp8, tensors)
+            module, _, part = name.rpartition(".")
+            for kind in (tensors, stacks):
+                if module in kind:
+                    kind[module][part] = info
+        return cls(packed, fp8, tensors, stacks)
 
 
 class StoredLinear(torch.nn.Module):
     """A linear layer's tensors as a file has them, buffers with its names; it multiplies nothing.
 
-    layout: that of NVFP4, or None for FP8, whose scale multiplies (one number, or one for each row).
+    layout: that of 4 bits, or None for FP8, whose scale multiplies (one number, or one for each row).
     """
 
     def __init__(self, name: str, layout: Layout | None, parts: Mapping[str, TensorInfo]) -> None:
@@ -79,23 +66,37 @@ class StoredLinear(torch.nn.Module):
             self.register_buffer(part, torch.empty(info.shape, dtype=info.dtype, device="meta"))
 
     def made(self, old: torch.nn.Linear, input_rule: str | None, backend: Backend) -> torch.nn.Module:
-        """The layer that multiplies, in the place of ``old``, which has its sizes: an ``NVFP4Linear``; for FP8
-        torch's linear, decoded to the dtype of ``old``.
+        """The layer that multiplies, in the place of ``old``, which has its sizes: an ``NVFP4Linear`` or
+        ``MXFP4Linear``; for FP8 torch's linear, decoded to the dtype of ``old``.
 
         Raises:
             OperandError: tensors that were not loaded, or that do not fit ``old``.
         """
+        if self.layout is None:
+            return self._decoded(self._tensors(), old, (old.out_features, old.in_features))
+        return self.read((old.out_features, old.in_features)).linear(input_rule=input_rule, backend=backend)
+
+    def read(self, want: tuple[int, int]) -> CheckpointLayer:
+        """The layer in 4 bits, of the sizes (N, K) ``want``."""
+        layer = read_layer(self.name, self.layout, self._tensors())
+        if (layer.weight.rows, layer.weight.k) != want:
+            raise OperandError.of(f"weight of {self.name}", got=(layer.weight.rows, layer.weight.k), expected=want)
+        return layer
+
+    def values(self, old: torch.nn.Linear) -> torch.Tensor:
+        """The values of the weight in the dtype of ``old``, with what multiplies x in them."""
+        if self.layout is None:
+            return self._decoded(self._tensors(), old, (old.out_features, old.in_features)).weight.detach()
+        layer = self.read((old.out_features, old.in_features))
+        wide = layer.weight.dequantize()
+        return (wide if layer.input_scale is None else wide * layer.input_scale.float()).to(old.weight.dtype)
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
         tensors = dict(self.named_buffers())
         missing = [part for part, x in tensors.items() if x.is_meta]
         if missing:
             raise OperandError.of(f"tensors of {self.name}", got=f"no {missing}", expected="all that the file names")
-        want = (old.out_features, old.in_features)
-        if self.layout is None:
-            return self._decoded(tensors, old, want)
-        layer = read_layer(self.name, self.layout, tensors)
-        if (layer.weight.rows, layer.weight.k) != want:
-            raise OperandError.of(f"weight of {self.name}", got=(layer.weight.rows, layer.weight.k), expected=want)
-        return layer.linear(input_rule=input_rule, backend=backend)
+        return tensors
 
     def _decoded(self, tensors: dict[str, torch.Tensor], old: torch.nn.Linear, want: tuple) -> torch.nn.Linear:
         weight, scale = tensors["weight"], tensors["weight_scale"].float()
@@ -115,9 +116,10 @@ class StoredExperts(torch.nn.Module):
 
     def __init__(self, name: str, old: torch.nn.Module) -> None:
         super().__init__()
-        self.name, self.count, self.sizes = name, old.gate_up_proj.shape[0], tuple(old.down_proj.shape[1:])
-        self.dtype = old.down_proj.dtype
-        self.join = join_of(old)
+        self.name, self.first = name, first_stack(old)
+        self.names = GATED if self.first == "gate_up_proj" else GATED[1:]
+        # no child: its parameters are none of the checkpoint's
+        object.__setattr__(self, "old", old)
 
     def add(self, expert: str, projection: str, layer: StoredLinear) -> None:
         """Takes in a layer of an expert."""
@@ -125,26 +127,109 @@ class StoredExperts(torch.nn.Module):
             self.add_module(expert, torch.nn.ModuleDict())
         self._modules[expert][projection] = layer
 
-    def made(self, input_rule: str | None, backend: Backend) -> NVFP4Experts:
-        """The experts that multiply.
+    def made(self, input_rule: str | None, backend: Backend) -> torch.nn.Module:
+        """The experts that multiply: in 4 bits if all of them are, of one layout, with nothing but weights; else
+        decoded into ``old``, in its dtype.
 
         Raises:
             OperandError: experts or layers that the file lacks, or that do not fit.
         """
-        hidden, inner = self.sizes
-        experts = []
-        for i in range(self.count):
-            layers = dict(self._modules[str(i)].items()) if str(i) in self._modules else {}
-            missing = [name for name in PROJECTIONS if name not in layers]
+        count, hidden, inner = self.old.down_proj.shape
+        layers: list[list[StoredLinear]] = []
+        for i in range(count):
+            found = dict(self._modules[str(i)].items()) if str(i) in self._modules else {}
+            missing = [name for name in self.names if name not in found]
             if missing:
-                got = f"no {missing} of expert {i} in NVFP4 or FP8"
+                got = f"no {missing} of expert {i} in 4 bits or FP8"
                 raise OperandError.of(f"experts {self.name}", got=got, expected="all layers of all experts")
-            sizes = {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
-            olds = {name: torch.nn.Linear(*size, device="meta", dtype=self.dtype) for name, size in sizes.items()}
-            experts.append({name: layers[name].made(olds[name], input_rule, backend) for name in PROJECTIONS})
-        return NVFP4Experts(experts, self.join)
+            layers.append([found[name] for name in self.names])
+        sizes = [(inner, hidden)] * (len(self.names) - 1) + [(hidden, inner)]
+        layouts = {layer.layout for row in layers for layer in row}
+        parts = {part for row in layers for layer in row for part in layer._buffers}
+        if "bias" in parts:
+            raise OperandError.of(
+                f"experts {self.name}", got="biases in the file", expected="none, as the model has none"
+            )
+        if len(layouts) > 1 or None in layouts or "pre_quant_scale" in parts:
+            return self._decoded(layers, sizes)
+        read = [[layer.read(size) for layer, size in zip(row, sizes)] for row in layers]
+        form = ExpertForm(next(iter(layouts)).format, activation_of(self.old))
+        stacks = (Stack.of([[x.weight for x in row[part]] for row in read]) for part in (slice(-1), slice(-1, None)))
+        made = PackedExperts(*stacks, form, input_rule=input_rule, backend=backend)
+        for i, row in enumerate(read):
+            made.stored |= {(i, name): (x.convention, x.stored) for name, x in zip(self.names, row)}
+        return made
+
+    def _decoded(self, layers: list[list[StoredLinear]], sizes: list[tuple[int, int]]) -> torch.nn.Module:
+        """The module of 16 bits, with every expert's values."""
+        old, dtype = self.old, self.old.down_proj.dtype
+        like = [torch.nn.Linear(k, n, device="meta", dtype=dtype) for n, k in sizes]
+        values = [[layer.values(one) for layer, one in zip(row, like)] for row in layers]
+        firsts = torch.stack([torch.cat(row[:-1]) for row in values])
+        for name, stack in ((self.first, firsts), ("down_proj", torch.stack([row[-1] for row in values]))):
+            setattr(old, name, torch.nn.Parameter(stack, requires_grad=False))
+        return old
+
+
+class StoredStacks(torch.nn.Module):
+    """gpt-oss's experts as its files have them: ``gate_up_proj`` and ``down_proj``, each with ``_blocks``, ``_scales``
+    and ``_bias``; rows of gate and up in turn."""
+
+    def __init__(self, name: str, old: torch.nn.Module, parts: Mapping[str, TensorInfo]) -> None:
+        super().__init__()
+        self.name, self.activation = name, activation_of(old)
+        self.interleaved = not getattr(old, "is_concatenated", True)
+        sizes = [tuple(getattr(old, part).shape) for part in _EXPERTS]
+        self.sizes = [(e, k, n) if getattr(old, "is_transposed", False) else (e, n, k) for e, n, k in sizes]
+        wanted = {f"{x}{y}" for x in _EXPERTS for y in (_BLOCKS, _SCALES)}
+        missing = sorted(wanted - parts.keys())
+        if missing:
+            raise OperandError.of(f"experts {name}", got=f"no {missing}", expected="codes and scales of both stacks")
+        for part in sorted(wanted | {f"{x}_bias" for x in _EXPERTS}):
+            info = parts.get(part)
+            self.register_buffer(
+                part, None if info is None else torch.empty(info.shape, dtype=info.dtype, device="meta")
+            )
+
+    def made(self, input_rule: str | None, backend: Backend) -> PackedExperts:
+        """The experts that multiply.
+
+        Raises:
+            OperandError: tensors that were not loaded, or that do not fit the model.
+        """
+        missing = [part for part, x in self.named_buffers() if x.is_meta]
+        if missing:
+            raise OperandError.of(f"tensors of {self.name}", got=f"no {missing}", expected="all that the file names")
+        stacks = []
+        for name, (experts, n, k) in zip(_EXPERTS, self.sizes):
+            blocks, scales = self._buffers[f"{name}{_BLOCKS}"], self._buffers[f"{name}{_SCALES}"]
+            want = (experts, n, k // MXFP4.block, MXFP4.block // 2)
+            got = tuple(blocks.shape), tuple(scales.shape)
+            if got != (want, want[:3]) or blocks.dtype is not torch.uint8 or scales.dtype is not torch.uint8:
+                got = f"{got[0]}, scales {got[1]}, {blocks.dtype}, {scales.dtype}"
+                raise OperandError.of(f"{name} of {self.name}", got=got, expected=f"{want}, {want[:3]}, torch.uint8")
+            stacks.append(Stack(blocks.flatten(-2).contiguous(), scales.contiguous(), None))
+        biases = {f"{stack}_bias": self._buffers[f"{name}_bias"] for stack, name in zip(STACKS, _EXPERTS)}
+        form = ExpertForm(MXFP4, self.activation, self.interleaved)
+        return PackedExperts(*stacks, form, **biases, input_rule=input_rule, backend=backend)
+
+
+def tensors_of_experts(experts: PackedExperts, layout: Layout) -> dict[str, torch.Tensor]:
+    """The tensors of experts by the names within their module: those of gpt-oss's files for MXFP4 whose rows are in
+    turn or that have biases, else those of ``layout``, expert by expert."""
+    form, found = experts.form, {}
+    if form.format is MXFP4 and (form.interleaved or experts.down_bias is not None):
+        for name, place, stack in zip(_EXPERTS, STACKS, experts.stacks()):
+            blocks = stack.data.unflatten(-1, (-1, MXFP4.block // 2)).contiguous()
+            found |= {f"{name}{_BLOCKS}": blocks, f"{name}{_SCALES}": stack.scale.contiguous()}
+            bias = experts._buffers[f"{place}_bias"]
+            found |= {} if bias is None else {f"{name}_bias": bias}
+        return found
+    for (expert, name), layer in experts.matrices():
+        found |= {f"{expert}.{name}.{part}": x for part, x in tensors_of(layer, layout).items()}
+    return found
 
 
 def linears(model: torch.nn.Module) -> dict[str, NVFP4Linear]:
-    """The model's NVFP4 layers by name."""
+    """The model's layers in 4 bits by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, NVFP4Linear)}

@@ -25,6 +25,7 @@ from .list_prepared import preparation_of_list
 from .operands import check_operands, check_signs
 from .operation import Operation
 from .planned import Preparation
+from .prepared_weight.fp8_rows import natural_dtype
 from .prepared_weight.groups import PreparedList, check_group
 from .prepared_weight.operands import exact_product
 
@@ -48,7 +49,8 @@ def grouped_gemm(
             same formats in all groups. None instead of an operand stands for one of no rows: its result has none
             either, (0, N) or (M, 0). At most 1024 groups have rows. K is at least 32: an operand without columns
             cannot be built, and no result is all zeros for want of K. Or each b is a ``PreparedWeight`` (N, K), for
-            sm_90a, all of one dtype; then every a (M, K) has that dtype, or every a is NVFP4.
+            sm_90a, all of one dtype; then every a (M, K) has that dtype, or every a is NVFP4; for float8_e4m3fn every
+            a is a ``RowScaledTensor``.
         gate: with prepared weights of gate and up, each result is gate(A · gateᵀ) ∘ (A · upᵀ): as in ``gated_gemm``.
         alpha: a number, or a float32 tensor on the operands' device of one element, or of one for each group.
         out: where to put the results: contiguous along N, all of one dtype. Nothing may overlap.
@@ -96,11 +98,12 @@ def _key(problems: Sequence[Pair], gate: str, alpha: Any, out: Any, *options: An
 
 def _check(r: Any) -> list[torch.Tensor]:
     if is_prepared(r.problems):
-        first, default = r.problems[0][1], r.problems[0][1].dtype
+        first, default = r.problems[0][1], natural_dtype(None, r.problems[0][1])
         each_group(lambda pair: check_group(_pair(pair), first, r.gate), r.problems)
         kinds = {type(a) for a, _ in r.problems if a is not None}
         if len(kinds) > 1:
-            raise OperandTypeError.of("a of all groups", got="numbers and NVFP4", expected="the same")
+            got = " and ".join(sorted(x.__name__ for x in kinds))
+            raise OperandTypeError.of("a of all groups", got=got, expected="the same")
     else:
         refuse_gate(r.gate)
         _check_block_scaled(r.problems)

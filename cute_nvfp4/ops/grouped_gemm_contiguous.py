@@ -16,6 +16,7 @@ from ..planning.gemm_problem import Plan
 from ..planning.grouped import GroupedProblem
 from ..prepared_weight import PreparedWeight
 from ..reference import gemm_reference
+from ..row_scaled import RowScaledTensor, by_rows
 from ..runtime.backend import Backend
 from ..scale_layout import ATOM_ROWS
 from ..target import Target
@@ -35,12 +36,13 @@ from .groups import alpha_of_group, check_rows, checked_status, status_of, store
 from .operands import check_operands, check_signs_of
 from .operation import Operation
 from .planned import PlannedCall
+from .prepared_weight.fp8_rows import natural_dtype
 from .prepared_weight.operands import exact_product, exact_values
 from .prepared_weight.rows import check_prepared_rows, offsets_of, plan_prepared_rows
 
 
 def grouped_gemm_contiguous(
-    a: GroupedRows | torch.Tensor,
+    a: GroupedRows | RowScaledTensor | torch.Tensor,
     b: BlockScaledTensor | PreparedWeight,
     *,
     offsets: Sequence[int] | torch.Tensor | None = None,
@@ -56,7 +58,8 @@ def grouped_gemm_contiguous(
 
     Args:
         a: rows (T, K) of E groups with their offsets; b: (E, N, K), of the same format. Groups may have no rows. Or b
-            is a ``PreparedWeight`` (E, N, K), for sm_90a, and a (T, K) has its dtype, or is NVFP4.
+            is a ``PreparedWeight`` (E, N, K), for sm_90a, and a (T, K) has its dtype, or is NVFP4; for float8_e4m3fn it
+            is a ``RowScaledTensor``, or in 16 bits, whose rows are quantized in the same launch.
         offsets: the groups' offsets, where a has none of its own; as those of ``GroupedRows``.
         gate: with a prepared weight of gate and up, the result is gate(A · gateᵀ) ∘ (A · upᵀ): as in ``gated_gemm``.
         alpha: a number, or a float32 tensor on the operands' device of one element, or of one for each group.
@@ -79,7 +82,7 @@ def grouped_gemm_contiguous(
 def _check(r: Any) -> torch.Tensor:
     b = r.b
     if isinstance(b, PreparedWeight):
-        rows, default = check_prepared_rows(r), b.dtype
+        rows, default = check_prepared_rows(r), natural_dtype(r.a, b)
     else:
         rows, default = _check_block_scaled(r), torch.float16
     split_alpha(r.alpha, b.device, b.batch)
@@ -116,7 +119,7 @@ def _check_block_scaled(r: Any) -> int:
 def _plan(r: Any, target: Target) -> PlannedCall:
     options: dict[str, Any] = {"new": status_of(r.b.device)}
     if isinstance(r.b, PreparedWeight):
-        found = plan_prepared_rows(r, target)
+        found = plan_prepared_rows(r, target, r.gate)
         return CONTIGUOUS.planned(found.kernel, found.config, target, found.arguments, r, extra=found.extra, **options)
     a, b, out = r.a, r.b, r.out
     check_operands({"a": a, "b": b}, target.backend)
@@ -156,6 +159,8 @@ def _reference(r: Any) -> tuple[Sequence[int], torch.Tensor]:
     prepared = isinstance(b, PreparedWeight)
     edges = clamped(offsets, len(out)).tolist()
     if prepared:
+        if b.row_factor is not None:
+            a = (by_rows(a) if isinstance(a, torch.Tensor) else a).dequantize(torch.float64)
         x, weights = exact_values(a, b)
     else:
         scales = b.rowmajor_scale()

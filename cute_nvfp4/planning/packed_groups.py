@@ -3,7 +3,7 @@ work tiles distributed as the kernel will distribute them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,23 +19,36 @@ from ..target import Architecture
 from . import sm120_model
 from .grouped import expected_sizes, too_many_groups
 from .packed import MMA_SYNC_TILE_N, deep
-from .packed_model import START_US
+from .packed_model import CONSTANTS_FP8, START_US
 from .packed_problem import TILING, PackedPlan, packed_tiles
 
 STAGE_US = {8: 0.38, 16: 0.39, 32: 0.41, 64: 0.50, 96: 0.60, 128: 0.68, 192: 1.10, 256: 1.40}
 """µs of a multiprocessor for 128 rows of the weight and 128 of K, by rows of x in a tile: up to 128 those of
 ``packed``, and between them; the wide ones, which load x without multicast, fitted on an NVIDIA H200 on 2026-11-22."""
+STREAM_TILING = "columns", "cut_bytes", "programmatic"
+"""What a plan of the streaming kernel of groups decides beside what one without groups does."""
 MOST_STEPS = 1 << 32
 """What the steps of a launch of the streaming kernel times those of a work tile must be below: it divides by it."""
 TILE_US = 1.0
-"""µs to begin and to store a tile."""
+"""µs to begin and to store a tile. Of rows in FP8 both are those of dense products (``packed_model_fp8.json``)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutedGroups:
+    """What products have whose rows are slots of a mixture of experts: as in ``GroupedWgmmaConfig``."""
+
+    gathered: bool
+    biased: bool
+    activation: str
+    constants: tuple[float, ...]
+    weighted: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedGroups:
     """Products of groups: sizes (m, n, k) of each; of rows that offsets distribute to ``stack`` groups, one of all
     rows. vector: rows of outputs start at multiples of 16 bytes. factors: tensors of device scalars that multiply
-    alpha. gate, packing: as in ``WgmmaConfig``; n is of the output."""
+    alpha. gate, packing, promoted: as in ``WgmmaConfig``; n is of the output."""
 
     sizes: tuple[tuple[int, int, int], ...]
     stack: int = 0
@@ -45,6 +58,8 @@ class PackedGroups:
     factors: int = 0
     gate: str = ""
     packing: str = "nvfp4"
+    routed: RoutedGroups | None = None
+    promoted: bool = False
 
     def streaming(self, arch: Architecture, **tiling: Any) -> GroupedStreamConfig:
         """The configuration of the streaming kernel with this tiling."""
@@ -57,8 +72,13 @@ class PackedGroups:
             vector=self.vector and self.sizes[0][1] % 4 == 0,
             factors=self.factors,
             gate=self.gate,
+            **self._routed,
             **tiling,
         )
+
+    @property
+    def _routed(self) -> dict[str, Any]:
+        return {} if self.routed is None else asdict(self.routed)
 
     @property
     def expected(self) -> tuple[tuple[int, int, int], ...]:
@@ -78,6 +98,8 @@ class PackedGroups:
             vector=self.vector and self.out != "float32",
             factors=self.factors,
             gate=self.gate,
+            **self._routed,
+            promoted=self.promoted,
             **tiling,
         )
 
@@ -100,7 +122,7 @@ def choose_groups(
         tiling = {name: getattr(c, name) for name in ("tile_n", "warpgroups", "ctas_per_sm", "stage_tiles", "stages")}
         plan = replace(given, config=problem.config(arch, **tiling))
     elif isinstance(given, PackedPlan) and isinstance(given.config, GroupedStreamConfig):
-        tiling = {name: getattr(given.config, name) for name in (*TILING[StreamConfig], "columns", "cut_bytes")}
+        tiling = {name: getattr(given.config, name) for name in (*TILING[StreamConfig], *STREAM_TILING)}
         plan = replace(given, config=problem.streaming(arch, **tiling))
     else:
         expected = "a PackedPlan of planning.packed of a GroupedWgmmaConfig or a GroupedStreamConfig"
@@ -125,6 +147,9 @@ def can_stream(p: PackedGroups, c: GroupedStreamConfig) -> str:
     """Why the streaming kernel cannot run the problem so, or an empty string."""
     if not p.stack:
         return explain("groups of the streaming kernel", got="a list", expected="rows of one x, and a stack of weights")
+    if c.weights.by_table:
+        expected = "bfloat16 or float16"
+        return explain("dtype of a weight of the streaming kernel", got=p.dtype, expected=expected)
     m, n, k = p.sizes[0]
     k_tiles = packed_tiles(n, k)[1]
     if k_tiles % c.stage_tiles:
@@ -138,7 +163,9 @@ def can_stream(p: PackedGroups, c: GroupedStreamConfig) -> str:
 
 
 def _plan(p: PackedGroups, arch: Architecture, sm_count: int, tile_n: int) -> PackedPlan:
-    config = deep(p.config(arch, tile_n=tile_n, ctas_per_sm=2 if arch.generation == "sm90" and tile_n <= 64 else 1))
+    # promoted sums take twice the registers
+    narrow = arch.generation == "sm90" and tile_n <= (32 if p.promoted else 64)
+    config = deep(p.config(arch, tile_n=tile_n, ctas_per_sm=2 if narrow else 1))
     tiles = sum(-(-n // config.out_rows) * -(-m // tile_n) for m, n, _ in p.sizes)
     if p.stack:
         # a group begun in each tile of rows
@@ -154,7 +181,10 @@ def tile_us(config: GroupedWgmmaConfig, m: int, k: int) -> float:
     if config.arch.generation == "sm120":
         count = config.arch.sm_count
         return steps * sm120_model.packed_step_us(config, width, count) + sm120_model.packed_store_us(width, count)
-    return steps * STAGE_US[width] * config.ctas_per_sm + TILE_US
+    stage_us, begin_us = STAGE_US[width], TILE_US
+    if config.fp8:
+        stage_us, begin_us = CONSTANTS_FP8.stage_us[width], CONSTANTS_FP8.tile_us[width]
+    return steps * stage_us * config.ctas_per_sm + begin_us
 
 
 def predict(plan: PackedPlan, p: PackedGroups) -> float:

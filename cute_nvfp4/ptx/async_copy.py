@@ -45,6 +45,11 @@ def wait_group(pending: int) -> None:
     asm(f"cp.async.wait_group {pending};", [], [], volatile=True)
 
 
+def fence_async_shared() -> None:
+    """What this thread knows to be in shared memory is seen by its later accesses in the asynchronous proxy (sm_90)."""
+    asm("fence.proxy.async.shared::cta;", [], [], volatile=True)
+
+
 def copy_bulk(shared: Int32, address: Int64, num_bytes: Int32, barrier: Int32) -> None:
     """Starts a copy of contiguous bytes to shared memory, which completes at ``barrier`` (PTX 8.6, sm_90 or later).
 

@@ -91,6 +91,9 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
     groups = PackedPlan(GroupedWgmmaConfig(tile_n=64, stages=2), 3)
     sixteen = PackedPlan(replace(groups.config, dtype="float16"), groups.workers)
     a, row = (quantize(x, backend="reference") for x in (few, few[:1]))
+    e4m3, few8, many8 = torch.float8_e4m3fn, *(quantize(x, "fp8_e4m3") for x in (few, many))
+    of_fp8 = [prepare_weight(*some, dtype=e4m3) for some in ((w,), (w, w), (stack,))]
+    eight = PackedPlan(replace(groups.config, dtype="float8_e4m3fn"), groups.workers)
     found: dict[str, Callable[[], object]] = {
         "gemv": lambda: gemv(w, row),
         "prepare_weight": lambda: prepare_weight(w),
@@ -105,6 +108,11 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
         "grouped_gemm_contiguous, gated": lambda: grouped_gemm_contiguous(
             many, pairs, offsets=offsets, gate="silu", config=groups
         ),
+        "W4A8, x in 16 bits": lambda: gemm(many, of_fp8[0]),
+        "W4A8, gated": lambda: gated_gemm(many8, of_fp8[1]),
+        "W4A8, a list": lambda: grouped_gemm([(few8, of_fp8[0]), (many8, of_fp8[0])], config=eight),
+        "W4A8, contiguous": lambda: grouped_gemm_contiguous(many8, of_fp8[2], offsets=offsets, config=eight),
+        "W4A8, contiguous, x in 16 bits": lambda: grouped_gemm_contiguous(many, of_fp8[2], offsets=offsets),
         **layers(device),
         "rmsnorm_quantize": lambda: rmsnorm_quantize(many, None, global_scale=None),
         "silu_mul_quantize": lambda: silu_mul_quantize(many, many, global_scale=None),

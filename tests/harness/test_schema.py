@@ -152,6 +152,25 @@ def test_a_task_file_that_is_not_a_task(tmp_path, text, message):
         load_task(tmp_path / "none.yml")
 
 
+def test_a_file_of_shapes_has_the_rest_from_its_problem(tmp_path):
+    path, whole = tmp_path / "shapes.yml", load_task(TASK)
+    for kind in ("tests", "benchmarks"):
+        path.write_text(f"{kind}: [{{m: 384, k: 512, l: 2, seed: 3}}]\n")
+        task = load_task(path, TASK)
+        assert task.tests == task.benchmarks == [{"m": 384, "k": 512, "l": 2, "seed": 3}]
+        assert (task.name, task.tolerances, task.limits) == (whole.name, whole.tolerances, whole.limits)
+        assert task.speed_of_light is None and task.public_results is None
+        with pytest.raises(TaskFileError, match="tolerances: Field required"):
+            load_task(path)
+    path.write_text("tests: [{m: 384, k: 512, seed: 3}]\nlimits: {repeats: 5}\n")
+    with pytest.raises(TaskFileError, match=r"tests\[0\]: missing \['l'\]"):
+        load_task(path, TASK)
+    path.write_text("description: no shapes at all\n")
+    with pytest.raises(TaskFileError, match="tests: Field required"):
+        load_task(path, TASK)
+    assert load_task(TASK, TASK) == whole
+
+
 def test_spec_lines_round_trip():
     case = {"m": 128, "k": 256, "l": 1, "seed": 1111}
     assert spec(case) == "m: 128; k: 256; l: 1; seed: 1111"

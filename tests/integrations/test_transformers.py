@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import safetensors.torch as safetensors
 import torch
-from support.checkpoints import pack, stored, values
+from support.checkpoints import pack, same_bits, stored, values
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: cute_nvfp4[transformers]")
 
@@ -19,6 +19,7 @@ from transformers.quantizers import auto  # noqa: E402
 from cute_nvfp4 import NVFP4Linear, simulating  # noqa: E402
 from cute_nvfp4.errors import OperandError  # noqa: E402
 from cute_nvfp4.integrations import transformers as module  # noqa: E402
+from cute_nvfp4.nn.experts import PackedExperts  # noqa: E402
 from cute_nvfp4.nn.layout_configs import compressed_tensors_config, modelopt_config  # noqa: E402
 from cute_nvfp4.nn.stored import linears  # noqa: E402
 
@@ -86,14 +87,6 @@ def load(folder: Path, **options: Any) -> Any:
 
 def tensors(folder: Path) -> Tensors:
     return safetensors.load_file(folder / "model.safetensors")
-
-
-def same_bits(found: Tensors, want: Tensors) -> bool:
-    alike = found.keys() == want.keys() and all(found[n].dtype is x.dtype for n, x in want.items())
-    return alike and all(
-        found[n].shape == x.shape and found[n].view(torch.uint8).equal(x.view(torch.uint8)) if x.ndim else found[n] == x
-        for n, x in want.items()
-    )
 
 
 @torch.inference_mode()
@@ -236,6 +229,8 @@ def test_other_checkpoints_of_compressed_tensors_stay_theirs() -> None:
     assert choice.theirs is transformers.CompressedTensorsConfig
     with pytest.raises(OperandError, match="quant_algo: got FP8"):
         auto.AutoQuantizationConfig.from_dict({"quant_method": "modelopt", "quant_algo": "FP8"})
+    with pytest.raises(OperandError, match="without a low-rank part"):
+        auto.AutoQuantizationConfig.from_dict({"quant_method": "modelopt", "quant_algo": "NVFP4_SVD"})
     with pytest.raises(OperandError, match="layout: got 'gguf'"):
         module.CuteNvfp4Config(layout="gguf")
 
@@ -287,7 +282,7 @@ def test_experts(layout: str, tmp_path: Path) -> None:
     exact, written = published_mixture(tmp_path / "given", layout)
     model, report = load(tmp_path / "given", output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"))
-    assert isinstance(model.get_submodule(EXPERT.format(1, 3, "down_proj")), NVFP4Linear)
+    assert isinstance(model.get_submodule("model.layers.1.mlp.experts"), PackedExperts)
     torch.testing.assert_close(model(IDS).logits, exact(IDS).logits, rtol=1e-4, atol=1e-4)
     model.save_pretrained(tmp_path / "saved")
     assert same_bits(tensors(tmp_path / "saved"), written)
@@ -295,6 +290,26 @@ def test_experts(layout: str, tmp_path: Path) -> None:
     first, second = (EXPERT.format(0, e, "down_proj.weight" + "_packed" * (layout != "modelopt")) for e in (0, 1))
     spoil(tmp_path / "given", lambda t: t.update({first: t[second], second: t[first]}))
     assert not torch.allclose(load(tmp_path / "given")(IDS).logits, exact(IDS).logits, rtol=1e-2, atol=1e-2)
+
+
+def test_experts_of_which_some_are_in_fp8(tmp_path: Path) -> None:
+    """They are decoded to 16 bits with those beside them; another layer's stay in 4 bits."""
+    exact, _ = published_mixture(tmp_path / "given", "modelopt")
+    name = EXPERT.format(0, 2, "down_proj")
+
+    def change(found: Tensors) -> None:
+        scale = found.pop(f"{name}.weight_scale_2")
+        weight = (exact.model.layers[0].mlp.experts.down_proj.data[2] / scale).to(torch.float8_e4m3fn)
+        found |= {f"{name}.weight": weight, f"{name}.weight_scale": scale}
+        del found[f"{name}.input_scale"]
+        exact.model.layers[0].mlp.experts.down_proj.data[2] = weight.float() * scale
+
+    spoil(tmp_path / "given", change)
+    model = load(tmp_path / "given")
+    kinds = [type(layer.mlp.experts).__name__ for layer in model.model.layers]
+    assert kinds == ["Qwen3MoeExperts", "PackedExperts"]
+    with torch.inference_mode():
+        torch.testing.assert_close(model(IDS).logits, exact(IDS).logits, rtol=1e-4, atol=1e-4)
 
 
 def test_an_expert_that_a_file_lacks(tmp_path: Path) -> None:
@@ -318,8 +333,8 @@ def test_experts_quantized_while_loading(tmp_path: Path) -> None:
     from cute_nvfp4.nn.quantize_files import FileRecipe, quantize_files
 
     quantize_files(tmp_path / "given", tmp_path / "files", FileRecipe("four_six_mse"))
-    layers = [load(tmp_path / folder).get_submodule(EXPERT.format(1, 2, "up_proj")) for folder in ("saved", "files")]
-    assert all(layers[0].state_dict()[name].equal(x) for name, x in layers[1].state_dict().items())
+    made = [load(tmp_path / folder).get_submodule("model.layers.1.mlp.experts") for folder in ("saved", "files")]
+    assert all(made[0].state_dict()[name].equal(x) for name, x in made[1].state_dict().items())
 
 
 @torch.inference_mode()

@@ -37,3 +37,12 @@ def stored(name: str, weight: torch.Tensor, convention: str, amax_of_x: float | 
         inputs = {"input_global_scale": torch.tensor([2688 / (amax_of_x or 1)])}
     found |= inputs if amax_of_x is not None else {}
     return {f"{name}.{part}": x.contiguous() for part, x in found.items()}
+
+
+def same_bits(found: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> bool:
+    """Whether tensors have the same names, dtypes, shapes and bits."""
+    alike = found.keys() == want.keys() and all(found[n].dtype is x.dtype for n, x in want.items())
+    return alike and all(
+        found[n].shape == x.shape and found[n].view(torch.uint8).equal(x.view(torch.uint8)) if x.ndim else found[n] == x
+        for n, x in want.items()
+    )

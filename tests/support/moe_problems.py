@@ -138,7 +138,7 @@ class Problem:
         expert = chosen[tokens, places]
         rows = self._rounded(self.x[tokens].double())
         product = _products(rows, gate_up, expert)
-        if not self.experts.gated:
+        if self.layer.quantized:
             product = product.to(self.layer.dtype).double()
         if self.biases[0] is not None:
             product = product + self.biases[0][expert].double()

@@ -165,6 +165,8 @@ def _packed_groups() -> Iterator[tuple[str, Callable]]:
         "rows gated": GroupedWgmmaConfig(tile_n=16, gate="silu"),
         "parameters": GroupedWgmmaConfig(maps="parameters", slots=4),
         "workspace": GroupedWgmmaConfig(maps="workspace", capacity=64, tile_n=8, out="float32", vector=False),
+        "rows fp8": GroupedWgmmaConfig(dtype="float8_e4m3fn", tile_n=128, factors=1),
+        "workspace fp8": GroupedWgmmaConfig(dtype="float8_e4m3fn", maps="workspace", tile_n=64, promoted=True),
     }
     for name, config in configs.items():
         yield f"grouped_wgmma {name}", lambda config=config: compile_grouped_wgmma(config)

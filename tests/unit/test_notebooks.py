@@ -46,6 +46,51 @@ def files_named(text: str) -> set[str]:
     return {name for part in (text, *pictures) for name in _FILE.findall(part)}
 
 
+DRAWING = re.compile(r"\b(plt|ax|axes|axis|fig|figure)\b[.,\[ ]|\bbars?\(|\.(imshow|plot|set|legend|annotate)\(")
+
+
+def draws(source: str) -> bool:
+    """Whether nearly a third of a cell's lines or more draw."""
+    lines = [line for line in source.splitlines() if line.strip()]
+    return bool(lines) and sum(bool(DRAWING.search(line)) for line in lines) >= 0.3 * len(lines)
+
+
+def not_hidden(notebook: nbformat.NotebookNode) -> list[int]:
+    """The numbers of cells that draw, or have a solution, and are not folded, in Jupyter and on the site."""
+    found = []
+    for number, cell in enumerate(notebook.cells):
+        tags = cell.metadata.get("tags", [])
+        folded = "hide-input" in tags and cell.metadata.get("jupyter", {}).get("source_hidden")
+        if (
+            cell.cell_type == "code"
+            and (draws(cell.source) or "solution" in tags)
+            and "exercise" not in tags
+            and not folded
+        ):
+            found.append(number)
+    return found
+
+
+@pytest.mark.parametrize("path", execute.notebooks(), ids=lambda path: path.stem)
+def test_a_notebook_says_what_it_teaches_and_folds_what_draws(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    first = notebook.cells[0].source
+    assert "**You will learn**" in first and "**Time**: about " in first and "README.md#how-long-they-take" in first
+    assert not not_hidden(notebook), "give the cell the tag hide-input, and jupyter.source_hidden"
+    kernels = [cell for cell in notebook.cells if cell.source.startswith(("%%module", "%%cute"))]
+    assert all(
+        "hide-input" not in cell.metadata.get("tags", []) or "solution" in cell.metadata.tags for cell in kernels
+    )
+
+
+def test_a_cell_that_draws_is_seen() -> None:
+    cell = nbformat.v4.new_code_cell("fig, ax = plt.subplots()\nax.plot(x)\nplt.show()")
+    notebook = nbformat.v4.new_notebook(cells=[cell, nbformat.v4.new_code_cell("y = gemm(a, b)")])
+    assert not_hidden(notebook) == [0]
+    cell.metadata |= {"tags": ["hide-input"], "jupyter": {"source_hidden": True}}
+    assert not not_hidden(notebook)
+
+
 def test_stored_outputs_name_no_folder_of_a_machine() -> None:
     assert files_named("compute /tmp/cells-1/a.py:3") == {"/tmp/cells-1/a.py"}
     picture = base64.b64encode(b"<title>/home/me/b.py:7</title>").decode()

@@ -9,14 +9,15 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 from support import forked
 
-from cute_nvfp4.cli.main import app
+import cute_nvfp4
+from cute_nvfp4.errors import OperandError
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 
+import limits  # noqa: E402
 import support_matrix  # noqa: E402
 import tables  # noqa: E402
 
@@ -43,6 +44,32 @@ def typed_times(text: str) -> list[str]:
     text = re.sub(r"<!-- (table|accuracy): .*?<!-- \1: end -->", "", text, flags=re.DOTALL)
     heads = re.findall(r"^(\|.*\|)\n\| ?:?---", text, re.MULTILINE)
     return [head for head in heads if re.search(r"µs|\bms\b|TFLOPS", head)]
+
+
+MEASURE = re.compile(r"\d\s?(?:µs|ms\b|TFLOPS|TB/s)|\d\s?% (?:faster|slower|too|off|from|of cuBLAS)|times cuBLAS")
+GENERATED = re.compile(
+    r"<!-- (table|accuracy): .*?<!-- \1: end -->|<!-- count: .*?<!-- end -->|```.*?```|`[^`]*`", re.DOTALL
+)
+
+
+def typed_figures(text: str) -> list[str]:
+    """Paragraphs and rows with a time, a rate or an error that a person typed and that no record is linked for.
+
+    What scripts write, and code, has none. A link to ``benchmarks`` in the same paragraph, or one below the same
+    heading for a table, is the record.
+    """
+    found = []
+    for section in re.split(r"^(?=#)", GENERATED.sub("", text), flags=re.MULTILINE):
+        for paragraph in section.split("\n\n"):
+            linked = section if paragraph.lstrip().startswith("|") else paragraph
+            if MEASURE.search(paragraph) and "benchmarks/" not in linked:
+                found += [line for line in paragraph.splitlines() if MEASURE.search(line)]
+    return found
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: f"{page.parent.name}/{page.stem}")
+def test_typed_figures_have_a_record(page: Path) -> None:
+    assert not typed_figures(page.read_text(encoding="utf-8")), "generate the figure, or link its record"
 
 
 @pytest.mark.parametrize("page", EXPLANATIONS, ids=lambda page: page.stem)
@@ -94,11 +121,21 @@ def test_the_support_matrix_is_what_the_package_answers() -> None:
     assert support_matrix.markdown(answers) not in page
 
 
-def test_every_command_has_its_place_in_the_reference() -> None:
-    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
-    names = list(typer.main.get_command(app).commands)
-    sections = re.findall(r"^## (\w+)\n\n```{command} \1\n```$", page, re.MULTILINE)
-    assert sections == names, "add the new command's section"
+def _takes_64s(m: int, n: int, k: int) -> None:
+    if k % 64:
+        raise OperandError.of("K", got=k, expected="a multiple of 64")
+
+
+def test_a_new_name_or_command_changes_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The committed summaries are asked of the package: a name, a command or a limit that is not there is seen."""
+    api, commands = tables.TABLES["api"](), tables.TABLES["commands"]()
+    assert "| `gemm(a, b, …)` |" in api and "## support" in commands and "`--schedules`" in commands
+    monkeypatch.setattr(cute_nvfp4, "__all__", [name for name in cute_nvfp4.__all__ if name != "gemm"])
+    assert "| `gemm(a, b, …)` |" not in tables.TABLES["api"]()
+    assert limits.limit(limits.Call("f", "x", _takes_64s), "K", "sm_90a") == (
+        64,
+        "K: got 288, expected a multiple of 64.",
+    )
 
 
 def test_the_site_builds_strictly(tmp_path: Path) -> None:
@@ -121,6 +158,10 @@ def test_the_tests_can_fail() -> None:
     head = "| call | µs |\n|---|---|\n| gemm | 5 |\n"
     assert typed_times(head) == ["| call | µs |"]
     assert not typed_times(f"<!-- table: gemm -->\n{head}<!-- table: end -->\n")
+    assert typed_figures("A call takes 5 µs.\n") and typed_figures("It is 8 % too fast.\n")
+    assert not typed_figures("A call takes 5 µs ([record](../../benchmarks/records/launch.md)).\n")
+    assert not typed_figures("A call takes <!-- count: launch -->5 µs<!-- end -->, and `5 µs` is code.\n")
+    assert typed_figures("One takes 5 µs.\n\nThe [record](../benchmarks/x.md) is of another.\n") == ["One takes 5 µs."]
     assert too_long("word " * 1501) and not too_long("word " * 1500)
     assert dated("On an H200, 2026-11-22: 5 µs.") == ["2026-11-22"]
     assert not dated("<!-- table: gemm -->\nMeasured 2026-11-22.\n<!-- table: end -->\n")

@@ -39,9 +39,12 @@ PAGES = [
     "how-to/moe.md",
     "how-to/judge_a_kernel.md",
     "how-to/time_a_kernel.md",
+    "how-to/look_inside_a_kernel.md",
+    "how-to/add_an_instruction.md",
     "explanation/formats.md",
     "tutorials/first_gemm.md",
     "tutorials/first_submission.md",
+    "tutorials/faster_without_a_gpu.md",
 ]
 DOORS = PAGES[1:4]
 BLOCK = re.compile(r"(?:<!-- ([^>]*?) -->\n)?```(python|bash|yaml)\n(.*?)```", re.DOTALL)

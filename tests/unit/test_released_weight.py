@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from cute_nvfp4 import BlockScaledTensor, prepare_weight, quantize
-from cute_nvfp4.formats import pack_e2m1
-from cute_nvfp4.nn.released import rewritten, unpacked
+from cute_nvfp4.formats import MXFP4, NVFP4, Format, pack_e2m1
+from cute_nvfp4.nn.released import rewritten, unpacked, unpacked_rowmajor
 
 DTYPES = [torch.bfloat16, torch.float16]
 
@@ -58,3 +58,48 @@ def test_nothing_is_kept_of_what_quantize_gives(rule: str) -> None:
     packed = prepare_weight(weight, backend="reference")
     assert rewritten(weight, packed) is None
     assert unpacked(packed, None).dequantize().equal(weight.dequantize())
+
+
+def powers(seed: int, *shape: int) -> BlockScaledTensor:
+    """MXFP4 with scales of 2**-12 to 2**12, some of NaN, and blocks of zeros under any scale."""
+    generator = torch.Generator().manual_seed(seed)
+    data = torch.randint(0, 256, (*shape[:-1], shape[-1] // 2), dtype=torch.uint8, generator=generator)
+    scale = torch.randint(115, 140, (*shape[:-1], shape[-1] // 32), dtype=torch.uint8, generator=generator)
+    drawn = torch.rand(scale.shape, generator=generator)
+    scale[drawn < 0.1] = 0xFF
+    empty = drawn > 0.9
+    scale[empty] = torch.randint(0, 255, (int(empty.sum()),), dtype=torch.uint8, generator=generator)
+    data.unflatten(-1, (-1, 16))[empty] = 0x80
+    return BlockScaledTensor(data, scale, format=MXFP4)
+
+
+@pytest.mark.parametrize("shape", [(40, 96), (3, 20, 64)])
+def test_mxfp4(shape: tuple[int, ...]) -> None:
+    weight = powers(0, *shape)
+    packed = prepare_weight(weight, backend="reference")
+    lost = rewritten(weight, packed)
+    data, scale = unpacked_rowmajor(packed, lost, MXFP4)
+    assert data.equal(weight.data) and scale.equal(weight.scale)
+    # most blocks need no help; those of NaN, and some of zeros, do
+    assert 0 < len(lost.places) < 0.3 * weight.scale.numel()
+    assert not unpacked_rowmajor(packed, None, MXFP4)[1].equal(weight.scale)
+
+
+@pytest.mark.parametrize("rows", [5, 24])
+@pytest.mark.parametrize("format", [NVFP4, MXFP4], ids=["nvfp4", "mxfp4"])
+def test_gate_and_up_of_a_stack(format: Format, rows: int) -> None:
+    """Rows of both, in turn when they are packed, come back one after the other; each has a shift of its own."""
+    if format is MXFP4:
+        gate, up = powers(1, 3, rows, 64), powers(2, 3, rows, 64)
+        up = BlockScaledTensor(
+            up.data, torch.where(up.scale == 0xFF, 0xFF, up.scale.clamp(max=0xE0) + 20), format=MXFP4
+        )
+    else:
+        generator = torch.Generator().manual_seed(0)
+        parts = [torch.randint(256, (3, rows, n), generator=generator).byte() for n in (32, 4, 32, 4)]
+        gate, up = BlockScaledTensor(*parts[:2]), BlockScaledTensor(*parts[2:])
+    packed = prepare_weight(gate, up, backend="reference")
+    both = (torch.cat(x, dim=1) for x in ((gate.data, up.data), (gate.scale, up.scale)))
+    weight = BlockScaledTensor(*both, format=format)
+    found = unpacked_rowmajor(packed, rewritten(weight, packed), format)
+    assert found[0].view_as(weight.data).equal(weight.data) and found[1].view_as(weight.scale).equal(weight.scale)

@@ -21,6 +21,7 @@ NOUNS = (
     "scale_layout",
     "weight_layout",
     "weight_layout_fp8",
+    "weight_shards",
     "row_scaled",
     "prepared_weight",
     "grouped_rows",

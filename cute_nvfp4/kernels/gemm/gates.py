@@ -25,6 +25,7 @@ import math
 import cutlass.cute as cute
 from cutlass import Float32
 
+from ...ptx.arithmetic import add_rn, mul_rn
 from .config import GATE_NAMES
 
 _LOG2_E = math.log2(math.e)
@@ -76,3 +77,23 @@ def identity(x: Float32) -> Float32:
 
 GATES = {gate.__name__: gate for gate in (silu, gelu_tanh, gelu_erf, relu, identity)}
 assert tuple(GATES) == GATE_NAMES
+
+
+def clamped_swiglu(gate: Float32, up: Float32, alpha: float, limit: float) -> Float32:
+    """gate · sigmoid(alpha · gate) · (up + 1) of gate, at most limit, and up, within ± limit: gpt-oss's. NaN stays."""
+    gate = cute.arch.fmin(gate, Float32(limit), nan=True)
+    up = cute.arch.fmax(cute.arch.fmin(up, Float32(limit), nan=True), Float32(-limit), nan=True)
+    # gate · sigmoid(α · gate) is silu(α · gate) / α
+    scaled = mul_rn(silu(mul_rn(gate, Float32(alpha))), Float32(1.0 / alpha))
+    return mul_rn(scaled, add_rn(up, Float32(1.0)))
+
+
+def activate(name: str, x: Float32, up: Float32 | None = None, constants: tuple[float, float] = (1.0, 1.0)) -> Float32:
+    """An element between the two products of an expert: a gate's (``GATES``) of x, times up; "clamped_swiglu" of both,
+    with alpha and limit; or "relu2" of x, relu(x)²."""
+    if name == "relu2":
+        x = relu(x)
+        return mul_rn(x, x)
+    if name == "clamped_swiglu":
+        return clamped_swiglu(x, up, *constants)
+    return mul_rn(GATES[name](x), up)

@@ -20,7 +20,7 @@ THREADS = 128
 VECTOR_BYTES = 16
 VECTOR = 8
 """Elements of 16 bits that a thread takes at a time."""
-MAPS_WARPS = (1, 8)
+MAPS_WARPS = (1, 16)
 ACTIVATIONS = ("silu", "clamped_swiglu", "relu2")
 """What stands between the two products: silu(gate) · up; gpt-oss's (up + 1) · gate · sigmoid(α · gate) of clamped gate
 and up; relu(x)² of a first product that is one matrix."""
@@ -68,13 +68,14 @@ class ActivationConfig:
 
 @dataclass(frozen=True)
 class CombineConfig:
-    """One variant of the combination: dtypes of rows, of router weights and of the output, and whether there is a
-    bias."""
+    """One variant of the combination: dtypes of rows, of router weights ("": rows are weighted already) and of the
+    output, whether there is a bias, and slots of a token."""
 
     dtype: str
     weights: str
     out: str
     bias: bool
+    top: int
     arch: Architecture
 
 
@@ -87,6 +88,11 @@ def can_activate(c: ActivationConfig) -> str:
 
 DSL_DTYPES = {name.lower(): name for name in ("Float16", "BFloat16", "Float32", "Int32", "Int64")}
 """The DSL's names of dtypes."""
+
+
+def router_weights(dtype: str) -> Pointer:
+    """Where router weights of this dtype are."""
+    return Pointer(DSL_DTYPES[dtype], 4 if dtype == "float32" else 2)
 
 
 _BIAS = PerConfig(lambda c: Pointer("Float32", VECTOR_BYTES) if c.bias else None)
@@ -129,16 +135,15 @@ class ActivationArguments(NamedTuple):
 
 
 class CombineArguments(NamedTuple):
-    """out (tokens, hidden), rows ``stride`` bytes apart, of rows (slots, hidden) and weights (slots,), ``top`` slots a
-    token, and the bias (experts, hidden)."""
+    """out (tokens, hidden), rows ``stride`` bytes apart, of rows (slots, hidden); weights (slots,) and the bias
+    (experts, hidden), where rows have neither yet."""
 
     rows: Pointer = Pointer("Uint8", VECTOR_BYTES)
-    weights: Pointer = Pointer(lambda c: DSL_DTYPES[c.weights], lambda c: 4 if c.weights == "float32" else 2)
+    weights: Pointer | None = PerConfig(lambda c: router_weights(c.weights) if c.weights else None)
     bias: Pointer | None = _BIAS
     maps: Pointer = Pointer("Int32", 4)
     out: Pointer = Pointer("Uint8", VECTOR_BYTES)
     tokens: Scalar = INT32
     experts: Scalar = INT32
-    top: Scalar = INT32
     hidden: Scalar = INT32
     stride: Scalar = INT64

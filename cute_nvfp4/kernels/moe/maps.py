@@ -18,6 +18,9 @@ from cutlass.memory import SmemAllocator
 from ..arith import ceil_div, div, mod
 from .config import WARP, MapsArguments, MapsConfig
 
+NOWHERE, BEYOND = -1, -2
+"""Instead of an expert: the slot's is not here, and there is no such slot."""
+
 
 class Maps(NamedTuple):
     """The four routing maps in global memory."""
@@ -50,6 +53,8 @@ class RoutingMaps:
 
     @cute.kernel
     def kernel(self, arguments: MapsArguments):
+        # the products' CTAs begin meanwhile, and wait
+        cute.arch.griddepcontrol_launch_dependents()
         warps = self.config.warps
         thread, _, _ = cute.arch.thread_idx()
         expert, _, _ = cute.arch.block_idx()
@@ -61,10 +66,11 @@ class RoutingMaps:
         first = warp * share
         last = cutlass.min(first + share, strips)
         less, equal = Int32(0), Int32(0)
-        for strip in cutlass.range(first, last, unroll=1):
-            chosen = self.chosen(arguments, strip * WARP + lane)
-            less += cute.arch.popc(cute.arch.vote_ballot_sync((chosen >= 0) & (chosen < expert)))
-            equal += cute.arch.popc(cute.arch.vote_ballot_sync(chosen == expert))
+        for strip in cutlass.range(first, last, self.ahead, unroll=1):
+            chosen = self.chosen_of_strips(arguments, strip, last, lane)
+            for i in cutlass.range_constexpr(self.ahead):
+                less += cute.arch.popc(cute.arch.vote_ballot_sync((chosen[i] >= 0) & (chosen[i] < expert)))
+                equal += cute.arch.popc(cute.arch.vote_ballot_sync(chosen[i] == expert))
         smem = SmemAllocator()
         sCounts = smem.allocate_tensor(Int32, cute.make_layout((2, warps)), byte_alignment=16)  # (LESS EQUAL, WARPS)
         if lane == 0:
@@ -77,29 +83,42 @@ class RoutingMaps:
             count += sCounts[1, other]
             row += cutlass.select_(warp > other, sCounts[1, other], Int32(0))
         row += begin
-        for strip in cutlass.range(first, last, unroll=1):
-            slot = strip * WARP + lane
-            chosen = self.chosen(arguments, slot)
-            mine = cute.arch.vote_ballot_sync(chosen == expert)
-            if chosen == expert:
-                at = row + cute.arch.popc(mine & ((Int32(1) << lane) - 1))
-                maps.mSlots[at] = slot
-                maps.mExperts[at] = expert
-                maps.mRows[slot] = at
-            # one CTA has the slots of no expert
-            if (expert == 0) & (chosen < 0) & (slot < arguments.slots):
-                maps.mRows[slot] = Int32(-1)
-            row += cute.arch.popc(mine)
+        for strip in cutlass.range(first, last, self.ahead, unroll=1):
+            chosen = self.chosen_of_strips(arguments, strip, last, lane)
+            for i in cutlass.range_constexpr(self.ahead):
+                slot = (strip + i) * WARP + lane
+                mine = cute.arch.vote_ballot_sync(chosen[i] == expert)
+                if chosen[i] == expert:
+                    at = row + cute.arch.popc(mine & ((Int32(1) << lane) - 1))
+                    maps.mSlots[at] = slot
+                    maps.mExperts[at] = expert
+                    maps.mRows[slot] = at
+                # one CTA has the slots of no expert
+                if (expert == 0) & (chosen[i] == NOWHERE):
+                    maps.mRows[slot] = Int32(-1)
+                row += cute.arch.popc(mine)
         if thread == 0:
             maps.mOffsets[expert] = begin
             if expert == arguments.experts - 1:
                 maps.mOffsets[arguments.experts] = begin + count
 
-    @cute.jit
-    def chosen(self, arguments: MapsArguments, slot: Int32) -> Int32:
-        """The expert of a slot, or -1 where there is none here, or no such slot."""
+    @property
+    def ahead(self) -> int:
+        """Strips of ids that a warp asks for at a time: each is as far away as L2."""
+        return 4 if self.config.warps > 1 else 1
+
+    def chosen_of_strips(self, arguments: MapsArguments, strip: Int32, last: Int32, lane: Int32) -> list[Int32]:
+        """The experts of a lane's slots of the next strips: all are asked for before the first is used."""
+        found = []
+        for i in range(self.ahead):
+            end = cutlass.select_(strip + i < last, arguments.slots, Int32(0))
+            found.append(self.chosen(arguments, (strip + i) * WARP + lane, end))
+        return found
+
+    def chosen(self, arguments: MapsArguments, slot: Int32, end: Int32) -> Int32:
+        """The expert of a slot, or ``NOWHERE`` where it is not here, or ``BEYOND`` from slot ``end`` on."""
         mIds = cute.make_tensor(arguments.ids, cute.make_layout(arguments.slots))  # (SLOTS)
         chosen = mIds[cutlass.min(slot, arguments.slots - 1)]
         chosen = chosen - arguments.offset
-        here = (chosen >= 0) & (chosen < arguments.experts) & (slot < arguments.slots)
-        return cutlass.select_(here, Int32(chosen), Int32(-1))
+        here = (chosen >= 0) & (chosen < arguments.experts)
+        return cutlass.select_(slot < end, cutlass.select_(here, Int32(chosen), Int32(NOWHERE)), Int32(BEYOND))

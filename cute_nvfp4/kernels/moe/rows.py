@@ -11,14 +11,14 @@ from collections.abc import Sequence
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Float32, Int64, Uint32
+from cutlass import Float32, Int32, Int64, Uint32
 
-from ...ptx.arithmetic import add_rn, fma_rn, mul_rn
+from ...ptx.arithmetic import add_rn, mul_rn
 from ...ptx.convert import bf16x2_to_f32, f16x2_to_f32
 from ...ptx.encode import f32x2_to_16bit
-from ...ptx.memory import load_global, store_global
+from ...ptx.memory import load_global, load_global_if, store_global
 from ...ptx.move import f32_bits, f32_from_bits
-from ..gemm.gates import relu, silu
+from ..gemm.gates import activate
 from .config import (
     THREADS,
     VECTOR,
@@ -30,7 +30,11 @@ from .config import (
     GatherArguments,
     GatherConfig,
 )
-from .maps import maps_of
+from .maps import Maps, maps_of
+
+AHEAD = 8
+"""Slots of a token whose rows are asked for at a time."""
+WORD_TO_F32 = {"bfloat16": bf16x2_to_f32, "float16": f16x2_to_f32}
 
 
 def load_values(address: Int64, dtype: str) -> list[Float32]:
@@ -38,8 +42,7 @@ def load_values(address: Int64, dtype: str) -> list[Float32]:
     if dtype == "float32":
         words = load_global(address, VECTOR_BYTES) + load_global(address + VECTOR_BYTES, VECTOR_BYTES)
         return [f32_from_bits(x) for x in words]
-    to_f32 = bf16x2_to_f32 if dtype == "bfloat16" else f16x2_to_f32
-    return [x for word in load_global(address, VECTOR_BYTES) for x in to_f32(word)]
+    return [x for word in load_global(address, VECTOR_BYTES) for x in WORD_TO_F32[dtype](word)]
 
 
 def store_values(address: Int64, values: Sequence[Float32], dtype: str) -> None:
@@ -111,28 +114,17 @@ class Activation:
                     bias = arguments.bias.toint() + 4 * at
                     added = [load_values(bias + half * 4 * Int64(inner), "float32") for half in range(cfg.halves)]
                     values = [[add_rn(x, y) for x, y in zip(*pair)] for pair in zip(values, added)]
-                store_values(target, [self.activated(*x) for x in zip(*values)], cfg.dtype)
+                constants = cfg.alpha, cfg.limit
+                found = [activate(cfg.activation, *x, constants=constants) for x in zip(*values)]
+                store_values(target, found, cfg.dtype)
             else:
                 store_global(target, [Uint32(0)] * 4)
-
-    def activated(self, gate: Float32, up: Float32 | None = None) -> Float32:
-        """The activation of an element, in fp32; NaN stays."""
-        cfg = self.config
-        if cfg.activation == "relu2":
-            x = relu(gate)
-            return mul_rn(x, x)
-        if cfg.activation == "silu":
-            return mul_rn(silu(gate), up)
-        gate = cute.arch.fmin(gate, Float32(cfg.limit), nan=True)
-        up = cute.arch.fmax(cute.arch.fmin(up, Float32(cfg.limit), nan=True), Float32(-cfg.limit), nan=True)
-        # gate · sigmoid(α · gate) is silu(α · gate) / α
-        scaled = mul_rn(silu(mul_rn(gate, Float32(cfg.alpha))), Float32(1.0 / cfg.alpha))
-        return mul_rn(scaled, add_rn(up, Float32(1.0)))
 
 
 class Combine:
     """The host function and the kernel of one :class:`CombineConfig`: Σ over a token's slots, in their order, of
-    weight · (row + bias), in fp32 and rounded once. Slots without a row are left out."""
+    weight · (row + bias), or of rows that have both already, in fp32 and rounded once. Slots without a row are left
+    out."""
 
     def __init__(self, config: CombineConfig) -> None:
         self.config = config
@@ -141,32 +133,53 @@ class Combine:
     def __call__(self, arguments: CombineArguments, stream: CUstream):
         """Launches CTAs for the columns of each token."""
         columns = cute.ceil_div(arguments.hidden, THREADS * VECTOR)
-        self.kernel(arguments).launch(grid=(arguments.tokens, columns, 1), block=(THREADS, 1, 1), stream=stream)
+        grid = arguments.tokens, columns, 1
+        self.kernel(arguments).launch(grid=grid, block=(THREADS, 1, 1), stream=stream, use_pdl=True)
 
     @cute.kernel
     def kernel(self, arguments: CombineArguments):
+        # it begins while the rows are being made
+        cute.arch.griddepcontrol_wait()
         cfg = self.config
         thread, _, _ = cute.arch.thread_idx()
         token, part, _ = cute.arch.block_idx()
         column = (part * THREADS + thread) * VECTOR
-        slots, hidden = arguments.tokens * arguments.top, arguments.hidden
+        slots, hidden = arguments.tokens * cfg.top, arguments.hidden
         maps = maps_of(arguments.maps, arguments.experts, slots)
-        mWeights = cute.make_tensor(arguments.weights, cute.make_layout(slots))  # (SLOTS)
         if column < hidden:
             sums = cute.make_rmem_tensor(VECTOR, Float32)
             sums.fill(0.0)
-            first = token * arguments.top
-            for slot in cutlass.range(first, first + arguments.top, unroll=1):
-                row = maps.mRows[slot]
-                if row >= 0:
-                    weight = Float32(mWeights[slot])
-                    values = load_values(arguments.rows.toint() + 2 * (Int64(row) * hidden + column), cfg.dtype)
-                    if cutlass.const_expr(cfg.bias):
-                        at = Int64(maps.mExperts[row]) * hidden + column
-                        added = load_values(arguments.bias.toint() + 4 * at, "float32")
-                        values = [add_rn(x, y) for x, y in zip(values, added)]
+            for begin in cutlass.range_constexpr(0, cfg.top, AHEAD):
+                first = token * cfg.top + begin
+                summands = self.summands(arguments, maps, first, min(AHEAD, cfg.top - begin), column)
+                for values in summands:
                     for i in cutlass.range_constexpr(VECTOR):
-                        sums[i] = fma_rn(weight, values[i], sums[i])
+                        sums[i] = add_rn(sums[i], values[i])
             size = 4 if cfg.out == "float32" else 2
             target = arguments.out.toint() + Int64(token) * arguments.stride + column * size
             store_values(target, [sums[i] for i in range(VECTOR)], cfg.out)
+
+    def summands(
+        self, arguments: CombineArguments, maps: Maps, first: Int32, count: int, column: Int32
+    ) -> list[list[Float32]]:
+        """Eight columns of ``count`` slots from ``first`` on, weighted: all are asked for before the first is used.
+        Zeros where a slot has no row."""
+        cfg, hidden, to_f32 = self.config, arguments.hidden, WORD_TO_F32[self.config.dtype]
+        rows = [maps.mRows[first + i] for i in range(count)]
+        there = [cutlass.select_(row >= 0, Int32(1), Int32(0)) for row in rows]
+        places = [Int64(row) * hidden + column for row in rows]
+        words = [load_global_if(p, arguments.rows.toint() + 2 * at, VECTOR_BYTES) for p, at in zip(there, places)]
+        found = [[x for word in some for x in to_f32(word)] for some in words]
+        if cfg.bias:
+            for i, row in enumerate(rows):
+                expert = maps.mExperts[cutlass.max(row, Int32(0))]
+                at = arguments.bias.toint() + 4 * (Int64(expert) * hidden + column)
+                halves = [load_global_if(there[i], at + side, VECTOR_BYTES) for side in (0, VECTOR_BYTES)]
+                found[i] = [add_rn(x, f32_from_bits(y)) for x, y in zip(found[i], halves[0] + halves[1])]
+        if cfg.weights:
+            slots = cute.make_layout(arguments.tokens * cfg.top)
+            for i in range(count):
+                weight = Float32(cute.make_tensor(arguments.weights, slots)[first + i])
+                weight = cutlass.select_(rows[i] >= 0, weight, Float32(0.0))
+                found[i] = [mul_rn(weight, x) for x in found[i]]
+        return found

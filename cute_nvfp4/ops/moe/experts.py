@@ -30,9 +30,9 @@ class Experts:
     """The experts of ``moe``, as ``prepare_experts`` makes them.
 
     gate_up: a stack of E matrices [gate; up] (2 I, H), or (I, H) where the activation takes one. down: E of (H, I).
-    Both are prepared for one dtype, gate and up in one for a gated product where nothing stands before the activation;
-    or block-scaled. gate_up_factor, down_factor: None, or float32 (E,) that multiply the products.
-    gate_up_bias, down_bias: None, or float32 (E, 2 I) or (E, I), and (E, H).
+    Both are prepared for one dtype, gate and up in one for a gated product; or block-scaled. gate_up_factor,
+    down_factor: None, or float32 (E,) that multiply the products. gate_up_bias, down_bias: None, or float32 (E, 2 I) or
+    (E, I), and (E, H).
     """
 
     gate_up: PreparedWeight | BlockScaledTensor
@@ -65,7 +65,7 @@ class Experts:
 
     @property
     def gated(self) -> bool:
-        """Whether the first product has the activation in its epilogue."""
+        """Whether gate and up are prepared as one."""
         return isinstance(self.gate_up, PreparedWeight) and self.gate_up.gated
 
     @property
@@ -112,7 +112,8 @@ def prepare_experts(
 
     Args:
         gate_up: rows of gate and then of up, (E, 2 I, H); or E matrices (2 I, H), or E pairs (I, H), each with a global
-            scale of its own. Without a gate (E, I, H). The global scales of gate and up of an expert are equal.
+            scale of its own. Without a gate (E, I, H). Global scales of gate and up of an expert may differ with
+            "silu", which is linear in up: their ratio then multiplies what down gives.
         down: (E, H, I), or E matrices (H, I).
         activation: "silu" (SwiGLU), "clamped_swiglu" (that of gpt-oss, with alpha and limit: gate at most limit, up
             within ± limit, gate · sigmoid(alpha · gate) · (up + 1)), or "relu2" (relu², without a gate).
@@ -130,6 +131,7 @@ def prepare_experts(
     first, first_factor = _stack("gate_up", gate_up)
     second, second_factor = _stack("down", down)
     _check_sizes(first, second, function, interleaved)
+    first_factor, second_factor = _moved(first_factor, second_factor, function)
     biases = [
         _bias(name, bias, weight)
         for name, bias, weight in (("gate_up_bias", gate_up_bias, first), ("down_bias", down_bias, second))
@@ -143,7 +145,7 @@ def prepare_experts(
             BlockScaledTensor(as_bytes(x.data).contiguous(), to_blocked(x.scale), x.global_scale, x.format)
             for x in (first, second)
         ]
-    elif function.name == "silu" and biases[0] is None:
+    elif function.halves == 2:
         weights = [prepare_weight(*_halves(first), dtype=dtype), prepare_weight(second, dtype=dtype)]
     else:
         weights = [prepare_weight(x, dtype=dtype) for x in (first, second)]
@@ -151,7 +153,7 @@ def prepare_experts(
 
 
 def _stack(name: str, given: Matrices) -> tuple[BlockScaledTensor, torch.Tensor | None]:
-    """A stack with row-major scales, and the factors (E,) of matrices that have global scales of their own."""
+    """A stack with row-major scales, and the factors (E, matrices) of those that have global scales of their own."""
     if isinstance(given, BlockScaledTensor):
         check_format(name, given, (NVFP4, MXFP4))
         if not given.is_batched:
@@ -170,16 +172,35 @@ def _stack(name: str, given: Matrices) -> tuple[BlockScaledTensor, torch.Tensor 
     if groups[0][0].global_scale is not None:
         each = [torch.stack([x.global_scale.detach().reshape(()) for x in group]) for group in groups]
         factors = torch.stack(each)
-        unequal = (factors != factors[:, :1]).any(1).nonzero().flatten().tolist()
-        if unequal:
-            raise OperandError.of(
-                f"global scales of gate and up of {name}[{unequal[0]}]",
-                got=" and ".join(map(str, factors[unequal[0]].tolist())),
-                expected="equal ones",
-                hint="Quantize both with the larger amax's: quantize(…, global_scale=…).",
-            )
-        factors = factors[:, 0].contiguous()
     return BlockScaledTensor(data, scale, None, groups[0][0].format), factors
+
+
+def _moved(
+    first: torch.Tensor | None, second: torch.Tensor | None, function: ActivationFunction
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """The factors (E,) of both products, of those (E, matrices) of gate_up and (E, 1) of down: the first is gate's, and
+    the second has what up's is more than gate's.
+
+    Raises:
+        OperandError: factors of gate and up differ, and the activation is not linear in up.
+    """
+    if second is not None:
+        second = second[:, 0].contiguous()
+    if first is None:
+        return None, second
+    gate, up = first[:, 0].contiguous(), first[:, -1]
+    unequal = (gate != up).nonzero().flatten().tolist()
+    if not unequal:
+        return gate, second
+    if function.name != "silu":
+        raise OperandError.of(
+            f"global scales of gate and up of gate_up[{unequal[0]}]",
+            got=" and ".join(map(str, first[unequal[0]].tolist())),
+            expected=f"equal ones: {function.name} is not linear in up",
+            hint="Quantize both with the larger amax's: quantize(…, global_scale=…).",
+        )
+    ratio = up / gate
+    return gate, ratio if second is None else second * ratio
 
 
 def _check_group(what: str, group: Sequence[Any], first: Sequence[Any]) -> None:

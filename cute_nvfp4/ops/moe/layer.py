@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -20,6 +20,7 @@ from ..operation import Operation
 from ..quantize import quantize
 from .experts import DTYPES, Experts
 from .maps import ID_DTYPES, Maps, routing_maps
+from .product import expert_product
 from .rows import activated, combined, gathered
 
 MAX_EXPERTS = 1024
@@ -100,23 +101,16 @@ def _read(r: Any) -> dict[str, torch.Tensor]:
     return {"x": r.x, "topk_ids": r.topk_ids, "topk_weights": r.topk_weights} | r.experts.tensors()
 
 
-class Routed(NamedTuple):
-    """The routing maps of a call, for how many experts, and where it runs."""
-
-    maps: Maps
-    experts: int
-    backend: Backend
-
-    def product(
-        self, rows: torch.Tensor, weight: Any, factor: torch.Tensor | None, gate: str, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """The product of rows with the matrix of the expert of each, quantized to the format of block-scaled ones."""
-        a: Any = rows
-        offsets: torch.Tensor | None = self.maps.offsets
-        if isinstance(weight, BlockScaledTensor):
-            a = GroupedRows.of(quantize(rows, weight.format, scale_layout="rowmajor", backend=self.backend), offsets)
-            offsets = None
-        return CONTIGUOUS.run(a, weight, offsets, gate, factor, None, dtype, None, None, self.backend)
+def quantized_product(
+    rows: torch.Tensor,
+    weight: BlockScaledTensor,
+    offsets: torch.Tensor,
+    factor: torch.Tensor | None,
+    backend: Backend,
+) -> torch.Tensor:
+    """The product of rows, quantized to the format of the weights, with the matrix of the expert of each."""
+    a = GroupedRows.of(quantize(rows, weight.format, scale_layout="rowmajor", backend=backend), offsets)
+    return CONTIGUOUS.run(a, weight, None, "", factor, None, rows.dtype, None, None, backend)
 
 
 def layer(r: Any, out: torch.Tensor | None, backend: Backend) -> torch.Tensor:
@@ -124,15 +118,18 @@ def layer(r: Any, out: torch.Tensor | None, backend: Backend) -> torch.Tensor:
     e, top = r.experts, r.topk_ids.shape[1]
     x, ids, weights = readable(r.x.detach()), r.topk_ids.contiguous(), r.topk_weights.detach().contiguous()
     whole = routing_maps(ids, e.count, r.offset, None, backend)
-    routed = Routed(Maps.of(whole, e.count), e.count, backend)
+    maps = Maps.of(whole, e.count)
+    if e.dtype is not None:
+        first = e.gate_up_factor, e.gate_up_bias, e.activation, None
+        inner = expert_product(x, e.gate_up, maps.offsets, maps.slots, top, *first, backend=backend)
+        second = e.down_factor, e.down_bias, None, weights
+        rows = expert_product(inner, e.down, maps.offsets, maps.slots, 0, *second, backend=backend)
+        return combined(rows, None, None, whole, e.count, top, out, backend)
     rows = gathered(x, whole, e.count, top, None, backend)
-    if e.gated:
-        inner = routed.product(rows, e.gate_up, e.gate_up_factor, "silu", x.dtype)
-    else:
-        product = routed.product(rows, e.gate_up, e.gate_up_factor, "", x.dtype)
-        inner = activated(product, e.gate_up_bias, whole, e.count, e.activation, None, backend)
-    rows = routed.product(inner, e.down, e.down_factor, "", x.dtype)
-    return combined(rows, weights, e.down_bias, whole, e.count, out, backend)
+    product = quantized_product(rows, e.gate_up, maps.offsets, e.gate_up_factor, backend)
+    inner = activated(product, e.gate_up_bias, whole, e.count, e.activation, None, backend)
+    rows = quantized_product(inner, e.down, maps.offsets, e.down_factor, backend)
+    return combined(rows, weights, e.down_bias, whole, e.count, top, out, backend)
 
 
 def _plan(r: Any, target: Target) -> Any:

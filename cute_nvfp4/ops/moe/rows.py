@@ -99,46 +99,47 @@ def _activation_reference(r: Any) -> torch.Tensor:
 
 def combined(
     rows: torch.Tensor,
-    weights: torch.Tensor,
+    weights: torch.Tensor | None,
     bias: torch.Tensor | None,
     maps: torch.Tensor,
     experts: int,
+    top: int,
     out: torch.Tensor | None,
     backend: Backend,
 ) -> torch.Tensor:
-    """Σ over the slots of each token, in their order, of weight · (row + bias of its expert), (T, H), of rows
-    (T · k, H) and weights (T, k); in fp32, rounded once. Slots without a row are left out."""
-    return COMBINE.call(rows, weights, bias, maps, experts, out, backend)
+    """Σ over the ``top`` slots of each token, in their order, of weight · (row + bias of its expert), (T, H), of rows
+    (T · top, H) and weights (T, top); or of rows that have both already, which are None then. In fp32, rounded once.
+    Slots without a row are left out."""
+    return COMBINE.call(rows, weights, bias, maps, experts, top, out, backend)
 
 
 def _check_combined(r: Any) -> torch.Tensor:
     if r.out is not None:
         return r.out
-    return torch.empty((len(r.weights), r.rows.shape[1]), dtype=r.rows.dtype, device=r.rows.device)
+    return torch.empty((len(r.rows) // r.top, r.rows.shape[1]), dtype=r.rows.dtype, device=r.rows.device)
 
 
 def _plan_combined(r: Any, target: Target) -> PlannedCall:
-    (tokens, top), hidden, biased = r.weights.shape, r.rows.shape[1], r.bias is not None
-    names = (DTYPE_NAMES[x.dtype] for x in (r.rows, r.weights, r.out))
+    tokens, hidden, biased = len(r.out), r.rows.shape[1], r.bias is not None
+    names = ("" if x is None else DTYPE_NAMES[x.dtype] for x in (r.rows, r.weights, r.out))
     stride = (r.out.stride(0) if tokens > 1 else hidden) * r.out.element_size()
     arguments = CombineArguments(
         rows="rows",
-        weights="weights",
+        weights=None if r.weights is None else "weights",
         bias="bias" if biased else None,
         maps="maps",
         out="out",
         tokens=tokens,
         experts=r.experts,
-        top=top,
         hidden=hidden,
         stride=stride,
     )
-    return COMBINE.planned(COMBINE_KERNEL, CombineConfig(*names, biased, target.arch), target, arguments, r)
+    return COMBINE.planned(COMBINE_KERNEL, CombineConfig(*names, biased, r.top, target.arch), target, arguments, r)
 
 
 def _combine_reference(r: Any) -> torch.Tensor:
-    maps, (tokens, top) = Maps.of(r.maps, r.experts), r.weights.shape
-    row = maps.rows.view(tokens, top).long()
+    maps = Maps.of(r.maps, r.experts)
+    row = maps.rows.view(-1, r.top).long()
     here = row >= 0
     row = row.clamp(min=0)
     values = r.rows[row].double()
@@ -146,8 +147,8 @@ def _combine_reference(r: Any) -> torch.Tensor:
         expert = torch.where(here, maps.experts[row].long(), 0)
         values = values + r.bias[expert].double()
     # what is left out may be anything
-    values = torch.where(here[..., None], values * r.weights.double()[..., None], 0.0)
-    return values.sum(1)
+    weights = 1.0 if r.weights is None else r.weights.double()[..., None]
+    return torch.where(here[..., None], values * weights, 0.0).sum(1)
 
 
 def _gather_host(config: GatherConfig) -> Callable[..., Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +16,9 @@ from ...kernels.gemm.arguments import PartialSums
 from ...kernels.gemm.packed.stream_arguments import FewRows, StreamArguments
 from ...kernels.gemm.packed.stream_config import StreamConfig
 from ...kernels.gemm.packed.stream_config import can_implement as can_stream
-from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight, RowBias, RowScales, WgmmaArguments
+from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight, RowBias, WgmmaArguments
 from ...kernels.gemm.sm90.config import WgmmaConfig
 from ...kernels.gemm.sm90.config import can_implement as can_wgmma
-from ...kernels.quantize.fp8_config import Fp8RowsArguments, rows_config
 from ...operand import BlockScaledTensor, row_alignment
 from ...planning.packed import PackedPlan, PackedProblem, choose
 from ...planning.packed_problem import helped_steps
@@ -28,7 +27,6 @@ from ...row_scaled import by_rows
 from ...runtime.backend import Backend, sm_count
 from ...runtime.kernel import Kernel
 from ...target import Target
-from ...weight_layout import DTYPES
 from ..arguments import ACTIVATIONS, TENSOR, WEIGHT
 from ..checks import DTYPE_NAMES, check_gate, check_overlap, checked_output, factor, reads, split_alpha
 from ..dequantize import DecodedFirst
@@ -36,7 +34,9 @@ from ..operation import Operation
 from ..planned import PlannedCall
 from ..quantize import quantize
 from ..scratch import LikeScratch, Scratch, new_scratch, scratch_of
+from .fp8_rows import Fp8Rows, LikeRows, natural_dtype
 from .operands import (
+    MMA_DTYPES,
     X,
     check_bias,
     check_no_gradient,
@@ -46,8 +46,6 @@ from .operands import (
     factors_of_products,
     row_stride,
 )
-
-MMA_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def prepared_gemm(
@@ -72,10 +70,7 @@ def _check(r: Any) -> Tensor:
     m = check_x(r.a, weight)
     split_alpha(r.alpha, weight.device)
     check_bias(r.bias, weight)
-    natural = weight.dtype
-    if natural is torch.float8_e4m3fn:
-        natural = r.a.dtype if isinstance(r.a, Tensor) else torch.bfloat16
-    dtype = natural if r.out is None and r.out_dtype is None else r.out_dtype
+    dtype = natural_dtype(r.a, weight) if r.out is None and r.out_dtype is None else r.out_dtype
     out = checked_output(reads(r), weight.device, (m, weight.rows), r.out, dtype)
     if weight.rows > 1 and out.stride(1) != 1:
         raise OperandError.of("strides of out", got=out.stride(), expected="1 along N, the rows of a prepared weight")
@@ -112,14 +107,10 @@ def _plan(r: Any, target: Target) -> PlannedCall:
     if decodes:
         decode = functools.partial(DecodedFirst, x, weight.dtype, target)
         options["decoded"] = ("a.data", "a.scale"), decode
-    fp8 = quantized_first = None
-    if weight.dtype is torch.float8_e4m3fn:
-        floats, fp8 = "a.data", RowScales("b.row_factor", "a.scale")
-        if isinstance(x, Tensor):
-            floats, fp8 = "scratch.data", RowScales("b.row_factor", "scratch.scale")
-            config = replace(config, first=rows_config(DTYPE_NAMES[x.dtype], weight.k, target.arch))
-            quantized_first = Fp8RowsArguments("a", floats, fp8.x, m, weight.k, stride * x.element_size())
-            stride = weight.k
+    scales = quantized_first = None
+    if weight.row_factor is not None:
+        floats, stride, scales, first, quantized_first = Fp8Rows.of(x, weight, target.arch)
+        config = replace(config, first=first)
     if size.flags or quantized_first:
         rows = (m, weight.k) if quantized_first else None
         make = functools.partial(_scratch, size, rows, target, weight.device)
@@ -145,7 +136,7 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         bias=None if bias is None else RowBias("bias"),
         alpha=scalar,
         floats=quantized_first,
-        row_scales=fp8,
+        row_scales=scales,
         factors=factors,
         partials=None if config.scheduler == "static" else sums,
         helped=helped_steps(problem, plan) if config.scheduler == "helped" else None,
@@ -154,22 +145,6 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         workers=plan.workers,
     )
     return PREPARED_GEMM.planned(WGMMA, config, target, arguments, r, **options)
-
-
-class LikeRows(NamedTuple):
-    """Scratch memory with places for x (M, K) in FP8 and its scales."""
-
-    sums: Tensor
-    flags: Tensor
-    data: Tensor
-    scale: Tensor
-
-    @classmethod
-    def of(cls, rows: tuple[int, int], device: torch.device | str = "meta", scratch: Any = None) -> LikeRows:
-        """New places for so many rows, beside ``scratch``."""
-        scratch = scratch or LikeScratch()
-        data = torch.empty(rows, dtype=torch.float8_e4m3fn, device=device)
-        return cls(scratch.sums, scratch.flags, data, torch.empty(rows[0], dtype=torch.float32, device=device))
 
 
 def _scratch(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...errors import OperandError, OperandTypeError
 from ...kernels.gemm.arguments import GroupFactor
-from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight
+from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight, RowScales
 from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, PackedGroupTable
 from ...operand import BlockScaledTensor, row_alignment
 from ...planning.packed import PackedPlan
@@ -21,7 +21,7 @@ from ..checks import DTYPE_NAMES
 from ..dequantize import ListDequantizeCall
 from ..groups import rows_of
 from ..list_launch import ListLaunch, Pair, Part
-from .operands import X, check_products, check_x, row_stride
+from .operands import MMA_DTYPES, X, check_products, check_x, row_stride
 from .rows import KERNEL
 
 
@@ -33,11 +33,14 @@ def check_group(pair: Pair, first: PreparedWeight, gate: str) -> None:
     x, b = pair
     if not isinstance(b, PreparedWeight):
         raise OperandTypeError.of("b", got=type(b).__name__, expected="PreparedWeight, as in the first group")
-    if (b.packing, b.dtype, b.device) != (first.packing, first.dtype, first.device):
-        got, expected = (f"{w.packing} for {w.dtype} on {w.device}" for w in (b, first))
+    if (b.packing, b.dtype, b.promoted, b.device) != (first.packing, first.dtype, first.promoted, first.device):
+        got, expected = (f"{w.packing} for {w.dtype}{', promoted' * w.promoted} on {w.device}" for w in (b, first))
         raise OperandError.of("prepared weight", got=got, expected=f"{expected}, as in the first group")
-    check_products(b, gate, groups=True)
+    check_products(b, gate)
     if x is not None and not (isinstance(x, Tensor) and tuple(x.shape) == (0, b.k)):
+        if b.row_factor is not None and isinstance(x, Tensor):
+            hint = 'quantize(x, "fp8_e4m3") makes one.'
+            raise OperandTypeError.of("a", got=x.dtype, expected=f"rows in FP8 for a weight in {b.dtype}", hint=hint)
         check_x(x, b)
 
 
@@ -51,6 +54,9 @@ class PreparedList(ListLaunch):
         if first.gated:
             self.scale_parts = (*self.scale_parts, Part(1, "up_global_scale"))
         keys = [x.key for x, _ in pairs if isinstance(x, BlockScaledTensor)]
+        if first.row_factor is not None:
+            self.operands = Part(1, "packed"), Part(0, "data"), Part(1, "row_factor"), Part(0, "scale")
+            return None
         self.operands = (Part(1, "packed"), *([Part(0, "data"), Part(0, "scale")] if keys else [Part(0, None)]))
         return ListDequantizeCall(keys, first.dtype, target) if keys else None
 
@@ -66,12 +72,13 @@ class PreparedList(ListLaunch):
         first = pairs[0][1]
         problem = PackedGroups(
             sizes=tuple((rows_of(x), b.rows, b.k) for x, b in pairs),
-            dtype=DTYPE_NAMES[first.dtype],
+            dtype=MMA_DTYPES[first.dtype],
             out=DTYPE_NAMES[outs[0].dtype],
             vector=all(row_alignment(out, 16) >= 16 for out in outs),
             factors=len(strides[0]),
             gate=gate,
             packing=first.packing,
+            promoted=first.promoted,
         )
         plan = choose_groups(problem, target.arch, sm_count(target, outs[0].device), config)
         order: Sequence[int] = range(len(pairs))
@@ -83,10 +90,11 @@ class PreparedList(ListLaunch):
 
     @staticmethod
     def _record(plan: PackedPlan, x: X, b: PreparedWeight, out: Tensor) -> PackedGroup:
-        rows = rows_of(x)
-        stride = row_stride(x.stride(0) if isinstance(x, Tensor) else b.k, rows, b.k)
-        weight = PackedWeight(0, b.rows, b.packed.shape[-2], 0)
-        return PackedGroup(weight, Activations(0, rows, stride, 0), OutputRows(0, out.stride(0), 0), b.k)
+        rows, fp8 = rows_of(x), b.row_factor is not None
+        matrix = x.data if fp8 else x
+        stride = row_stride(matrix.stride(0) if isinstance(matrix, Tensor) else b.k, rows, b.k)
+        weight, scales = PackedWeight(0, b.rows, b.packed.shape[-2], 0), RowScales(0, 0) if fp8 else None
+        return PackedGroup(weight, Activations(0, rows, stride, 0), scales, OutputRows(0, out.stride(0), 0), b.k)
 
     def _arguments(
         self, plan: PackedPlan, factors: tuple[tuple[GroupFactor, ...], ...], padding: int
@@ -97,6 +105,7 @@ class PreparedList(ListLaunch):
         return GroupedWgmmaArguments(
             groups=PackedGroupTable(0, count, 0) if listed else (*self._groups, *[none] * padding),
             one=first if listed else None,
+            floats=None,
             alpha=1.0,
             factors=factors,
             workers=plan.workers,
@@ -104,6 +113,8 @@ class PreparedList(ListLaunch):
 
     @staticmethod
     def _row(group: PackedGroup, places: tuple[int, ...]) -> tuple[Any, ...]:
-        """A row of the table on the device (``GroupedWgmmaConfig.words``). places: addresses of weight, x, output."""
-        weight, x, out = places
-        return (group.x.rows, group.weight.rows, group.k, out, group.out.row_stride, weight, x, group.x.row_stride)
+        """A row of the table on the device (``GroupedWgmmaConfig.words``). places: addresses of weight, x, factors of
+        both's rows in FP8, output."""
+        weight, x, *scales, out = places
+        sizes = group.x.rows, group.weight.rows, group.k
+        return (*sizes, out, group.out.row_stride, weight, *scales, x, group.x.row_stride)

@@ -16,6 +16,7 @@ from ...reference import GATES, times
 from ...row_scaled import RowScaledTensor
 from ...runtime.backend import Backend
 from ...tensors import check_dense
+from ...weight_layout import DTYPES
 from ..checks import check_dtype, check_format, check_gate, factors_of
 from ..dequantize import dequantize
 from ..operator import refuse_gradients
@@ -23,6 +24,8 @@ from ..quantize_rows import check_rows
 
 X = torch.Tensor | BlockScaledTensor | RowScaledTensor
 """Numbers of the weight's dtype, block-scaled, or rows in FP8."""
+MMA_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
+"""What configurations call the dtype that a weight is multiplied in."""
 
 
 def check_no_gradient(x: X) -> None:
@@ -31,16 +34,8 @@ def check_no_gradient(x: X) -> None:
         refuse_gradients({"a": x})
 
 
-def check_products(weight: PreparedWeight, gate: str, groups: bool = False) -> None:
-    """Raises unless a gated weight comes to a gated product, another to one without a gate. groups: of a grouped
-    product, which takes no weights in E4M3."""
-    if groups and weight.row_factor is not None:
-        raise OperandTypeError.of(
-            "dtype of a weight of a grouped product",
-            got=weight.dtype,
-            expected="torch.bfloat16 or torch.float16",
-            hint="gemm and gated_gemm take weights for FP8.",
-        )
+def check_products(weight: PreparedWeight, gate: str) -> None:
+    """Raises unless a gated weight comes to a gated product, another to one without a gate."""
     if gate:
         check_gate(gate)
     if weight.gated != bool(gate):

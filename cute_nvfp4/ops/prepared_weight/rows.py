@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,19 +14,21 @@ from ...kernels.gemm.arguments import GroupFactor, PartialSums
 from ...kernels.gemm.packed.grouped_stream_config import GroupedStreamArguments, GroupedStreamConfig
 from ...kernels.gemm.packed.grouped_stream_config import can_implement_groups as can_stream_groups
 from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight
-from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RowsOfGroups
+from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RoutedRows, RowsOfGroups
 from ...kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
 from ...operand import row_alignment
-from ...planning.packed_groups import PackedGroups, choose_groups
+from ...planning.packed_groups import PackedGroups, RoutedGroups, choose_groups
 from ...planning.packed_problem import ScratchSize
+from ...row_scaled import RowScaledTensor
 from ...runtime.backend import sm_count
 from ...runtime.kernel import Kernel
 from ...target import Target
 from ..checks import DTYPE_NAMES
 from ..scratch import LikeScratch, Scratch, new_scratch, scratch_of
-from .operands import check_decodable, check_products, check_x, decoded, factors_of_products, row_stride
+from .fp8_rows import Fp8Rows, LikeRows
+from .operands import MMA_DTYPES, check_decodable, check_products, check_x, decoded, factors_of_products, row_stride
 
-Rows = torch.Tensor | GroupedRows
+Rows = torch.Tensor | GroupedRows | RowScaledTensor
 
 
 def offsets_of(a: Rows, offsets: Sequence[int] | torch.Tensor | None) -> torch.Tensor:
@@ -34,17 +37,18 @@ def offsets_of(a: Rows, offsets: Sequence[int] | torch.Tensor | None) -> torch.T
         if offsets is not None:
             raise OperandError.of("offsets", got=type(offsets).__name__, expected="None: GroupedRows have their own")
         return a.offsets
-    if not isinstance(a, torch.Tensor):
-        raise OperandTypeError.of("a", got=type(a).__name__, expected="torch.Tensor or GroupedRows")
+    if not isinstance(a, (torch.Tensor, RowScaledTensor)):
+        expected = "torch.Tensor, GroupedRows or RowScaledTensor"
+        raise OperandTypeError.of("a", got=type(a).__name__, expected=expected)
     if offsets is None:
-        raise OperandError.of("offsets", got="None", expected="E + 1 numbers of rows, for a of numbers")
-    return checked_offsets(offsets, a)
+        raise OperandError.of("offsets", got="None", expected="E + 1 numbers of rows, for a that has none")
+    return checked_offsets(offsets, a if isinstance(a, torch.Tensor) else a.data)
 
 
 def check_prepared_rows(r: Any) -> int:
     """Raises unless the rows of a request can be multiplied with its stack of weights; their number."""
     a, b = r.a, r.b
-    check_products(b, r.gate, groups=True)
+    check_products(b, r.gate)
     floats = a
     if isinstance(a, GroupedRows):
         check_decodable(a, b)
@@ -65,23 +69,31 @@ class RowsLaunch(NamedTuple):
     extra: Any
 
 
-def plan_prepared_rows(r: Any, target: Target) -> RowsLaunch:
-    """The launch of a request."""
+def plan_prepared_rows(
+    r: Any, target: Target, gate: str, routed: RoutedGroups | None = None, slots: RoutedRows | None = None
+) -> RowsLaunch:
+    """The launch of a request. routed, slots: where rows are slots of a mixture of experts."""
     a, b, out = r.a, r.b, r.out
     floats = isinstance(a, torch.Tensor)
     scalar, factors = factors_of_products(r, len(b.global_scales))
     problem = PackedGroups(
         sizes=((out.shape[0], b.rows, b.k),),
         stack=b.batch,
-        dtype=DTYPE_NAMES[b.dtype],
+        dtype=MMA_DTYPES[b.dtype],
         out=DTYPE_NAMES[out.dtype],
         vector=row_alignment(out, 16) >= 16,
         factors=len(factors[0]),
-        gate=r.gate,
+        gate=gate,
         packing=b.packing,
+        routed=routed,
+        promoted=b.promoted,
     )
     plan = choose_groups(problem, target.arch, sm_count(target, b.device), r.config)
-    rows, k_tiles = out.shape[0], b.packed.shape[-2]
+    rows, k_tiles, config, quantized_first = out.shape[0], b.packed.shape[-2], plan.config, None
+    data, stride, scales = "a" if floats else "decoded", a.stride(0) if floats else b.k, None
+    if b.row_factor is not None:
+        data, stride, scales, first, quantized_first = Fp8Rows.of(a, b, target.arch)
+        config = replace(config, first=first)
 
     def of_group(path: str) -> GroupFactor:
         return GroupFactor(path, int(path == "alpha" and r.alpha.numel() > 1))
@@ -89,7 +101,8 @@ def plan_prepared_rows(r: Any, target: Target) -> RowsLaunch:
     groups = RowsOfGroups("offsets", b.batch, "status")
     one = PackedGroup(
         PackedWeight("b.packed", b.rows, k_tiles, b.packed.stride(0)),
-        Activations("a" if floats else "decoded", rows, row_stride(a.stride(0) if floats else b.k, rows, b.k), 0),
+        Activations(data, rows, row_stride(stride, rows, b.k), 0),
+        scales,
         OutputRows("out", out.stride(0), 0),
         b.k,
     )
@@ -97,15 +110,18 @@ def plan_prepared_rows(r: Any, target: Target) -> RowsLaunch:
     if plan.streams:
         if not floats:
             raise OperandError.of("a of a streaming plan", got="GroupedRows", expected=f"rows of {b.dtype}")
-        sums, index = PartialSums("scratch.sums", "scratch.flags"), None
-        streamed = GroupedStreamArguments(groups, one, index, scalar, of_groups, sums, plan.workers)
+        sums = PartialSums("scratch.sums", "scratch.flags")
+        streamed = GroupedStreamArguments(groups, one, slots, scalar, of_groups, sums, plan.workers)
         return RowsLaunch(STREAM_GROUPS, plan.config, streamed, scratch_for(plan.scratch(b.rows), target, b.device))
-    arguments = GroupedWgmmaArguments(groups, one, scalar, of_groups, plan.workers)
-    extra, dtype, backend = None, b.dtype, target.backend
-    if not floats:
+    arguments = GroupedWgmmaArguments(groups, one, slots, quantized_first, scalar, of_groups, plan.workers)
+    extra, dtype, backend, device = None, b.dtype, target.backend, b.device
+    if quantized_first:
+        size = rows, b.k
+        extra = "scratch", lambda given, kept: LikeRows.of(size, device), LikeRows.of(size)
+    elif isinstance(a, GroupedRows):
         like = torch.empty((rows, b.k), dtype=dtype, device="meta")
         extra = "decoded", lambda given, kept: decoded(given[0], dtype, backend), like
-    return RowsLaunch(KERNEL, plan.config, arguments, extra)
+    return RowsLaunch(KERNEL if routed is None else ROUTED, config, arguments, extra)
 
 
 def scratch_for(size: ScratchSize, target: Target, device: torch.device) -> tuple[str, Callable[..., Scratch], Any]:
@@ -129,6 +145,19 @@ def _host(config: GroupedWgmmaConfig) -> Callable[..., Any]:
 
 KERNEL = Kernel("grouped_wgmma", GroupedWgmmaArguments, _host, can_implement_groups)
 compile_grouped_wgmma = KERNEL.compile
+
+
+def _routed(config: GroupedWgmmaConfig) -> Callable[..., Any]:
+    if config.arch.generation == "sm120":
+        from ...kernels.gemm.sm120.packed import RoutedPackedGemm
+
+        return RoutedPackedGemm(config)
+    from ...kernels.gemm.sm90.routed import RoutedWgmma
+
+    return RoutedWgmma(config)
+
+
+ROUTED = Kernel("moe_product", GroupedWgmmaArguments, _routed, can_implement_groups)
 
 
 def _stream(config: GroupedStreamConfig) -> Callable[..., Any]:

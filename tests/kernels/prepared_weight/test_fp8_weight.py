@@ -18,8 +18,6 @@ from cute_nvfp4 import (
     export,
     gated_gemm,
     gemm,
-    grouped_gemm,
-    grouped_gemm_contiguous,
     load_exported,
     prepare,
     prepare_weight,
@@ -335,19 +333,7 @@ def test_mutants_are_noticed(name, change) -> None:
 
 X8 = RowScaledTensor(torch.zeros(4, 64).to(E4M3), torch.ones(4))
 W = quantize(torch.ones(32, 64))
-STACK = BlockScaledTensor(
-    torch.zeros(2, 32, 32, dtype=torch.uint8), to_blocked(torch.zeros(2, 32, 4, dtype=torch.uint8))
-)
-OFFSETS = torch.tensor([0, 2, 4], dtype=torch.int32)
 BAD = (
-    (lambda w: grouped_gemm([(X8, w)]), OperandTypeError, "weight of a grouped product"),
-    (
-        lambda w: grouped_gemm_contiguous(
-            torch.zeros(4, 64).half(), prepare_weight(STACK, dtype=E4M3), offsets=OFFSETS
-        ),
-        OperandTypeError,
-        "weight of a grouped product",
-    ),
     (lambda w: gemm(X8, prepare_weight(W)), OperandTypeError, "for rows in FP8"),
     (lambda w: gemm(X8, w, config=PackedPlan(WgmmaConfig(tile_n=24), 1)), OperandError, "tile_n"),
     (lambda w: prepare_weight(W, promoted=True), OperandError, "promoted"),

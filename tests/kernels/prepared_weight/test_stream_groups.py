@@ -7,6 +7,8 @@ from itertools import accumulate, pairwise
 import pytest
 import torch
 from support import backends
+from support.moe_problems import Layer
+from support.moe_problems import Problem as experts_problem
 from support.mutants import FIRST, LAST, at, drop, instead, outcome
 from support.packed_group_problems import Case, Problem
 from support.packed_problems import gated_product, run
@@ -15,6 +17,8 @@ from cute_nvfp4 import grouped_gemm_contiguous, prepare_weight, quantize, simula
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import MXFP4
 from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig
+from cute_nvfp4.ops.moe.maps import Maps, routing_maps
+from cute_nvfp4.ops.moe.product import expert_product
 from cute_nvfp4.ops.prepared_weight.rows import STREAM_GROUPS
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.planning.packed_groups import PackedGroups, choose_groups
@@ -65,6 +69,48 @@ def test_gated() -> None:
     for e, (first, last) in enumerate(pairwise(offsets)):
         exact = gated_product(x[first:last].double(), [w[e] for w in values], 0.5, "silu")
         assert exact.right(out[first:last])
+
+
+ROUTED = {
+    # gate and up, gathered; gpt-oss's activation with biases, its weights packed as MXFP4's are, cut
+    "silu": (Layer(4, 2, 9, 288, 80), {**HALF, "columns": 8, "programmatic": "all"}, 5),
+    "clamped_swiglu": (
+        Layer(5, 3, 4, 160, 96, "mxfp4", "clamped_swiglu", biases=True, interleaved=True),
+        {**FULL, "columns": 16, "cut_bytes": 0},
+        7,
+    ),
+    # one matrix; ids of experts that are elsewhere; a column of each thread, and four
+    "relu2": (
+        Layer(9, 2, 3, 112, 176, activation="relu2", routing="same", elsewhere=1, weights=torch.bfloat16),
+        {**NARROW, "columns": 32},
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_products_of_experts(name: str, poisoned: None) -> None:
+    """Rows that are slots: gathered and activated by the first product, weighted by the second; both start early."""
+    layer, tiling, ctas = ROUTED[name]
+    problem = experts_problem(layer)
+    e, maps = problem.experts, Maps.of(routing_maps(problem.ids, layer.experts, layer.elsewhere), layer.experts)
+
+    def products(plans: list[PackedPlan | None], backend: str) -> tuple[torch.Tensor, ...]:
+        first = e.gate_up_factor, e.gate_up_bias, e.activation, None
+        options = [{"config": plan, "backend": backend} for plan in plans]
+        inner = expert_product(problem.x, e.gate_up, maps.offsets, maps.slots, layer.top, *first, **options[0])
+        second = e.down_factor, e.down_bias, None, problem.topk_weights
+        return inner, expert_product(inner, e.down, maps.offsets, maps.slots, 0, *second, **options[1])
+
+    early = {"programmatic": "x" if tiling.get("programmatic") else ""}
+    plans = [PackedPlan(GroupedStreamConfig(**x), ctas) for x in (tiling, tiling | early)]
+    with simulating("sm_90a", checks=True) as runs:
+        got = products(plans, backends.backend())
+    assert {x.name for x in runs} <= {"stream_groups"}
+    last = int(maps.offsets[-1])
+    for x, want in zip(got, products([None, None], "reference"), strict=True):
+        error = (x[:last].double() - want[:last].double()).norm()
+        assert error <= 2.0**-7 * want[:last].double().norm()
 
 
 @pytest.mark.sim_only("runs schedules")

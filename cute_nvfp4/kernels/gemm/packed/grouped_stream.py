@@ -9,12 +9,13 @@ bytes a lane, in the order in which TMA would swizzle them, and zeros for rows a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Int32, Int64
+from cutlass import Float32, Int32, Int64
 from cutlass.memory import SmemAllocator
 
 from ....ptx import mbarrier
@@ -22,7 +23,10 @@ from ....ptx.async_copy import copy_async
 from ....weight_layout import TILE_K
 from ...arith import ceil_div, div, mod
 from ..barriers import Ring, initialise_in_turn
+from ..epilogue import device_scalar
+from ..gates import activate
 from ..grouped_scheduler import Table, group_of
+from ..reduction import FLOATS
 from ..sm90.groups import PackedRows
 from ..stage_loader import OverwritingCopies, fill_stages
 from .grouped_stream_config import GroupedStreamArguments, GroupedStreamConfig
@@ -46,6 +50,33 @@ class GroupPlace(NamedTuple):
     row_tile: Int32
     row: Int32
     columns: Int32
+
+
+class RoutedTile(NamedTuple):
+    """A thread's biases, of each product for its four rows of the output; and router weights of its columns, of which
+    every ``thread_columns``-th is one."""
+
+    bias: tuple[tuple[Float32, ...], ...]
+    weights: tuple[Float32, ...]
+
+
+@dataclass(frozen=True)
+class RoutedSums(Sums):
+    """Sums of rows that are slots: weight · activation(alpha · sum + bias)."""
+
+    def joined(self, sums: cute.Tensor, i: int, column: Int32, out: TileOutput) -> Float32:
+        cfg = self.config
+        values = [sums[i, p] * out.factors[p].alpha for p in range(cfg.products)]
+        if cfg.biased:
+            values = [value + of_rows[i] for value, of_rows in zip(values, out.routed.bias)]
+        name = cfg.activation or cfg.gate
+        number = activate(name, *values, constants=cfg.constants) if name else values[0]
+        if cfg.weighted:
+            weight, turn = out.routed.weights[0], div(column, cfg.thread_columns)
+            for j, other in enumerate(out.routed.weights[1:]):
+                weight = cutlass.select_(turn == j + 1, other, weight)
+            number = number * weight
+        return number
 
 
 @dataclass(frozen=True)
@@ -72,13 +103,28 @@ class StreamGroups(PackedRows):
         first = (index - row_tile * passes) * columns
         return GroupPlace(group, row_tile, table.read("row", group) + first, cutlass.min(rows - first, columns))
 
-    def output_of(self, work_tile: Int32) -> TileOutput:
-        """Where a work tile's sums go."""
+    def output_of(self, thread: Int32, work_tile: Int32) -> TileOutput:
+        """Where a work tile's sums go, and what this thread multiplies them by and adds, asked for now."""
         place, out = self.place(work_tile), self.arguments.one.out
         first = out.pointer + Int64(place.row) * out.row_stride
-        return TileOutput(
-            place.row_tile, self.n(place.group), place.columns, first, out.row_stride, self.factors(place.group)
-        )
+        row_tile, rows, factors = place.row_tile, self.n(place.group), self.factors(place.group)
+        routed = self.routed(thread, place) if self.config.routed else None
+        return TileOutput(row_tile, rows, place.columns, first, out.row_stride, factors, routed)
+
+    def routed(self, thread: Int32, place: GroupPlace) -> RoutedTile:
+        """What the rows of a tile have that are slots: biases of the thread's rows, weights of its columns."""
+        cfg, routed, rows = self.config, self.arguments.routed, self.n(place.group)
+        bias, weights, columns = [], [], div(thread, cfg.column_quads)
+        if cfg.biased:
+            row = place.row_tile * cfg.out_rows + mod(thread, cfg.column_quads) * FLOATS
+            matrix = routed.bias + Int64(place.group) * (rows * cfg.products)
+            places = [cutlass.min(row + i, rows - 1) for i in range(FLOATS)]
+            bias = [[device_scalar(matrix + (p * rows + at)) for at in places] for p in range(cfg.products)]
+        if cfg.weighted:
+            for column in range(0, cfg.columns, cfg.thread_columns):
+                row = place.row + cutlass.min(columns + column, place.columns - 1)
+                weights.append(device_scalar(routed.weights + device_scalar(routed.slots + row)).to(Float32))
+        return RoutedTile(tuple(map(tuple, bias)), tuple(weights))
 
 
 @dataclass(frozen=True)
@@ -91,12 +137,12 @@ class RowCopies:
 
     def addresses(self, place: GroupPlace) -> list[Int64]:
         """The addresses of this lane's first chunk of each of its rows; for rows beyond the last those of the last."""
-        x, index = self.groups.arguments.one.x, self.groups.arguments.index
+        x, routed = self.groups.arguments.one.x, self.groups.arguments.routed
         found = []
         for i in range(self.groups.config.columns // LANE_ROWS):
             row = place.row + cutlass.min(self.row(i), place.columns - 1)
             if self.groups.config.gathered:
-                row = cute.make_tensor(index.slots + row, cute.make_layout(1))[0] // index.top
+                row = device_scalar(routed.slots + row) // routed.top
             found.append((x.data + Int64(row) * x.row_stride).toint() + mod(self.lane, ROW_CHUNKS) * CHUNK)
         return found
 
@@ -142,6 +188,7 @@ class GroupedStream(Stream):
             min_blocks_per_mp=cfg.ctas_per_sm,
             preferred_smem_carveout=100,
             stream=stream,
+            use_pdl=bool(cfg.programmatic),
         )
 
     @cute.kernel
@@ -157,6 +204,8 @@ class GroupedStream(Stream):
         if warp >= LOADING_WARPS:
             initialise_in_turn(memory.barriers, warp - LOADING_WARPS, cfg.warps)
         elif warp == 1:
+            if cutlass.const_expr(cfg.programmatic != "x"):
+                self.let_others_start()
             groups.fill()
         cute.arch.sync_threads()
         shares = shares_of_groups(groups.table.read("total"), steps, ctas, cfg.cut_cost)
@@ -165,14 +214,24 @@ class GroupedStream(Stream):
             first = shares.segment(cta, Int32(0))
             self.load_weights(groups, memory, walk, first, self.weight_source(groups, first.work_tile))
         elif warp == 1:
+            if cutlass.const_expr(cfg.programmatic == "x"):
+                # the warps that multiply write nothing before they have rows
+                self.let_others_start()
             copies = RowCopies(groups, memory.x.address, mod(thread, WARP))
             fill_stages(copies.copies, memory.ring, walk)
         else:
             index, own = warp - LOADING_WARPS, thread - LOADING_WARPS * WARP
             place = Place(mod(index, cfg.warps_m), div(index, cfg.warps_m), mod(thread, WARP))
-            sums = Sums(cfg, arguments.partials, shares, cta, memory.sums, own, groups.output_of)
+            kind, output_of = RoutedSums if cfg.routed else Sums, partial(groups.output_of, own)
+            sums = kind(cfg, arguments.partials, shares, cta, memory.sums, own, output_of)
             self.multiply(memory, walk, place, sums)
             sums.add_cut(own, WARP * cfg.warps)
+
+    def let_others_start(self) -> None:
+        """Waits for the launch before this one, if that may still run, and lets the next one start."""
+        if self.config.programmatic:
+            cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
 
     def weight_source(self, groups: StreamGroups, work_tile: Int32) -> WeightSource:
         """Where a work tile's part of its first packed tile is."""

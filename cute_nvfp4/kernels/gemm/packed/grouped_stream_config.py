@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from ....errors import explain
-from ....runtime.signature import INT32, VARYING_FLOAT32, PerConfig, Pointer, Scalar
+from ....runtime.signature import INT32, VARYING_FLOAT32, PerConfig, Scalar
 from ..arguments import GroupFactor, PartialSums
 from ..grouped_config import MAX_GROUPS, WINDOW, Columns, GroupTableConfig
-from ..sm90.grouped_arguments import PackedGroup, RowsOfGroups
-from .stream_config import StreamConfig, can_implement
+from ..sm90.grouped_arguments import PackedGroup, RoutedRows, RowsOfGroups
+from ..sm90.grouped_config import ACTIVATIONS
+from .stream_config import WARP, StreamConfig, can_implement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,8 +19,13 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
     """A ``StreamConfig`` for groups of consecutive rows of one x, each with a weight of a stack.
 
     A group of more than ``columns`` rows is multiplied in several passes, each of which reads its weight. capacity:
-    groups that the table has room for, a multiple of 32. gathered: whether rows of x are found by an index. cut_bytes:
-    of weights, which a multiprocessor streams in the time in which the parts of a work tile are added up.
+    groups that the table has room for, a multiple of 32. gathered, biased, activation, constants, weighted: as in
+    ``GroupedWgmmaConfig``. cut_bytes: of weights, which a multiprocessor streams in the time in which the parts of a
+    work tile are added up.
+
+    programmatic: whether the kernel may start while the launch before it still runs: "" no; "all": it waits for that
+    one before it reads anything; "x": before it reads x and writes anything, where that launch has waited for those
+    before it, and has written nothing else that this one reads.
     """
 
     tables: ClassVar[dict[str, Columns]] = {"rows": Columns(("start", "m", "row"), ())}
@@ -29,7 +35,32 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
     maps: str = "rows"
     capacity: int = WINDOW
     gathered: bool = False
+    biased: bool = False
+    activation: str = ""
+    constants: tuple[float, ...] = ()
+    weighted: str = ""
     cut_bytes: int = 48 << 10
+    programmatic: str = ""
+
+    @property
+    def fp8(self) -> bool:
+        """Whether both operands are in FP8, which this kernel does not take."""
+        return False
+
+    @property
+    def routed(self) -> bool:
+        """Whether rows are slots of a mixture of experts."""
+        return self.gathered or self.biased or bool(self.activation or self.weighted)
+
+    @property
+    def column_quads(self) -> int:
+        """Threads that share a row of x in the epilogue, four elements of the output each."""
+        return self.out_rows // 4
+
+    @property
+    def thread_columns(self) -> int:
+        """Rows of x of all threads at a time; a power of two."""
+        return WARP * self.warps // self.column_quads
 
     @property
     def cut_cost(self) -> int:
@@ -41,29 +72,30 @@ def can_implement_groups(c: GroupedStreamConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
     if c.quantized_x:
         return explain("x of a streaming kernel of groups", got="NVFP4", expected="numbers of 16 bits")
+    if c.weights.by_table:
+        return explain("dtype of a streaming kernel of groups", got=c.dtype, expected="bfloat16 or float16")
     if c.maps not in c.tables:
         return explain("maps", got=c.maps, expected=f"one of {', '.join(c.tables)}")
     if c.capacity % WINDOW or not WINDOW <= c.capacity <= MAX_GROUPS:
         return explain("capacity", got=c.capacity, expected=f"a multiple of {WINDOW} up to {MAX_GROUPS}")
+    if c.activation not in ("", *(name for name, products in ACTIVATIONS.items() if products == c.products)):
+        expected = f"one of {', '.join(ACTIVATIONS)}, with as many products as it takes"
+        return explain("activation", got=f"{c.activation!r} of {c.products} products", expected=expected)
+    if c.programmatic not in ("", "all", "x"):
+        return explain("programmatic", got=repr(c.programmatic), expected="'', 'all' or 'x'")
     return can_implement(c)
-
-
-class RowIndex(NamedTuple):
-    """Row r of the groups is row ``slots[r] // top`` of x."""
-
-    slots: Pointer = Pointer("Int32", 4)
-    top: Scalar = INT32
 
 
 class GroupedStreamArguments(NamedTuple):
     """outᵢ = alphaᵢ · xᵢ · weightᵢᵀ, or gate(alphaᵢ · xᵢ · gateᵢᵀ) · (alphaᵢ · xᵢ · upᵢᵀ), for the groups of rows of x.
 
-    one: the matrices of which the groups have rows. partials: two slots and flags a CTA. ctas: to launch.
+    one: the matrices of which the groups have rows. routed: where rows are slots. partials: two slots and flags a CTA.
+    ctas: to launch.
     """
 
     groups: RowsOfGroups = RowsOfGroups()
     one: PackedGroup = PackedGroup()
-    index: RowIndex | None = PerConfig(lambda c: RowIndex() if c.gathered else None)
+    routed: RoutedRows | None = PerConfig(lambda c: RoutedRows() if c.routed else None)
     alpha: Scalar = VARYING_FLOAT32
     factors: tuple[tuple[GroupFactor, ...], ...] = PerConfig(lambda c: ((GroupFactor(),) * c.factors,) * c.products)
     partials: PartialSums = PartialSums()

@@ -17,7 +17,7 @@ import cutlass.cute as cute
 from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
 
-from ....ptx import mbarrier
+from ....ptx import async_copy, mbarrier
 from ..barriers import PipelineState, Ring
 from ..sm90.config import STAGE_TILES, WgmmaConfig
 from .decode import PackedLane, load_lane
@@ -128,6 +128,9 @@ class Mainloop:
     def take(self, at: PipelineState) -> tuple[PackedLane, ...]:
         """The words of a stage, once they have come."""
         mbarrier.wait(self.products.memory.ring.full(at.stage), at.phase)
+        if self.products.config.gathered:
+            # rows of x came by cp.async, and wgmma reads in the asynchronous proxy
+            async_copy.fence_async_shared()
         return self.products.produce(at.stage)
 
     @cute.jit

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..pipeline_graph import Arrivals, Edge, checked
-from ..sm90.config import WARPGROUP, WgmmaConfig
+from ..sm90.config import GATHER_THREADS, WARPGROUP, WgmmaConfig
 from .grouped_stream_config import GroupedStreamConfig
 from .stream_config import WARP, StreamConfig
 
@@ -16,7 +16,7 @@ def wgmma_pipelines(config: WgmmaConfig) -> tuple[Edge, ...]:
     operands: loads → warpgroups. A stage is read by the warpgroups whose turn it is (all, without ``k_groups``): each
     lane says that it has its weights. By multicast x goes to every CTA of a cluster, so that a lane of each of their
     warps arrives, too. Tiles of a grouped GEMM that are narrower than ``tile_n`` bring fewer bytes of x, as do stages
-    in whose time sums travel (``overlap``).
+    in whose time sums travel (``overlap``). Gathered rows are copied by threads, and not in bulk.
 
     partials (split_k): epilogue → epilogue of the other CTAs that share a tile along K, by st.async; a buffer for each
     epilogue tile. A CTA has one work tile: each is filled once.
@@ -26,6 +26,9 @@ def wgmma_pipelines(config: WgmmaConfig) -> tuple[Edge, ...]:
         others = config.cluster_rows - 1
         empty += [(f"their warps in {others} other CTA(s), which read x, too", others * config.row_groups * 4)]
     full = Arrivals(LOADING_WARPS, config.stage_bytes)
+    if config.gathered:
+        threads = "threads that gather x, whose copies are complete", GATHER_THREADS
+        full = Arrivals((LOADING_WARPS[0], threads), config.weight_bytes)
     edges = [Edge("operands", "load", "mma", config.ring_stages, full, Arrivals(tuple(empty)))]
     if config.split_k > 1:
         announced = (("the thread that announces the bytes", 1),)

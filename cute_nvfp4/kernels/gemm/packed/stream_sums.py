@@ -34,7 +34,8 @@ SUMS_BARRIER = 2
 
 class TileOutput(NamedTuple):
     """Where the sums of a work tile go: tile ``row_tile`` of the output's columns, ``rows`` of them in all, of
-    ``columns`` rows of x from ``first`` on, ``stride`` elements apart; ``factors``: of each product."""
+    ``columns`` rows of x from ``first`` on, ``stride`` elements apart; ``factors``: of each product. routed: what rows
+    that are slots have more."""
 
     row_tile: Int32
     rows: Int32
@@ -42,6 +43,7 @@ class TileOutput(NamedTuple):
     first: cute.Pointer
     stride: Int64
     factors: tuple[Factor, ...]
+    routed: Any = None
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,13 @@ class Sums:
         else:
             self.together()
 
+    def joined(self, sums: cute.Tensor, i: int, column: Int32, out: TileOutput) -> Float32:
+        """An element of the output from the sums (FLOATS, PRODUCT) of both products."""
+        number = sums[i, 0] * out.factors[0].alpha
+        if self.config.gate:
+            number = GATES[self.config.gate](number) * (sums[i, 1] * out.factors[1].alpha)
+        return number
+
     @cute.jit
     def store(self, out: TileOutput, row: Int32, column: Int32, values: list):
         """alpha · values, or gate(alpha · first) · (alpha · second): four neighbours of a row of the output."""
@@ -180,10 +189,7 @@ class Sums:
             apply_shift(sums, out.factors[p], range(p * FLOATS, (p + 1) * FLOATS))
         numbers = cute.make_rmem_tensor(FLOATS, dtype)
         for i in cutlass.range_constexpr(FLOATS):
-            number = sums[i, 0] * out.factors[0].alpha
-            if cutlass.const_expr(cfg.gate):
-                number = GATES[cfg.gate](number) * (sums[i, 1] * out.factors[1].alpha)
-            numbers[i] = number.to(dtype)
+            numbers[i] = self.joined(sums, i, column, out).to(dtype)
         first = out.row_tile * cfg.out_rows + row
         target = out.first + (Int64(column) * out.stride + first)
         if cutlass.const_expr(cfg.vector) and first + FLOATS <= out.rows:

@@ -23,6 +23,7 @@ from ..packed.stream_config import MMA_COLUMNS, WARP
 from ..packed.stream_x import ROW_BYTES
 from ..sm90.config import WARPGROUP
 from ..sm90.grouped import GroupedWgmma
+from ..sm90.routed import RoutedWgmma
 from ..sm90.wgmma import WgmmaGemm
 
 STEPS_BYTES = 64
@@ -79,3 +80,7 @@ class PackedGemm(_ByWarps, WgmmaGemm):
 
 class GroupedPackedGemm(_ByWarps, GroupedWgmma):
     """The host function and the kernel of one ``GroupedWgmmaConfig`` of sm_120a."""
+
+
+class RoutedPackedGemm(_ByWarps, RoutedWgmma):
+    """The host function and the kernel of one ``GroupedWgmmaConfig`` of sm_120a whose rows are slots."""

@@ -20,6 +20,8 @@ MMA_ROWS = 64
 """Rows of A of a wgmma: one warpgroup's."""
 LOADING_WARPS = 2
 """One for weights, one for x."""
+GATHER_THREADS = 64
+"""Threads that copy rows of x which lie anywhere: of two warps."""
 STAGE_TILES = 2
 """Packed tiles along K of a work tile's step: while one is multiplied the other is decoded."""
 RESERVED_SHARED = 1024
@@ -76,6 +78,8 @@ class WgmmaConfig:
     ctas = 1
     # of a table of groups in shared memory
     table_bytes = 0
+    # whether threads copy rows of x, each by its index
+    gathered = False
 
     @property
     def cluster(self) -> tuple[int, int]:
@@ -192,9 +196,14 @@ class WgmmaConfig:
         return 4 * self.warpgroups * self.epilogue_columns * self.epilogue_pitch if self.vector else 0
 
     @property
+    def row_factors(self) -> bool:
+        """Whether rows of x have factors."""
+        return self.fp8
+
+    @property
     def factor_bytes(self) -> int:
         """Bytes of shared memory, after those, for each warpgroup's factors of a tile's rows of x."""
-        return 4 * self.warpgroups * self.tile_n if self.fp8 else 0
+        return 4 * self.warpgroups * self.tile_n if self.row_factors else 0
 
     @property
     def k_parts(self) -> int:

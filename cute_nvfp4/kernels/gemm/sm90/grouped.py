@@ -22,14 +22,16 @@ from cutlass.memory import SmemAllocator
 
 from ....ptx import mbarrier
 from ....ptx.async_copy import copy_bulk
-from ....weight_layout import TILE_K, TILE_ROWS
+from ....weight_layout import TILE_ROWS
+from ...factors import Factor
+from ...quantize.fp8_rows import Fp8Rows
 from ..arguments import MAP_BYTES
 from ..barriers import Ring
 from ..grouped_scheduler import Table
 from ..operand_source import address_of_map, map_pointer
 from ..operands import TmaCopy
 from ..packed.loaders import CopiesOf, StageOrder, XSlices, partition
-from ..packed.mainloop import Mainloop
+from ..packed.mainloop import Mainloop, OperandMemory
 from ..stage_loader import OverwritingCopies, fill_stages
 from ..tile_scheduler import WorkTile
 from .arguments import Activations
@@ -47,15 +49,16 @@ from .groups import (
     PackedWorkspace,
     arguments_of,
 )
-from .products import TYPES
+from .products import SWIZZLES, TYPES
 from .wgmma import WgmmaGemm, WgmmaMemory
 
 WARP = 32
 
 
-def matrix(data: cute.Pointer, rows: Int32, k: Int32, row_stride: Int64) -> cute.Tensor:
+def matrix(config: GroupedWgmmaConfig, data: cute.Pointer, rows: Int32, k: Int32, row_stride: Int64) -> cute.Tensor:
     """x (M, K)."""
-    return cute.make_tensor(data, cute.make_layout((rows, k), stride=(cute.assume(row_stride, 8), 1)))
+    stride = cute.assume(row_stride, 16 // config.x_item), 1
+    return cute.make_tensor(data, cute.make_layout((rows, k), stride=stride))
 
 
 def group_weight_copies(order: StageOrder, groups: PackedGroups, first: Int32) -> CopiesOf:
@@ -83,7 +86,7 @@ def group_weight_copies(order: StageOrder, groups: PackedGroups, first: Int32) -
 
 @dataclass(frozen=True)
 class GroupX:
-    """x of all groups: the copy of its boxes, and where they go, sX (box_rows, TILE_K, CHUNK)."""
+    """x of all groups: the copy of its boxes, and where they go, sX (box_rows, box_k, CHUNK)."""
 
     order: StageOrder
     groups: PackedGroups
@@ -97,11 +100,11 @@ class GroupX:
         groups.acquire(tile.group, cursor, self.workers)
         place = groups.x(tile.group)
         gX = cute.local_tile(
-            cute.domain_offset((place.row + tile.x_row, 0), self.x.tensor), (cfg.box_rows, TILE_K), (None, None)
-        )  # (box_rows, TILE_K, REST_M, REST_K)
+            cute.domain_offset((place.row + tile.x_row, 0), self.x.tensor), (cfg.box_rows, cfg.box_k), (None, None)
+        )  # (box_rows, box_k, REST_M, REST_K)
         # ((atom, rest), CHUNK), ((atom, rest), REST_M, REST_K)
         slices = partition(self.x, self.sX, gX)
-        start = partial(self.start, slices, place.tensor_map, tile.width, tile.width * (cfg.stage_k * 2))
+        start = partial(self.start, slices, place.tensor_map, tile.width, tile.width * (cfg.stage_k * cfg.x_item))
         return OverwritingCopies(self.order.steps(tile), start)
 
     @cute.jit
@@ -123,9 +126,9 @@ class GroupX:
             mbarrier.expect_bytes(full.toint(), num_bytes)
         for box in cutlass.range_constexpr(boxes):
             if box * cfg.box_rows < width:
-                for part in cutlass.range_constexpr(cfg.stage_tiles):
-                    source = slices.tXgX[None, box, step * cfg.stage_tiles + part]
-                    target = slices.tXsX[None, stage * (cfg.stage_tiles * boxes) + part * boxes + box]
+                for part in cutlass.range_constexpr(cfg.stage_boxes):
+                    source = slices.tXgX[None, box, step * cfg.stage_boxes + part]
+                    target = slices.tXsX[None, stage * (cfg.stage_boxes * boxes) + part * boxes + box]
                     cute.copy(self.x.atom, source, target, tma_bar_ptr=full, **options)
 
 
@@ -143,33 +146,36 @@ class GroupedWgmma(WgmmaGemm):
             # of x only the maps and the rows are passed on
             groups = tuple(group._replace(x=group.x._replace(data=None, row_stride=None)) for group in groups)
         else:
-            copies = (self.describe(one.x, one.k),)
+            copies = (None if cfg.gathered else self.describe(one.x, one.k),)
         if cutlass.const_expr(cfg.maps == "workspace"):
             self.build_maps(copies[0], groups).launch(grid=(groups.count, 1, 1), block=(WARP, 1, 1), stream=stream)
-        if cutlass.const_expr(one is not None):
+        if cutlass.const_expr(one is not None and not cfg.gathered):
             one = one._replace(x=one.x._replace(data=None, row_stride=None))
-        passed = arguments._replace(groups=groups, one=one, workers=None)
+        if cutlass.const_expr(cfg.first is not None):
+            Fp8Rows(cfg.first)(arguments.floats, stream)
+        passed = arguments._replace(groups=groups, one=one, floats=None, workers=None)
         self.kernel(copies[0], tuple(copy.atom for copy in copies[1:]), passed).launch(
             grid=(1, 1, arguments.workers),
             block=(cfg.threads, 1, 1),
             min_blocks_per_mp=cfg.ctas_per_sm,
             preferred_smem_carveout=100,
             stream=stream,
-            # the GEMM starts while the maps are written, and its loads wait for them
-            use_pdl=cfg.maps == "workspace",
+            # the GEMM starts while the maps are written or x is quantized, and its loads wait for them
+            use_pdl=cfg.maps == "workspace" or cfg.first is not None or cfg.routed,
         )
 
     def chunk_layout(self, chunks: int) -> Any:
-        """Boxes of x in shared memory: (box_rows, TILE_K, chunks), swizzled."""
-        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, TYPES[self.config.dtype])
-        return cute.tile_to_shape(atom, (self.config.box_rows, TILE_K, chunks), order=(0, 1, 2))
+        """Boxes of x in shared memory: (box_rows, box_k, chunks), swizzled."""
+        cfg = self.config
+        atom = warpgroup.make_smem_layout_atom(SWIZZLES[cfg.box_k * cfg.x_item], TYPES[cfg.dtype])
+        return cute.tile_to_shape(atom, (cfg.box_rows, cfg.box_k, chunks), order=(0, 1, 2))
 
     def describe(self, x: Activations, k: Int32) -> TmaCopy:
         """Makes the TMA copies of boxes of x, on the host."""
-        tensor = matrix(x.data, x.rows, k, x.row_stride)
+        tensor = matrix(self.config, x.data, x.rows, k, x.row_stride)
         one = cute.slice_(self.chunk_layout(1), (None, None, 0))
         op = cpasync.CopyBulkTensorTileG2SOp()
-        made = cpasync.make_tiled_tma_atom(op, tensor, one, (self.config.box_rows, TILE_K))
+        made = cpasync.make_tiled_tma_atom(op, tensor, one, (self.config.box_rows, self.config.box_k))
         return TmaCopy(made[0], made[1])
 
     @cute.kernel
@@ -182,7 +188,7 @@ class GroupedWgmma(WgmmaGemm):
         address, rows, k, row_stride = (row[names.index(name)] for name in ("x_data", "m", "k", "x_row_stride"))
         place = SmemAllocator().allocate_array(Int64, MAP_BYTES // 8, byte_alignment=MAP_BYTES)
         data = cute.make_ptr(TYPES[self.config.dtype], address, cute.AddressSpace.gmem, assumed_align=16)
-        tensor = matrix(data, Int32(rows), Int32(k), row_stride)
+        tensor = matrix(self.config, data, Int32(rows), Int32(k), row_stride)
         with cute.arch.elect_one():
             cpasync.copy_tensormap(x.atom, place)
         cute.arch.sync_warp()
@@ -213,26 +219,53 @@ class GroupedWgmma(WgmmaGemm):
         if warp >= LOADING_WARPS:
             self.initialise(memory.barriers, warp - LOADING_WARPS)
         if warp == 1:
-            cpasync.prefetch_descriptor(x.atom)
+            if cutlass.const_expr(x is not None):
+                cpasync.prefetch_descriptor(x.atom)
         elif warp == LOADING_WARPS:
+            self.wait_for_groups()
             groups.fill()
         cute.arch.sync_threads()
         _, _, worker = cute.arch.block_idx()
         _, _, workers = cute.arch.grid_dim()
         scheduler = GroupScheduler(groups, worker, workers, groups.table.read("total"))
         if group == 0:
-            cute.arch.setmaxregister_decrease(24)
+            cute.arch.setmaxregister_decrease(self.loading_registers)
             if warp == 0:
                 fill_stages(group_weight_copies(self.order, groups, operands.weights), operands.ring, scheduler)
-            elif warp == 1:
-                chunks = cfg.ring_stages * cfg.stage_tiles * (cfg.tile_n // cfg.box_rows)
-                # (box_rows, TILE_K, CHUNK)
-                sX = cute.make_tensor(operands.sX.iterator, self.chunk_layout(chunks).outer)
-                groups.wait()
-                fill_stages(GroupX(self.order, groups, x, sX, workers).copies, operands.ring, scheduler)
+            elif self.loads_x(warp):
+                self.load_x(x, groups, operands, scheduler, workers, thread)
         else:
             cute.arch.setmaxregister_increase(self.registers)
+            self.wait_for_x()
             self.multiply(memory, scheduler, group - 1, thread - WARPGROUP)
+
+    loading_registers = 24
+
+    def wait_for_groups(self) -> None:
+        """Waits for what the groups are read from, where another launch writes it."""
+
+    def loads_x(self, warp: Int32) -> cutlass.Boolean:
+        """Whether the warp loads x."""
+        return warp == 1
+
+    @cute.jit
+    def load_x(
+        self,
+        x: TmaCopy,
+        groups: PackedGroups,
+        operands: OperandMemory,
+        scheduler: GroupScheduler,
+        workers: Int32,
+        thread: Int32,
+    ):
+        """The loop of the warp that loads x."""
+        cfg = self.config
+        chunks = cfg.ring_stages * cfg.stage_boxes * (cfg.tile_n // cfg.box_rows)
+        # (box_rows, box_k, CHUNK)
+        sX = cute.make_tensor(operands.sX.iterator, self.chunk_layout(chunks).outer)
+        groups.wait()
+        self.wait_for_x()
+        fill_stages(GroupX(self.order, groups, x, sX, workers).copies, operands.ring, scheduler)
 
     @cute.jit
     def multiply(self, memory: WgmmaMemory, scheduler: GroupScheduler, group: Int32, thread: Int32):
@@ -247,12 +280,32 @@ class GroupedWgmma(WgmmaGemm):
                 if tile.width == cfg.widths[i]:
                     products = self.products(memory.operands, cfg.widths[i], group, thread)
                     products.acc.fill(0.0)
+                    places = memory.epilogue, scheduler, group, own, sums
+                    rows = None
+                    if cutlass.const_expr(cfg.row_factors):
+                        rows = self.epilogue(cfg.widths[i], (), tile, *places).of_tile(self.in_group(tile)).rows
                     at = Mainloop(products).run(at, tile.k_count)
                     # asked for again: there are no registers to keep it meanwhile
                     done = scheduler.tile(cursor, end)
-                    config, factors = replace(cfg, tile_n=cfg.widths[i]), scheduler.groups.factors(done.group)
-                    arguments, rows = arguments_of(scheduler.groups, done), done.x_rows - done.x_row
-                    places = scheduler, group, own, sums
-                    epilogue = WarpgroupEpilogue(config, arguments, rows, factors, memory.epilogue, *places)
-                    epilogue.store(products.acc, WorkTile(done.m, zero, zero, done.k_first, done.k_count))
+                    factors = scheduler.groups.factors(done.group)
+                    epilogue = replace(self.epilogue(cfg.widths[i], factors, done, *places), rows=rows)
+                    epilogue.store(products.acc, self.in_group(done))
             cursor = scheduler.after(cursor, tile)
+
+    def epilogue(
+        self,
+        width: int,
+        factors: tuple[Factor, ...],
+        tile: GroupTile,
+        shared: Int32,
+        scheduler: GroupScheduler,
+        *own: Any,
+    ) -> WarpgroupEpilogue:
+        """The epilogue of a work tile of ``width`` rows of x, whose output and rows begin where the tile does."""
+        arguments = arguments_of(scheduler.groups, tile)
+        config, rows = replace(self.config, tile_n=width), tile.x_rows - tile.x_row
+        return WarpgroupEpilogue(config, arguments, rows, factors, shared, scheduler, *own)
+
+    def in_group(self, tile: GroupTile) -> WorkTile:
+        """The work tile, in an output that begins at its first row of x."""
+        return WorkTile(tile.m, Int32(0), Int32(0), tile.k_first, tile.k_count)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ....runtime.signature import INT32, VARYING_FLOAT32, PerConfig, Pointer, Scalar
-from ..arguments import MAP_BYTES, GroupFactor
-from .arguments import Activations, OutputRows, PackedWeight
+from ...quantize.fp8_config import Fp8RowsArguments
+from ..arguments import MAP_BYTES, OUT_DTYPES, GroupFactor
+from ..config import OUT_BYTES
+from .arguments import Activations, OutputRows, PackedWeight, RowScales
 from .grouped_config import GroupedWgmmaConfig
 
 
@@ -20,10 +22,12 @@ class RowsOfGroups(NamedTuple):
 
 
 class PackedGroup(NamedTuple):
-    """One problem of a list; it has no rows of x in a slot that no group has."""
+    """One problem of a list; it has no rows of x in a slot that no group has. row_scales: where both are FP8; for rows
+    of one x of all its rows, and of the rows of a stack of weights, those of each padded to 16."""
 
     weight: PackedWeight = PackedWeight()
     x: Activations = Activations()
+    row_scales: RowScales | None = PerConfig(lambda c: RowScales() if c.weights.by_table else None)
     out: OutputRows = OutputRows()
     k: Scalar = INT32
 
@@ -34,6 +38,21 @@ class PackedGroupTable(NamedTuple):
     rows: Pointer = Pointer("Int64", MAP_BYTES)
     count: Scalar = INT32
     maps: Pointer = Pointer("Int64", MAP_BYTES)
+
+
+class RoutedRows(NamedTuple):
+    """Rows of groups that are slots of a mixture of experts: ``slots[r]`` is that of row r.
+
+    Row r of a gathered x is its row ``slots[r] // top``. weights: of slots, which multiply rows of the output; bias:
+    (groups, rows of the weight), of two products the first's and then the second's.
+    """
+
+    slots: Pointer = Pointer("Int32", 4)
+    top: Scalar = INT32
+    weights: Pointer | None = PerConfig(
+        lambda c: Pointer(OUT_DTYPES[c.weighted], int(OUT_BYTES[c.weighted])) if c.weighted else None
+    )
+    bias: Pointer | None = PerConfig(lambda c: Pointer("Float32", 4) if c.biased else None)
 
 
 def _groups(config: GroupedWgmmaConfig) -> tuple:
@@ -47,11 +66,14 @@ class GroupedWgmmaArguments(NamedTuple):
 
     Or, gated, gate(alphaᵢ · xᵢ · gateᵢᵀ) · (alphaᵢ · xᵢ · upᵢᵀ); factors: of each product.
     one: the matrices of which the groups have rows; those of any group where a kernel makes the tensor maps of all from
-    one's; of none where each group has its own. workers: CTAs.
+    one's; of none where each group has its own. routed: where rows are slots. floats: x that is quantized first.
+    workers: CTAs.
     """
 
     groups: tuple | PackedGroupTable | RowsOfGroups = PerConfig(_groups)
     one: PackedGroup | None = PerConfig(lambda c: None if c.maps == "parameters" else PackedGroup())
+    routed: RoutedRows | None = PerConfig(lambda c: RoutedRows() if c.routed else None)
+    floats: Fp8RowsArguments | None = PerConfig(lambda c: Fp8RowsArguments() if c.first else None)
     alpha: Scalar = VARYING_FLOAT32
     factors: tuple[tuple[GroupFactor, ...], ...] = PerConfig(lambda c: ((GroupFactor(),) * c.factors,) * c.products)
     workers: Scalar = INT32

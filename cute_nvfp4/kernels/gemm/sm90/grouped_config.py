@@ -12,6 +12,8 @@ from .config import WgmmaConfig, can_implement
 
 GROUP_TILE_N = (8, 16, 32, 64, 128, 256)
 """The most rows of x in a tile."""
+ACTIVATIONS = {"clamped_swiglu": 2, "relu2": 1}
+"""What may stand between the products of an expert beside gates, and of how many matrices."""
 _WIDTHS = {128: (32, 64, 96, 128), 256: (96, 128, 192, 256)}
 """More of them, or two in 80 registers, and ptxas lets no two wgmma run at the same time (its note C7512)."""
 
@@ -24,20 +26,60 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     maps: where the tensor maps of x are: "rows", one for the rows of all groups, which have one N and K; "parameters"
     of the kernel, one for each of ``slots`` groups; or a "workspace" in global memory. capacity: groups that the table
     has room for, a multiple of 32.
+
+    Of a mixture of experts, whose rows are slots (``RoutedRows``): whether x is ``gathered``, and products ``biased``
+    for each group; an activation instead of ``gate``'s (``gates.activate``) and its constants; weighted: dtype of the
+    router weights that multiply rows of the output, or "".
     """
 
-    tables: ClassVar[dict[str, Columns]] = {
-        "rows": Columns(("start", "m", "row"), ()),
-        "parameters": Columns(("start", "m", "n", "k_tiles"), ("out", "stride", "weight", "x")),
-        "workspace": Columns(("start", "m", "n", "k_tiles"), ("out", "stride", "weight")),
-    }
+    tables: ClassVar[tuple[str, ...]] = ("rows", "parameters", "workspace")
     tensor_maps: ClassVar[tuple[str, ...]] = ("x",)
-    words: ClassVar[tuple[str, ...]] = ("m", "n", "k", "out", "stride", "weight", "x_data", "x_row_stride")
 
     scheduler: str = "static"
     maps: str = "rows"
     capacity: int = WINDOW
     slots: int = 0
+    gathered: bool = False
+    biased: bool = False
+    activation: str = ""
+    constants: tuple[float, ...] = ()
+    weighted: str = ""
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Columns of addresses and strides of a listed group."""
+        return ("out", "stride", "weight", *(("weight_scales", "x_scales") if self.fp8 else ()))
+
+    @property
+    def table_columns(self) -> Columns:
+        if self.maps == "rows":
+            return Columns(("start", "m", "row"), ())
+        maps = self.tensor_maps if self.maps == "parameters" else ()
+        return Columns(("start", "m", "n", "k_tiles"), (*self.places, *maps))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The int64 words of a group in global memory."""
+        return ("m", "n", "k", *self.places, "x_data", "x_row_stride")
+
+    @property
+    def routed(self) -> bool:
+        """Whether rows are slots."""
+        return self.gathered or self.biased or bool(self.activation or self.weighted)
+
+    @property
+    def row_factors(self) -> bool:
+        return self.fp8 or bool(self.weighted)
+
+    @property
+    def box_k(self) -> int:
+        """Elements along K of a box of x: as many as are swizzled together, 128 bytes at most."""
+        return min(self.stage_k, 128 // self.x_item)
+
+    @property
+    def stage_boxes(self) -> int:
+        """Boxes along K of a stage."""
+        return self.stage_k // self.box_k
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -67,4 +109,17 @@ def can_implement_groups(c: GroupedWgmmaConfig) -> str:
         return explain("capacity", got=c.capacity, expected=f"a multiple of {WINDOW} up to {MAX_GROUPS}")
     if not (1 <= c.slots <= PARAMETER_GROUPS if c.maps == "parameters" else c.slots == 0):
         return explain("slots", got=c.slots, expected=f"1 to {PARAMETER_GROUPS} with maps as parameters, else 0")
-    return can_implement(c)
+    return _routed(c) or can_implement(c)
+
+
+def _routed(c: GroupedWgmmaConfig) -> str:
+    """Limits of rows that are slots."""
+    if c.routed and (c.maps != "rows" or c.fp8):
+        got = f"maps {c.maps}, {c.dtype}"
+        return explain("routed rows", got=got, expected="maps 'rows', of bfloat16 or float16")
+    if c.activation not in ("", *(name for name, products in ACTIVATIONS.items() if products == c.products)):
+        expected = f"one of {', '.join(ACTIVATIONS)}, with as many products as it takes"
+        return explain("activation", got=f"{c.activation!r} of {c.products} products", expected=expected)
+    if c.weighted and c.gate:
+        return explain("router weights", got="a gated product", expected="the second product of experts")
+    return ""

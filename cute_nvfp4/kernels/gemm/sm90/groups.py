@@ -11,9 +11,9 @@ from typing import ClassVar, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Float32, Int32, Int64
 
-from ....weight_layout import TILE_ROWS
+from ....weight_layout import SLAB_ROWS, TILE_ROWS
 from ...factors import Factor
 from ..epilogue import OutputMatrix, group_factor
 from ..group_source import LAST, GroupSource, ParameterMaps, Window, WorkspaceMaps, clamped, enter
@@ -21,7 +21,7 @@ from ..grouped_config import WINDOW
 from ..grouped_scheduler import group_of
 from ..operand_source import map_pointer
 from ..tile_scheduler import CursorRange
-from .arguments import OutputRows, PackedWeight, WgmmaArguments
+from .arguments import OutputRows, PackedWeight, RowScales, WgmmaArguments
 from .grouped_arguments import GroupedWgmmaArguments, PackedGroup
 from .grouped_config import GroupedWgmmaConfig
 
@@ -102,6 +102,11 @@ class PackedGroups(GroupSource):
         alpha, power = self.arguments.alpha, self.config.weights.factor
         return tuple(group_factor(alpha, factors, group, power) for factors in self.arguments.factors)
 
+    def row_scales(self, group: Int32) -> RowScales:
+        """Where the factors of a group's rows are: of its weight, and of its first row of x."""
+        places = (self.table.read(column, group) for column in ("weight_scales", "x_scales"))
+        return RowScales(*(cute.make_ptr(Float32, x, cute.AddressSpace.gmem, assumed_align=4) for x in places))
+
     def row_tiles(self, group: Int32) -> Int32:
         """Rows of packed tiles of a group's weight."""
         return cute.ceil_div(self.n(group), TILE_ROWS // self.config.products)
@@ -112,8 +117,9 @@ class PackedParameters(PackedGroups, ParameterMaps):
     """Problems of any sizes, with an x, a weight and an output each; the maps of x are parameters of the kernel."""
 
     def words_of(self, group: PackedGroup) -> tuple[Int32 | Int64, ...]:
-        out, weight = group.out, group.weight
-        return group.x.rows, weight.rows, group.k, out.pointer.toint(), out.row_stride, weight.tiles.toint()
+        out, weight, scales = group.out, group.weight, group.row_scales or ()
+        places = out.pointer.toint(), out.row_stride, weight.tiles.toint(), *(x.toint() for x in scales)
+        return group.x.rows, weight.rows, group.k, *places
 
 
 @dataclass(frozen=True)
@@ -169,6 +175,11 @@ class PackedRows(PackedGroups):
         weight = self.arguments.one.weight
         return weight.tiles.toint() + Int64(group) * weight.batch_stride
 
+    def row_scales(self, group: Int32) -> RowScales:
+        one = self.arguments.one
+        each = cute.ceil_div(one.weight.rows, SLAB_ROWS // self.config.products) * SLAB_ROWS
+        return RowScales(one.row_scales.weight + Int64(group) * each, one.row_scales.x + self.table.read("row", group))
+
     def output(self, group: Int32) -> OutputMatrix:
         out = self.arguments.one.out
         pointer = out.pointer + Int64(self.table.read("row", group)) * out.row_stride
@@ -207,5 +218,8 @@ def arguments_of(groups: PackedGroups, tile: GroupTile) -> WgmmaArguments:
     """Arguments of one problem with the output of a tile, which starts at its first row."""
     matrix = groups.output(tile.group)
     out = OutputRows(matrix.pointer + Int64(tile.x_row) * matrix.stride, matrix.stride, Int64(0))
-    weight = PackedWeight(None, groups.n(tile.group), None, None)
-    return WgmmaArguments(weight, None, out, None, None, None, None, (), None, None, None, None, None)
+    weight, scales = PackedWeight(None, groups.n(tile.group), None, None), None
+    if groups.config.fp8:
+        of_group = groups.row_scales(tile.group)
+        scales = of_group._replace(x=of_group.x + tile.x_row)
+    return WgmmaArguments(weight, None, out, None, None, scales, None, (), None, None, None, None, None)

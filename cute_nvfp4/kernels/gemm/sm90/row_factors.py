@@ -21,11 +21,11 @@ from .config import WARPGROUP, WgmmaConfig
 
 @dataclass(frozen=True)
 class RowFactors:
-    """Factors that a thread has asked for. of_weight: of its rows g and g + 8. of_x: of columns ``thread``
-    and every 128th after it. shared: the warpgroup's place for those of all columns."""
+    """Factors that a thread has asked for. of_weight: of its rows g and g + 8, if they have some. of_x: of columns
+    ``thread`` and every 128th after it. shared: the warpgroup's place for those of all columns."""
 
     config: WgmmaConfig
-    of_weight: tuple[Float32, Float32]
+    of_weight: tuple[Float32, Float32] | None
     of_x: tuple[Float32, ...]
     shared: Int32
     thread: Int32
@@ -49,7 +49,9 @@ class RowFactors:
             for half in range(2):
                 for j in range(2):
                     at = 4 * i + 2 * half + j
-                    acc[at] = acc[at] * self.of_weight[half] * pair[j]
+                    if self.of_weight is not None:
+                        acc[at] = acc[at] * self.of_weight[half]
+                    acc[at] = acc[at] * pair[j]
 
 
 def row_factors(

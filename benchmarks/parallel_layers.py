@@ -1,0 +1,253 @@
+"""The layers that ``parallel.py`` times, on any device: products of a dense layer, and experts, over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from moe import Layer as MixtureLayer
+from moe import Routing
+from torch.nn.functional import linear
+
+from cute_nvfp4 import BlockScaledTensor, gated_gemm, gemm, prepare_experts, prepare_weight, quantize
+from cute_nvfp4.nn import PeerSums
+from cute_nvfp4.nn.expert_parallel import ExpertParallel, Messages, shard_experts
+from cute_nvfp4.ops.moe.activation import ActivationFunction
+from cute_nvfp4.weight_shards import shard_columns, shard_rows
+
+GLOBAL_SCALE = 2.0**-10
+Product = Callable[..., torch.Tensor]
+"""Rows to rows; ``out`` says where to put them."""
+
+
+class Dense(NamedTuple):
+    """The sizes of a layer of a model: qkv (q + 2 kv, hidden), o (hidden, q), gate and up (intermediate, hidden), down
+    (hidden, intermediate)."""
+
+    model: str
+    hidden: int
+    q: int
+    kv: int
+    intermediate: int
+
+    @property
+    def elements(self) -> int:
+        """Elements of all weights."""
+        return self.hidden * (2 * self.q + 2 * self.kv + 3 * self.intermediate)
+
+
+DENSE = (Dense("Qwen3-32B", 5120, 8192, 1024, 25600), Dense("Llama-3.1-70B", 8192, 8192, 1024, 28672))
+MIXTURES = (
+    MixtureLayer("Qwen3-30B-A3B", 128, 8, 2048, 768),
+    MixtureLayer("Qwen3-235B-A22B", 128, 8, 4096, 1536),
+)
+SMALL_DENSE = Dense("small", 256, 512, 128, 512)
+SMALL_MIXTURE = MixtureLayer("small", 8, 2, 128, 128)
+
+
+class Weights(NamedTuple):
+    """The matrices of a dense layer in NVFP4: all of them, or a rank's shard."""
+
+    qkv: BlockScaledTensor
+    o: BlockScaledTensor
+    gate: BlockScaledTensor
+    up: BlockScaledTensor
+    down: BlockScaledTensor
+
+    @classmethod
+    def drawn(cls, shape: Dense, device: torch.device | str) -> Weights:
+        """The same normal values on every rank."""
+        generator = torch.Generator(device).manual_seed(41)
+
+        def one(n: int, k: int) -> BlockScaledTensor:
+            x = torch.randn(n, k, dtype=torch.bfloat16, device=device, generator=generator)
+            return quantize(x * k**-0.5, global_scale=GLOBAL_SCALE)
+
+        h, q, kv, i = shape[1:]
+        return cls(one(q + 2 * kv, h), one(h, q), one(i, h), one(i, h), one(h, i))
+
+    def shard(self, shape: Dense, rank: int, ranks: int) -> Weights:
+        """Columns of the results of qkv, gate and up; columns of o and down."""
+        return Weights(
+            shard_rows(self.qkv, rank, ranks, (shape.q, shape.kv, shape.kv)),
+            shard_columns(self.o, rank, ranks),
+            shard_rows(self.gate, rank, ranks),
+            shard_rows(self.up, rank, ranks),
+            shard_columns(self.down, rank, ranks),
+        )
+
+
+@dataclass(frozen=True)
+class Products:
+    """The four products of a layer, of which ``gated`` is silu(gate) · up. q: columns that attention would give."""
+
+    qkv: Product
+    o: Product
+    gated: Product
+    down: Product
+    q: int
+
+    def attended(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows that stand in for what attention gives."""
+        return self.qkv(x)[:, : self.q]
+
+    def names(self) -> tuple[str, ...]:
+        """The products by name, in their order."""
+        return "qkv", "o", "gated", "down"
+
+
+def silu_mul(both: torch.Tensor) -> torch.Tensor:
+    """silu(gate) · up of [gate, up]: one Triton kernel on a GPU, as the peers' in ``gemm.py``."""
+    if both.is_cuda:
+        from gemm_triton import silu_mul as fused
+
+        return fused(both)
+    gate, up = both.float().chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate) * up).to(both.dtype)
+
+
+def w4a16(weights: Weights, q: int) -> Products:
+    """Prepared NVFP4 weights."""
+    qkv, o, down = (prepare_weight(w) for w in (weights.qkv, weights.o, weights.down))
+    both = prepare_weight(weights.gate, weights.up)
+    products = [lambda x, out=None, weight=weight: gemm(x, weight, out=out) for weight in (qkv, o, down)]
+    return Products(products[0], products[1], lambda x: gated_gemm(x, both), products[2], q)
+
+
+def bf16(weights: Weights, q: int) -> Products:
+    """The same values in bf16, by cuBLAS."""
+    qkv, o, gate, up, down = (w.dequantize(torch.bfloat16) for w in weights)
+    both = torch.cat((gate, up))
+
+    def product(weight: torch.Tensor) -> Product:
+        def run(x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+            return linear(x, weight) if out is None else torch.mm(x, weight.T, out=out)
+
+        return run
+
+    return Products(product(qkv), product(o), lambda x: silu_mul(linear(x, both)), product(down), q)
+
+
+CONTESTANTS: dict[str, Callable[[Weights, int], Products]] = {"bf16": bf16, "w4a16": w4a16}
+
+
+def whole(p: Products, x: torch.Tensor) -> torch.Tensor:
+    """The layer on one GPU, or, of shards, a rank's part without any exchange."""
+    return p.down(p.gated(p.o(p.attended(x))))
+
+
+def sharded(p: Products, x: torch.Tensor, group: Any = None) -> torch.Tensor:
+    """The layer over the ranks: an all-reduce after o, and one after down."""
+    y = p.o(p.attended(x))
+    dist.all_reduce(y, group=group)
+    z = p.down(p.gated(y))
+    dist.all_reduce(z, group=group)
+    return z
+
+
+def in_halves(p: Products, x: torch.Tensor, side: torch.cuda.Stream, group: Any = None) -> torch.Tensor:
+    """``sharded``, two halves of the rows one after the other: what one half exchanges runs beside the other's
+    products, on the stream ``side``."""
+    main, done = torch.cuda.current_stream(), []
+
+    def summed(y: torch.Tensor) -> torch.Tensor:
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            dist.all_reduce(y, group=group)
+            done.append(torch.cuda.Event())
+            done[-1].record(side)
+        return y
+
+    rows = [summed(p.o(p.attended(half))) for half in x.chunk(2)]
+    found = []
+    for half, event in zip(rows, list(done)):
+        main.wait_event(event)
+        found.append(summed(p.down(p.gated(half))))
+    main.wait_stream(side)
+    return torch.cat(found)
+
+
+def by_peer_loads(p: Products, x: torch.Tensor, sums: PeerSums) -> torch.Tensor:
+    """``sharded``, with sums by loads of the peers' memory: products write their results where the peers read."""
+    place = sums.place(*x.shape)
+    y = sums(p.o(p.attended(x), out=place))
+    return sums(p.down(p.gated(y), out=place))
+
+
+class Mixture(NamedTuple):
+    """A mixture of experts on one GPU and over the ranks, in the forms that are timed."""
+
+    layer: MixtureLayer
+    experts: Any
+    over_ranks: dict[str, ExpertParallel]
+
+    @classmethod
+    def drawn(cls, layer: MixtureLayer, device: torch.device | str, rank: int, ranks: int) -> Mixture:
+        """The same experts on every rank; a rank multiplies its own."""
+        generator = torch.Generator(device).manual_seed(36)
+
+        def stack(n: int, k: int) -> BlockScaledTensor:
+            x = torch.randn(layer.experts * n, k, dtype=torch.bfloat16, device=device, generator=generator)
+            x = quantize(x * k**-0.5, global_scale=GLOBAL_SCALE, scale_layout="rowmajor")
+            return BlockScaledTensor(*(y.view(layer.experts, n, -1) for y in (x.data, x.scale)), x.global_scale)
+
+        stacks = stack(2 * layer.inner, layer.hidden), stack(layer.hidden, layer.inner)
+        experts = prepare_experts(*stacks)
+        mine = shard_experts(experts, rank, ranks)
+        calibrated = torch.tensor(2.0**-8, device=device)
+        forms = {
+            "rows in bf16": ExpertParallel(mine),
+            "rows in NVFP4": ExpertParallel(mine, rows="nvfp4", global_scale=calibrated),
+            "experts in bf16": WideExperts(mine, wide=tuple(_wide(s, rank, ranks) for s in stacks)),
+        }
+        return cls(layer, experts, forms)
+
+
+def _wide(stack: BlockScaledTensor, rank: int, ranks: int) -> torch.Tensor:
+    """A rank's experts of a stack in bf16, (E, K, N), as ``_grouped_mm`` takes them."""
+    share = stack.batch // ranks
+    mine = range(rank * share, (rank + 1) * share)
+    one = [BlockScaledTensor(stack.data[e], stack.scale[e], stack.global_scale) for e in mine]
+    return torch.stack([x.dequantize(torch.bfloat16) for x in one]).mT
+
+
+@dataclass(frozen=True, eq=False)
+class WideExperts(ExpertParallel):
+    """The same exchange, with experts in bf16 by torch's operations and ``_grouped_mm``."""
+
+    wide: tuple[torch.Tensor, ...] = ()
+
+    def compute(self, messages: Messages, dtype: torch.dtype, top: int) -> torch.Tensor:
+        words, hidden = messages.words, self.experts.hidden
+        x = words[:, : hidden // 2].view(dtype)
+        ids = words[:, hidden // 2 :][:, :top] - self.first
+        weights = words[:, hidden // 2 + top :][:, :top].view(torch.float32)
+        count = self.experts.count
+        here = (ids >= 0) & (ids < count)
+        order = torch.where(here, ids, count).flatten().argsort(stable=True)
+        expert = torch.where(here, ids, count).flatten()[order]
+        numbers = torch.arange(count, device=x.device, dtype=expert.dtype)
+        ends = torch.searchsorted(expert, numbers, right=True).to(torch.int32)
+        inner = ActivationFunction("silu")(torch._grouped_mm(x[order // top], self.wide[0], offs=ends))
+        rows = torch._grouped_mm(inner, self.wide[1], offs=ends)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order), device=order.device)
+        # rows of no expert here are whatever was in memory
+        rows = torch.where(here[..., None], rows[back].view(*ids.shape, -1), 0)
+        return (rows * weights[..., None]).sum(1).to(dtype)
+
+
+def routing(layer: MixtureLayer, tokens: int, rank: int, ranks: int, device: torch.device | str) -> list[Routing]:
+    """The rows and choices of all ranks, and those of this rank: ``tokens`` of each."""
+    every = Routing.random(layer, tokens * ranks, False, str(device))
+    mine = slice(rank * tokens, (rank + 1) * tokens)
+    return [every, Routing(*(getattr(every, name)[mine].contiguous() for name in ("x", "ids", "weights")))]
+
+
+def distance(found: torch.Tensor, want: torch.Tensor) -> float:
+    """|difference| / |wanted|."""
+    want = want.double()
+    return float((found.double() - want).norm() / want.norm())

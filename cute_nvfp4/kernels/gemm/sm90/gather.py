@@ -1,0 +1,81 @@
+"""Rows of x that lie anywhere, from global memory to the stages of a WGMMA kernel: ``cp.async`` by each row's index.
+
+Two warps copy sixteen bytes a lane, eight rows and the 64 elements that are swizzled together at a time: a lane's place
+in the swizzle is the same in each. Rows are those of slots, of which a token has ``top``. A thread says at the stage's
+barrier when its copies have come, and who multiplies orders them before its reads (``Mainloop.take``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from ....ptx import mbarrier
+from ....ptx.async_copy import copy_async
+from ....weight_layout import TILE_K
+from ...arith import ceil_div, div, mod
+from ..barriers import Ring
+from ..packed.loaders import StageOrder
+from ..stage_loader import OverwritingCopies
+from .config import GATHER_THREADS
+from .groups import GroupTile, PackedRows
+
+WARP = 32
+CHUNK = 16
+"""Bytes that a lane copies at a time."""
+CHUNKS = 8
+"""Chunks that are swizzled together: 128 bytes of a row."""
+ROWS = GATHER_THREADS // CHUNKS
+"""Rows that the two warps copy at a time: as many as a swizzle has."""
+
+
+@dataclass(frozen=True)
+class GatheredX:
+    """The copies of rows by one of the threads that gather. shared: address of the first stage's x, (tile_n, stage_k)
+    swizzled."""
+
+    order: StageOrder
+    groups: PackedRows
+    shared: Int32
+    thread: Int32
+
+    def copies(self, tile: GroupTile, cursor: Int32) -> OverwritingCopies:
+        """The copies of a work tile."""
+        return OverwritingCopies(self.order.steps(tile), partial(self.start, self.tokens(tile), tile.width))
+
+    def tokens(self, tile: GroupTile) -> list[Int32]:
+        """Rows of x that this lane knows: those of every eighth copy of the eight lanes of a row, for all of them. Rows
+        beyond the group's last are the last."""
+        groups, routed = self.groups, self.groups.arguments.routed
+        lane, found = mod(self.thread, CHUNKS), []
+        first, most = groups.table.read("row", tile.group) + tile.x_row, tile.x_rows - tile.x_row - 1
+        for i in range(ceil_div(self.groups.config.tile_n, ROWS * CHUNKS)):
+            row = (i * CHUNKS + lane) * ROWS + div(self.thread, CHUNKS)
+            slot = cute.make_tensor(routed.slots + (first + cutlass.min(row, most)), cute.make_layout(1))[0]
+            found.append(slot // routed.top)
+        return found
+
+    @cute.jit
+    def start(self, tokens: list[Int32], width: Int32, ring: Ring, stage: Int32, step: Int32):
+        """Copies a stage of as many rows as the width of the tile covers; zeros beyond the last element of K."""
+        cfg, one = self.groups.config, self.groups.arguments.one
+        chunk, row = mod(self.thread, CHUNKS), div(self.thread, CHUNKS)
+        k = step * cfg.stage_k + chunk * (CHUNK // 2)
+        source = one.x.data.toint() + Int64(k) * 2
+        # chunk c of row r lies at chunk c ^ r % 8, as TMA would swizzle it
+        target = self.shared + stage * cfg.x_bytes + row * (2 * TILE_K) + (chunk ^ row) * CHUNK
+        valid = [cutlass.select_(k + part * TILE_K < one.k, Int32(CHUNK), Int32(0)) for part in range(cfg.stage_tiles)]
+        for box in cutlass.range_constexpr(cfg.tile_n // cfg.box_rows):
+            if box * cfg.box_rows < width:
+                for i in cutlass.range_constexpr(box * cfg.box_rows // ROWS, (box + 1) * cfg.box_rows // ROWS):
+                    lane = (self.thread & (WARP - CHUNKS)) + i % CHUNKS
+                    token = cute.arch.shuffle_sync(tokens[i // CHUNKS], lane)
+                    address = source + Int64(token) * (one.x.row_stride * 2)
+                    for part in cutlass.range_constexpr(cfg.stage_tiles):
+                        place = target + i * (ROWS * 2 * TILE_K) + part * (cfg.x_bytes // cfg.stage_tiles)
+                        copy_async(place, address + part * (2 * TILE_K), CHUNK, valid[part])
+        mbarrier.arrive_after_copies(ring.full(stage))

@@ -1,0 +1,177 @@
+"""The products of a mixture of experts on WGMMA: rows of x by their slots, and an epilogue with biases, the activation
+between the products, and router weights.
+
+``GroupedWgmma`` of rows that offsets distribute. The first product gathers (``gather``) and activates; the second
+multiplies each row by the weight that the router gave its slot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from ...factors import Factor
+from ..epilogue import device_scalar
+from ..gates import activate
+from ..operands import TmaCopy
+from ..packed.mainloop import OperandMemory
+from ..stage_loader import fill_stages
+from ..tile_scheduler import WorkTile
+from .config import GATHER_THREADS, WARPGROUP
+from .epilogue import WARP, WarpgroupEpilogue
+from .gather import GatheredX
+from .grouped import GroupedWgmma
+from .grouped_arguments import RoutedRows
+from .groups import GroupScheduler, GroupTile, PackedGroups
+from .row_factors import RowFactors
+
+AHEAD_COLUMNS = 128
+"""Columns of a tile up to which registers are left, beside its sums, for what the epilogue will need."""
+
+
+@dataclass(frozen=True)
+class RoutedEpilogue(WarpgroupEpilogue):
+    """The epilogue of a work tile whose rows are slots. routed: slots from the tile's first row on, and the bias of its
+    group."""
+
+    routed: RoutedRows | None = None
+
+    def of_tile(self, tile: WorkTile) -> RoutedEpilogue:
+        """This epilogue with the router weights of the tile's rows, asked for before its products."""
+        return self.with_weights() if self.config.tile_n <= AHEAD_COLUMNS else self
+
+    @cute.jit
+    def store(self, acc: cute.Tensor, tile: WorkTile):
+        """Stores a work tile."""
+        storing = self.with_weights() if self.rows is None else self
+        WarpgroupEpilogue.store(storing, acc, tile)
+
+    def with_weights(self) -> RoutedEpilogue:
+        """This epilogue with the router weights of the tile's rows, if there are, asked for now."""
+        cfg, found = self.config, []
+        if not cfg.weighted:
+            return self
+        for i in range(-(-cfg.tile_n // WARPGROUP)):
+            row = cutlass.min(self.thread + i * WARPGROUP, self.x_rows - 1)
+            slot = cute.make_tensor(self.routed.slots + row, cute.make_layout(1))[0]
+            found.append(device_scalar(self.routed.weights + slot).to(Float32))
+        place = self.shared + cfg.epilogue_bytes + self.group * (4 * cfg.tile_n)
+        return replace(self, rows=RowFactors(cfg, None, tuple(found), place, self.thread))
+
+    @cute.jit
+    def store_tile(self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]):
+        """weight · activation(alpha · acc + bias): columns ``begin`` to ``end`` of the tile."""
+        cfg = self.config
+        self.shift(acc, begin, end)
+        self.scale(acc, begin, end)
+        if cutlass.const_expr(cfg.biased):
+            self.add_group_bias(acc, tile, begin, end)
+        self.activate(acc, begin, end)
+        if cutlass.const_expr(cfg.weighted):
+            self.rows.scale(acc, begin, end)
+        self.store_columns(acc, tile, begin, end)
+
+    def scale(self, acc: cute.Tensor, begin: int, end: int) -> None:
+        """Each product's alpha."""
+        count = len(self.factors)
+        for i in range(begin // 2, end // 2):
+            acc[i] = acc[i] * self.factors[i // 2 % count].alpha
+
+    def activate(self, acc: cute.Tensor, begin: int, end: int) -> None:
+        """The activation of one product, if it has one; two are joined as they are stored."""
+        if self.config.activation and not self.config.gate:
+            for i in range(begin // 2, end // 2):
+                acc[i] = activate(self.config.activation, acc[i])
+
+    def join(self, acc: cute.Tensor, begin: int, end: int) -> None:
+        """The activation of both products, scaled before, in place of the first."""
+        cfg = self.config
+        for i in range(begin // 2, end // 2, 4):
+            for j in range(i, i + 2):
+                acc[j] = activate(cfg.activation or cfg.gate, acc[j], acc[j + 2], cfg.constants)
+
+    @cute.jit
+    def add_group_bias(
+        self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]
+    ):
+        """Adds a number for each row of the MMA: a thread has two, of a gated product one of each matrix."""
+        rows = self.arguments.weight.rows
+        row = self.first_row(tile) + self.thread % WARP // 4
+        for half in cutlass.range_constexpr(2):
+            n, at = self.bias_places(row, half)
+            number = Float32(0.0)
+            if n < rows:
+                number = device_scalar(self.routed.bias + at)
+            for i in cutlass.range_constexpr(begin // 8, end // 8):
+                for j in cutlass.range_constexpr(2):
+                    place = 4 * i + 2 * half + j
+                    acc[place] = acc[place] + number
+
+    def bias_places(self, row: Int32, half: int) -> tuple[Int32, Int32]:
+        """The column of the output that a row of the MMA is, and where its bias is."""
+        if self.config.gate:
+            return row, row + half * self.arguments.weight.rows
+        return row + 8 * half, row + 8 * half
+
+
+class RoutedWgmma(GroupedWgmma):
+    """The host function and the kernel of one ``GroupedWgmmaConfig`` of routed rows."""
+
+    def wait_for_groups(self) -> None:
+        """Waits for the launch before, which made the maps or the rows, and lets the next one begin: nothing is read or
+        written before."""
+        cute.arch.griddepcontrol_wait()
+        cute.arch.griddepcontrol_launch_dependents()
+
+    def loads_x(self, warp: Int32) -> cutlass.Boolean:
+        return warp <= GATHER_THREADS // WARP if self.config.gathered else super().loads_x(warp)
+
+    @property
+    def loading_registers(self) -> int:
+        """Registers of a thread that loads: those who gather have more addresses."""
+        return 40 if self.config.gathered else 24
+
+    @property
+    def registers(self) -> int:
+        if self.config.gathered and self.config.ctas_per_sm == 1 and self.config.warpgroups == 2:
+            return 232
+        return super().registers
+
+    def load_x(
+        self,
+        x: TmaCopy | None,
+        groups: PackedGroups,
+        operands: OperandMemory,
+        scheduler: GroupScheduler,
+        workers: Int32,
+        thread: Int32,
+    ) -> None:
+        """The loop of the warps that load x."""
+        if self.config.gathered:
+            copies = GatheredX(self.order, groups, operands.sX.iterator.toint(), thread - WARP).copies
+            fill_stages(copies, operands.ring, scheduler)
+        else:
+            super().load_x(x, groups, operands, scheduler, workers, thread)
+
+    def epilogue(
+        self,
+        width: int,
+        factors: tuple[Factor, ...],
+        tile: GroupTile,
+        shared: Int32,
+        scheduler: GroupScheduler,
+        *own: Any,
+    ) -> RoutedEpilogue:
+        """The epilogue of a work tile, with its slots and its group's bias."""
+        made = super().epilogue(width, factors, tile, shared, scheduler, *own)
+        groups, routed = scheduler.groups, scheduler.groups.arguments.routed
+        slots = routed.slots + (groups.table.read("row", tile.group) + tile.x_row)
+        bias = None
+        if self.config.biased:
+            bias = routed.bias + Int64(tile.group) * (made.arguments.weight.rows * self.config.products)
+        fields = {name: getattr(made, name) for name in made.__dataclass_fields__}
+        return RoutedEpilogue(**fields, routed=routed._replace(slots=slots, bias=bias))

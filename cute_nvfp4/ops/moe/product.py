@@ -1,0 +1,106 @@
+"""expert_product: one of the two products of the experts, whose rows are slots, with prepared weights."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from ...kernels.gemm.sm90.grouped_arguments import RoutedRows
+from ...planning.packed_groups import RoutedGroups
+from ...prepared_weight import PreparedWeight
+from ...reference import times
+from ...runtime.backend import Backend
+from ...target import Target
+from ..arguments import ANY_WEIGHT, STATUS, TENSOR
+from ..checks import DTYPE_NAMES
+from ..groups import alpha_of_group, status_of
+from ..operation import Operation
+from ..planned import PlannedCall
+from ..prepared_weight.operands import exact_values
+from ..prepared_weight.rows import plan_prepared_rows
+from .activation import ActivationFunction
+
+
+def expert_product(
+    a: torch.Tensor,
+    b: PreparedWeight,
+    offsets: torch.Tensor,
+    slots: torch.Tensor,
+    top: int = 0,
+    alpha: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    activation: ActivationFunction | None = None,
+    row_weights: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    status: torch.Tensor | None = None,
+    config: Any = None,
+    backend: Backend = "auto",
+) -> torch.Tensor:
+    """weight · activation(alphaₑ · row · b[e]ᵀ + bias[e]) of the rows of each expert e, (slots, N).
+
+    Rows are in the order of the routing maps, of which ``offsets`` (E + 1) and ``slots`` are two: row r is
+    ``a[slots[r] // top]``, or ``a[r]`` where top is 0, and its weight ``row_weights`` of its slot, or 1. bias: (E, N),
+    of gate and up (E, 2 N); activation: with gate and up one of two matrices. Rows of no slot are not written.
+    """
+    given = a, b, offsets, slots, top, alpha, bias, activation, row_weights, out, status, config, backend
+    return EXPERT_PRODUCT.run(*given)
+
+
+def _check(r: Any) -> torch.Tensor:
+    if r.out is not None:
+        return r.out
+    return torch.empty((len(r.slots), r.b.rows), dtype=r.b.dtype, device=r.b.device)
+
+
+def _plan(r: Any, target: Target) -> PlannedCall:
+    f, weights = r.activation, r.row_weights
+    routed = RoutedGroups(
+        gathered=r.top > 0,
+        biased=r.bias is not None,
+        weighted="" if weights is None else DTYPE_NAMES[weights.dtype],
+        activation="" if f is None or f.name == "silu" else f.name,
+        constants=(f.alpha, f.limit) if f is not None and f.name == "clamped_swiglu" else (),
+    )
+    record = RoutedRows(
+        "slots", r.top or 1, "row_weights" if routed.weighted else None, "bias" if routed.biased else None
+    )
+    found = plan_prepared_rows(r, target, "silu" if r.b.gated else "", routed, record)
+    options = {"new": status_of(r.b.device), "extra": found.extra}
+    return EXPERT_PRODUCT.planned(found.kernel, found.config, target, found.arguments, r, **options)
+
+
+def _reference(r: Any) -> torch.Tensor:
+    """Expert by expert in float64. Reads the offsets, so it waits for the device."""
+    edges, out = r.offsets.tolist(), torch.zeros(r.out.shape, dtype=torch.float64, device=r.out.device)
+    x, weights = exact_values(r.a, r.b)
+    for e, (start, end) in enumerate(pairwise(edges)):
+        if start == end:
+            continue
+        slots = r.slots[start:end].long()
+        rows, matrices = (x[slots // r.top] if r.top else x[start:end]), (weights[e] if r.b.gated else [weights[e]])
+        scales = r.b.global_scales
+        product = torch.cat(
+            [times(rows @ w.mT, alpha_of_group(r.alpha, e), scale) for w, scale in zip(matrices, scales)], dim=1
+        )
+        if r.bias is not None:
+            product = product + r.bias[e].double()
+        if r.activation is not None:
+            product = r.activation(product)
+        if r.row_weights is not None:
+            product = product * r.row_weights.reshape(-1)[slots, None].double()
+        out[start:end] = product
+    return out
+
+
+EXPERT_PRODUCT = Operation(
+    expert_product,
+    {
+        **{"a": TENSOR, "b": ANY_WEIGHT, "offsets": TENSOR, "slots": TENSOR, "alpha": TENSOR},
+        **{"bias": TENSOR, "row_weights": TENSOR, "status": STATUS},
+    },
+    check=_check,
+    reference=_reference,
+    plan=_plan,
+)

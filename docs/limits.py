@@ -1,0 +1,116 @@
+"""The table of shapes of docs/reference/shapes.md: which M, N and K each call takes, and the message for another one.
+
+The package itself is asked: a call of other and other sizes is checked and planned for each architecture, and neither
+compiled nor launched. Sizes are probed above a base of which every kernel takes the multiples.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import cute_nvfp4 as nv
+from cute_nvfp4.errors import CuteNvfp4Error
+from cute_nvfp4.runtime.kernel import planning_only
+
+ARCHS = {"sm_100a": "B200, B300", "sm_90a": "H100, H200", "sm_120a": "RTX 50, GB10"}
+"""One architecture of each generation: within one the limits are the same."""
+BASE = {"M": 128, "N": 256, "K": 256}
+STEPS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the table. operands: as a reader says it; call: makes it from M, N and K."""
+
+    name: str
+    operands: str
+    call: Callable[[int, int, int], Any]
+    sizes: str = "MNK"
+
+
+@functools.cache
+def _ones(*shape: int) -> torch.Tensor:
+    return torch.ones(*shape, dtype=torch.bfloat16)
+
+
+def _block(format: str, *shape: int) -> nv.BlockScaledTensor:
+    found = nv.quantize(_ones(*shape), format)  # planned, and not launched: its memory is whatever was there
+    found.data.zero_()
+    found.scale.zero_()
+    return found
+
+
+def _prepared(format: str, n: int, k: int, dtype: torch.dtype = torch.bfloat16, both: bool = False) -> Any:
+    weights = [_block(format, n, k)] * (1 + both)
+    return nv.prepare_weight(*weights, dtype=dtype, backend="sim")
+
+
+def calls() -> Iterator[Call]:
+    """The calls, those of an operation together."""
+    yield Call("gemv", "NVFP4", lambda m, n, k: nv.gemv(_block("nvfp4", m, k), _block("nvfp4", 1, k)), "MK")
+    for format in ("nvfp4", "mxfp4", "mxfp8"):
+        text = f"{format.upper()} × {format.upper()}"
+        yield Call("gemm", text, lambda m, n, k, f=format: nv.gemm(_block(f, m, k), _block(f, n, k)))
+    for format in ("nvfp4", "mxfp4", "mxfp8"):
+        text = f"bf16 × {format.upper()}, prepared"
+        yield Call("gemm", text, lambda m, n, k, f=format: nv.gemm(_ones(m, k), _prepared(f, n, k)))
+    eight = torch.float8_e4m3fn
+    yield Call("gemm", "FP8 × NVFP4, prepared", lambda m, n, k: nv.gemm(_ones(m, k), _prepared("nvfp4", n, k, eight)))
+    yield Call("gated_gemm", "NVFP4 × NVFP4", lambda m, n, k: nv.gated_gemm(
+        _block("nvfp4", m, k), _block("nvfp4", n, k), _block("nvfp4", n, k)))  # fmt: skip
+    yield Call("gated_gemm", "bf16 × NVFP4, prepared", lambda m, n, k: nv.gated_gemm(
+        _ones(m, k), _prepared("nvfp4", n, k, both=True)))  # fmt: skip
+    yield Call("gated_gemm", "bf16 × NVFP4, prepared, quantized output", lambda m, n, k: nv.gated_gemm(
+        _ones(m, k), _prepared("nvfp4", n, k, both=True), out_global_scale=1.0))  # fmt: skip
+    yield Call("grouped_gemm", "NVFP4 × NVFP4", lambda m, n, k: nv.grouped_gemm(
+        [(_block("nvfp4", m, k), _block("nvfp4", n, k))] * 2))  # fmt: skip
+    yield Call("grouped_gemm", "bf16 × NVFP4, prepared", lambda m, n, k: nv.grouped_gemm(
+        [(_ones(m, k), _prepared("nvfp4", n, k))] * 2))  # fmt: skip
+    for format in ("nvfp4", "mxfp4", "mxfp8", "fp8_e4m3"):
+        text = f"bf16 → {format.upper()}"
+        yield Call("quantize", text, lambda m, n, k, f=format: nv.quantize(_ones(m, k), f), "MK")
+
+
+def refusal(call: Call, sizes: dict[str, int], arch: str) -> str:
+    """What the package says of a call of these sizes, or an empty string where a kernel takes it."""
+    with nv.simulating(arch), planning_only():
+        try:
+            call.call(sizes["M"], sizes["N"], sizes["K"])
+        except CuteNvfp4Error as error:
+            return " ".join(str(error).split())
+    return ""
+
+
+def limit(call: Call, size: str, arch: str) -> tuple[int, str]:
+    """The smallest step above the base that is taken, and the message for half of it; 1 and "" where any size is."""
+    said = ""
+    for step in STEPS:
+        found = refusal(call, BASE | {size: BASE[size] + step}, arch)
+        if not found:
+            return step, said
+        said = found
+    raise ValueError(f"{call.name} of {call.operands} on {arch}: got no {size} that is taken: {said}")
+
+
+def markdown() -> str:
+    """The table: a row for each call and for the architectures on which its limits are the same."""
+    lines = ["| call | operands | on | M | N | K | message for a size between |", "|---|---|---|---|---|---|---|"]
+    for call in calls():
+        found: dict[tuple, list[str]] = {}
+        for arch, name in ARCHS.items():
+            if not refusal(call, BASE, arch):
+                limits = tuple((size, *limit(call, size, arch)) for size in call.sizes)
+                found.setdefault(limits, []).append(name)
+        for limits, names in found.items():
+            steps = {size: "any" if step == 1 else f"multiple of {step}" for size, step, _ in limits}
+            said = dict.fromkeys(message.replace("|", "\\|") for _, _, message in limits if message)
+            where = "all" if len(names) == len(ARCHS) else "; ".join(names)
+            cells = [steps.get(size, "–") for size in "MNK"]
+            messages = " · ".join(f"`{text}`" for text in said)
+            lines.append("| " + " | ".join([f"`{call.name}`", call.operands, where, *cells, messages]) + " |")
+    return "\n".join(lines) + "\n"

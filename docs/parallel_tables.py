@@ -1,0 +1,66 @@
+"""The tables of ``benchmarks/parallel.py``'s records: layers over two GPUs, and experts over two GPUs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from parallel_report import FORMS, dense_rows
+from tables import ROOT, machine, table, times, us
+
+EXCHANGES = {
+    "rows in bf16": "rows in bf16",
+    "rows in NVFP4": "rows in NVFP4",
+    "gathered": "gathered by all",
+    "experts in bf16": "experts and rows in bf16",
+}
+"""Forms of an exchange of experts' rows, by the name that a record has."""
+STEPS = ("there", "experts", "back")
+
+
+def of_records(write: Callable[[dict[str, Any]], str]) -> str:
+    """What ``write`` makes of each record, one below the other; a line where there is none."""
+    paths = sorted((ROOT / "benchmarks" / "results").glob("parallel_*.json"))
+    found = [write(json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+    return "\n".join(found) or "*Not measured yet.*\n"
+
+
+def where(record: dict[str, Any]) -> str:
+    """The machine, and how times were taken."""
+    how = "medians of replays of a CUDA graph, µs, the slower GPU's, L2 cold and clean"
+    return machine(record, f"NCCL {record['nccl']}, no NVLink multicast; {how}").replace("*One", "*Two", 1)
+
+
+def dense(record: dict[str, Any]) -> str:
+    """Layers over two GPUs; × is how many times faster than one of them, in the same format."""
+    rows = []
+    for row, of in dense_rows(record):
+        cells = [f"{us(of[form])} ({times(of['one'] / of[form])} ×)" if form in of else "" for form in FORMS]
+        alone = [us(of[form]) if form in of else "" for form in ("all_reduce", "peer_all_reduce")]
+        rows.append([row["model"], row["contestant"], str(row["rows"]), us(of["one"]), *cells, *alone])
+    head = ["layer of", "weights", "rows", "one GPU", *FORMS.values(), "one all-reduce, NCCL", "by peer loads"]
+    return where(record) + table(head, rows)
+
+
+def parts(record: dict[str, Any]) -> str:
+    """Each product alone, on one GPU and of a shard, in NVFP4."""
+    rows = []
+    for row in record["dense"]:
+        if row["contestant"] == "w4a16":
+            one, shard = (row["parts_us"][who] for who in ("one", "shard"))
+            cells = [f"{us(one[name])} → {us(shard[name])} ({times(one[name] / shard[name])} ×)" for name in one]
+            rows.append([row["model"], str(row["rows"]), *cells])
+    return where(record) + table(["layer of", "rows", "qkv", "o", "gate and up, SiLU", "down"], rows)
+
+
+def experts(record: dict[str, Any]) -> str:
+    """Mixtures of experts over two GPUs, beside one GPU with the rows of both."""
+    rows = []
+    for row in record["mixtures"]:
+        of = row["us"]
+        cells = [f"{us(of[name])} ({times(of['one'] / of[name])} ×)" for name in EXCHANGES]
+        steps = [" · ".join(us(of[f"{name}: {step}"]) for step in STEPS) for name in ("rows in bf16", "rows in NVFP4")]
+        rows.append([row["model"], str(row["tokens"]), us(of["one"]), *cells, *steps])
+    head = ["layer of", "tokens a GPU", "one GPU", *EXCHANGES.values(), "bf16: there · experts · back", "NVFP4"]
+    return where(record) + table(head, rows)

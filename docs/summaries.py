@@ -1,0 +1,96 @@
+"""Summaries of the reference that are committed, so that they can be read on GitHub: names, commands, gates."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import cute_nvfp4
+
+SECTIONS = {
+    "cute_nvfp4": "`from cute_nvfp4 import …`",
+    "cute_nvfp4.nn": "`from cute_nvfp4.nn import …`",
+    "cute_nvfp4.display": "`from cute_nvfp4.display import …`",
+}
+"""The modules of docs/reference/api.md."""
+
+
+def first_sentence(value: Any) -> str:
+    """The first sentence of a docstring, for a cell of a table."""
+    text = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
+    sentence = text.split(". ")[0].rstrip(".:")
+    sentence = re.sub(r":\w+:`([^`]*)`", r"`\1`", sentence)
+    return sentence.replace("|", "\\|").replace("``", "`")
+
+
+def call_of(name: str, value: Any) -> str:
+    """The name with its parameters: those by position as they are, and "…" for the ones with a keyword."""
+    if not inspect.isfunction(value):
+        return name
+    parameters = inspect.signature(value).parameters.values()
+    shown = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    shown += [f"*{p.name}" for p in parameters if p.kind is p.VAR_POSITIONAL]
+    more = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD)]
+    return f"{name}({', '.join([*shown, *['…'] * bool(more)])})"
+
+
+def names(module: str) -> Iterator[tuple[str, Any]]:
+    """The public names of a module and their values; those of the package itself only there."""
+    found = importlib.import_module(module)
+    own = [n for n, v in vars(found).items() if not n.startswith("_") and getattr(v, "__module__", "") == module]
+    for name in getattr(found, "__all__", own):
+        if not (name.startswith("__") or inspect.ismodule(getattr(found, name))) and (
+            module == "cute_nvfp4" or name not in cute_nvfp4.__all__
+        ):
+            yield name, getattr(found, name)
+
+
+def summary(*modules: str) -> str:
+    """A table of the names of modules: how each is called or what it is, and the first sentence of its docstring."""
+    lines = []
+    for module in modules:
+        head = SECTIONS.get(module, f"`from {module} import …`")
+        lines += [f"| {head} | what it is |", "|---|---|"]
+        for name, value in names(module):
+            constant = not (inspect.isfunction(value) or inspect.isclass(value))
+            said = f"`{type(value).__name__}`" if constant else first_sentence(value)
+            lines.append(f"| `{call_of(name, value)}` | {said} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def commands() -> str:
+    """The help of every command: how it is called, what it does, its arguments and options in a table."""
+    import typer
+
+    from cute_nvfp4.cli.main import app
+
+    lines = []
+    for name, found in typer.main.get_command(app).commands.items():
+        context = found.make_context(name, [], resilient_parsing=True, parent=None)
+        usage = " ".join(found.collect_usage_pieces(context))
+        lines += [f"## {name}", "", "```text", f"cute-nvfp4 {name} {usage}", "```", ""]
+        lines += [inspect.cleandoc(found.help or ""), "", "| option | default | what it does |", "|---|---|---|"]
+        lines += [*(_option(parameter, context) for parameter in found.params), ""]
+    return "\n".join(lines)
+
+
+def _option(parameter: Any, context: Any) -> str:
+    """A row of the table of a command's options."""
+    argument = parameter.param_type_name == "argument"
+    shown = [parameter.name.upper()] if argument else [*parameter.opts, *parameter.secondary_opts]
+    default = parameter.get_default(context, call=False)
+    value = "" if default in (None, False, (), "") or callable(default) else f"`{default}`"
+    said = " ".join((getattr(parameter, "help", None) or "").split()).replace("|", "\\|").replace("<", "&lt;")
+    return f"| {', '.join(f'`{one}`' for one in shown)} | {value} | {said} |"
+
+
+def gates() -> str:
+    """The names that ``gate=`` takes, with the first sentence of each."""
+    from cute_nvfp4.kernels.gemm.gates import GATES
+
+    lines = ["| `gate=` | what it computes |", "|---|---|"]
+    return "\n".join([*lines, *(f"| `{name}` | {first_sentence(gate)} |" for name, gate in GATES.items())]) + "\n"
