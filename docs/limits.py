@@ -111,6 +111,6 @@ def markdown() -> str:
             said = dict.fromkeys(message.replace("|", "\\|") for _, _, message in limits if message)
             where = "all" if len(names) == len(ARCHS) else "; ".join(names)
             cells = [steps.get(size, "–") for size in "MNK"]
-            messages = " · ".join(f"`{text}`" for text in said)
+            messages = " ".join(said)  # not as code, so that a browser may break the line
             lines.append("| " + " | ".join([f"`{call.name}`", call.operands, where, *cells, messages]) + " |")
     return "\n".join(lines) + "\n"
