@@ -40,6 +40,7 @@ from common import capture, gpu_target, machine, results_path, take_turns, write
 from gemm_contestants import OURS, PEERS, Problem
 from gemm_report import versions
 from gemm_shapes import SETS, Shape
+from generate_model import Decoder, empty_cache
 
 from cute_nvfp4.harness.timing import ColdL2
 
@@ -146,7 +147,6 @@ def quantization(rule: str, size: int, clock: Clock, device: str = "cuda") -> It
 def experts(layer: moe.Layer, tokens: tuple[int, ...], clock: Clock, device: str = "cuda") -> Iterator[Row]:
     """A layer of a mixture of experts, from the router's choice to the combined rows; routing is uniform."""
     weights = moe.Weights(layer, device, quantized=False)
-    moe.check(layer, weights, device)
     wide = weights.in_bf16()
     for count in tokens:
         r = moe.Routing.random(layer, count, False, device)
@@ -154,6 +154,7 @@ def experts(layer: moe.Layer, tokens: tuple[int, ...], clock: Clock, device: str
             "ours": lambda r=r: moe.moe(r.x, r.ids, r.weights, weights.experts),
             "peer": lambda r=r: moe.by_torch(layer, wide, weights.biases, r),
         }
+        moe.check_near(layer, count, calls["ours"](), calls["peer"]())
         plural = "s" if count > 1 else ""
         yield Row(f"`moe` {layer.model}, {count} token{plural}, bf16 rows", "grouped_mm", clock.medians(calls))
 
@@ -167,7 +168,7 @@ def model(clock: Clock) -> Iterator[Row]:
     if not far < generate.CLOSE:
         raise AssertionError(f"logits are {far} from those of bf16, expected less than {generate.CLOSE}")
     name = f"{generate.LLAMA_8B.name}'s shape" + (", uncompiled" if how != "compiled" else "")
-    steps: dict[str, Callable[[generate.Decoder], Call]] = {
+    steps: dict[str, Callable[[Decoder], Call]] = {
         f"a step of decoding, batch {batch}": lambda m, batch=batch: decoding(m, batch) for batch in BATCHES
     }
     steps[f"a prompt of {PROMPT} tokens"] = prompt
@@ -176,17 +177,17 @@ def model(clock: Clock) -> Iterator[Row]:
         yield Row(f"{name}, {text}", "bf16", us)
 
 
-def decoding(decoder: generate.Decoder, batch: int, context: int = CONTEXT, device: str = "cuda") -> Call:
+def decoding(decoder: Decoder, batch: int, context: int = CONTEXT, device: str = "cuda") -> Call:
     """A step of ``batch`` sequences that attends to ``context`` tokens."""
-    cache = generate.Cache.empty(decoder.shape, batch, context, device)
+    cache = empty_cache(decoder.shape, batch, context, device)
     position = torch.tensor([context - 1], device=device)
     tokens = torch.arange(batch, device=device)[:, None]
     return lambda: generate.step(decoder, tokens, cache, position)
 
 
-def prompt(decoder: generate.Decoder, length: int = PROMPT, device: str = "cuda") -> Call:
+def prompt(decoder: Decoder, length: int = PROMPT, device: str = "cuda") -> Call:
     """The reading of one prompt."""
-    cache = generate.Cache.empty(decoder.shape, 1, length, device)
+    cache = empty_cache(decoder.shape, 1, length, device)
     tokens = torch.arange(length, device=device)[None]
     return lambda: decoder(tokens, cache)
 

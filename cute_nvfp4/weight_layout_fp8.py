@@ -112,18 +112,41 @@ def tables(scale: Any) -> tuple[Any, Any]:
     return lower, upper
 
 
-def unpack_rows(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
-    """Values (L, padded rows, padded K) in float64 of tiles, without the rows' factors: what tensor cores multiply."""
+class Unpacked(NamedTuple):
+    """Tiles as matrices (L, padded rows, padded K) of codes' magnitudes and signs, and (…, K / 16) bytes of scales."""
+
+    magnitudes: torch.Tensor
+    negative: torch.Tensor
+    scales: torch.Tensor
+
+
+def _unpacked(packed: torch.Tensor, packing: Packing) -> Unpacked:
     batch, row_tiles, k_tiles, _ = packed.shape
     words = packed[..., : packing.code_bytes].contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
     words = words.view(batch, row_tiles, k_tiles, SLABS, 8, 4, STEPS, 1, 1)
     selectors = torch.arange(8, device=packed.device).view(2, 4) * 4
     signs = torch.arange(4, device=packed.device) * 8 + torch.tensor([[7], [3]], device=packed.device)
     # (L, row tile, K tile, slab, g, c, block, row half, i)
-    magnitudes, negative = words >> selectors & 7, words >> signs & 1
+    found = words >> selectors & 7, words >> signs & 1
     shape = batch, row_tiles * TILE_ROWS, k_tiles * TILE_K
-    magnitudes, negative = (x.permute(0, 1, 3, 7, 4, 2, 6, 5, 8).reshape(shape) for x in (magnitudes, negative))
-    scale = scale_matrix(packed, packing).to(torch.int64).repeat_interleave(STEP_K, dim=-1)
-    lower, upper = tables(scale)
+    matrices = (x.permute(0, 1, 3, 7, 4, 2, 6, 5, 8).reshape(shape) for x in found)
+    return Unpacked(*matrices, scale_matrix(packed, packing).to(torch.int64))
+
+
+def unpack_rows(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
+    """Values (L, padded rows, padded K) in float64 of tiles, without the rows' factors: what tensor cores multiply."""
+    magnitudes, negative, scales = _unpacked(packed, packing)
+    lower, upper = tables(scales.repeat_interleave(STEP_K, dim=-1))
     chosen = torch.where(magnitudes < 4, lower, upper) >> (magnitudes % 4 * 8) & 0x7F | negative << 7
     return chosen.to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float64)
+
+
+def unpack_blocks(packed: torch.Tensor, packing: Packing, factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """E2M1 codes (L, rows, padded K), one a byte, and scales (L, rows, padded K / 16) in float64, of tiles whose rows
+    have these factors (L, rows); of a block without codes the scale is 0. Not what ``by_row`` was given where it moved
+    codes, or a sign."""
+    magnitudes, negative, scales = (x[:, : factor.shape[1]] for x in _unpacked(packed, packing))
+    codes = (magnitudes | negative << 3).to(torch.uint8)
+    used = magnitudes.unflatten(-1, (-1, STEP_K)).ne(0).any(-1)
+    values = (scales & 0x7F).to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float64) * factor.unsqueeze(-1)
+    return codes, torch.where(used, values, 0.0)

@@ -22,6 +22,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "docs")]
 import judging  # noqa: E402
 import modelled  # noqa: E402
 import summaries  # noqa: E402
+from cells import table, times, us  # noqa: E402
+from side_by_side import side_by_side  # noqa: E402
 
 TABLE = re.compile(r"<!-- table: (\w[\w-]*) -->\n(.*?)<!-- table: end -->", re.DOTALL)
 COUNT = re.compile(r"<!-- count: (\w[\w-]*) -->(.*?)<!-- end -->")
@@ -33,13 +35,6 @@ def record(name: str) -> Any:
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown."""
-    head = list(head)
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
 def machine(of: dict[str, Any], how: str) -> str:
     """Where, when and how a record was made, as a line above its table."""
     named = ", ".join(f"{name} {of['versions'][name]}" for name in ("torch", "nvidia-cutlass-dsl", "quack-kernels")
@@ -49,16 +44,8 @@ def machine(of: dict[str, Any], how: str) -> str:
     )
 
 
-def us(value: float) -> str:
-    """Microseconds, with three digits or to the microsecond."""
-    return f"{value:,.0f}" if value >= 200 else f"{value:.1f}"
-
-
-def times(value: float) -> str:
-    """How many times faster."""
-    return f"{value:.2f}" if value < 9.95 else f"{value:.1f}"
-
-
+FUSED_BOUNDS = [("rmsnorm_quantize", 1, 4096), ("rmsnorm_quantize", 128, 8192), ("rmsnorm_quantize", 2048, 8192),
+                ("silu_mul_quantize", 128, 14336), ("silu_mul_quantize", 2048, 14336)]  # fmt: skip
 GRAPH = "medians of replays of a CUDA graph, µs, launch included, L2 cold and clean, contestants in turn"
 CALL = "medians of one eager call between two CUDA events, µs, launch included, L2 cold and clean"
 
@@ -164,6 +151,18 @@ def fused() -> str:
     return machine(of, how) + table(head, rows)
 
 
+def fused_bounds() -> str:
+    """What the bytes of some fused calls take at the rate of a copy of the same run."""
+    of = record("fused_nvidia_h200")
+    rows = [
+        [f"`{r['operation']}`", f"{r['rows']} × {r['k']}", f"{r['bytes'] / 1e6:.2f}", f"{r['bound_us']:.2f}"]
+        for r in of["rows"]
+        if (r["operation"], r["rows"], r["k"]) in FUSED_BOUNDS
+    ]
+    head = ["operation", "rows × K, bf16", "MB", "µs"]
+    return machine(of, f"bytes at the rate of a device copy, {of['copy_bytes_s'] / 1e12:.2f} TB/s") + table(head, rows)
+
+
 def decode() -> str:
     """Decoding and packing beside the floor of their bytes."""
     of = record("decode_nvidia_h200")
@@ -246,35 +245,6 @@ def _results_of_one() -> str:
     )
 
 
-def side_by_side(records: list[dict[str, Any]]) -> str:
-    """Records of ``benchmarks/overview.py`` as one table: the calls of all, and four columns for each GPU.
-
-    A figure that a record lacks is an empty cell.
-    """
-    from overview import PEER
-
-    lines, head, calls = [], ["call", "peer"], {}
-    for of in records:
-        short = of["gpu"].removeprefix("NVIDIA ").split()[0]
-        packages = ("torch", "nvidia-cutlass-dsl", "quack-kernels")
-        named = ", ".join(f"{name} {of['versions'][name]}" for name in packages if name in of["versions"])
-        lines.append(
-            f"*{short}: {of['gpu']}, {of['date']} (driver {of['driver']}, CUDA {of['versions']['cuda']}, {named}).*\n"
-        )
-        head += [f"{short}, µs", f"peer on {short}, µs", "times faster", "quack (W4A16), µs"]
-        calls |= {row["call"]: PEER[row["peer"]] for row in of["rows"]}
-    rows = []
-    for call, peer in calls.items():
-        cells = [call, peer]
-        for of in records:
-            found = next((row["us"] for row in of["rows"] if row["call"] == call), {})
-            ours, theirs, quack = (found.get(who) for who in ("ours", "peer", "quack"))
-            ratio = times(theirs / ours) if ours and theirs else ""
-            cells += [us(ours) if ours else "", us(theirs) if theirs else "", ratio, us(quack) if quack else ""]
-        rows.append(cells)
-    return "\n".join(lines) + "\n" + table(head, rows)
-
-
 def support() -> str:
     """What the package answers when it is asked what runs where."""
     from support_matrix import markdown
@@ -346,10 +316,12 @@ def programs() -> str:
 _OF_RECORDS = (results, gemm, contest, models, gated, grouped, gemv, quantize, fused, decode, generate, launch)
 _OF_THE_PACKAGE = (support, shapes, first_call, eval_times, simulator, notebooks, api, sim_api, harness_api)
 TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (*_OF_RECORDS, *_OF_THE_PACKAGE)}
+TABLES |= {"fused-bounds": fused_bounds}
 TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": lambda: modelled.clock(record)}
 TABLES |= {"commands": summaries.commands, "gates": summaries.gates, "tolerances": judging.tolerances}
 TABLES |= {f"parallel-{name}": functools.partial(_over_two_gpus, name) for name in ("dense", "parts", "experts")}
 COUNTS: dict[str, Callable[[], str]] = {f.__name__: f for f in (fingerprints, programs)}
+COUNTS |= {"clock_error": lambda: modelled.error(record), "launch_us": modelled.launch_us}
 
 
 def pages() -> list[Path]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from cute_nvfp4.formats import NVFP4, Format
+from cute_nvfp4.nn.input_rules import E4M3, product_dtypes
 from cute_nvfp4.nn.released import Rewritten, rewritten, unpacked
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.ops.calls import addresses
@@ -42,8 +43,12 @@ class _Prepared(NamedTuple):
     versions: tuple[int, ...]
 
 
-PREPARED = {torch.bfloat16: "weight_prepared_bfloat16", torch.float16: "weight_prepared_float16"}
+HALVES = torch.bfloat16, torch.float16
+"""What x is where it is not rounded, and the weight keeps every value."""
+PREPARED = {dtype: f"weight_prepared_{str(dtype).removeprefix('torch.')}" for dtype in (*HALVES, E4M3)}
 """Buffers of prepared weights, by the dtype of the products: no part of a state_dict."""
+_ROW_FACTOR = "weight_row_factor_bits"
+"""The buffer of the rows' factors of the weight prepared for FP8: bits, which no dtype of a model changes."""
 _REWRITTEN = ("weight_rewritten_places", "weight_rewritten_contents")
 """Buffers of the blocks that packing rewrote, where the prepared weight is the only one."""
 _UNSAVED = ("_kept", "_prepared_from", "_sole")
@@ -55,7 +60,7 @@ class HeldWeight(torch.nn.Module):
     instead of the first two.
 
     in_features: columns that are no padding. input_rule: that of x, or None: it says in which dtype weights are
-    multiplied. backend: of the products.
+    multiplied (``input_rules``). backend: of the products.
     """
 
     format: Format = NVFP4
@@ -63,7 +68,7 @@ class HeldWeight(torch.nn.Module):
     _prepared_from: tuple[torch.Tensor | None, ...] = (None, None)
     _released: torch.dtype | None = None
     _wanted: torch.dtype | None = None
-    _sole: PreparedWeight | None = None
+    _sole: tuple[PreparedWeight, ...] = ()
 
     def __init__(self, weight: BlockScaledTensor, in_features: int, input_rule: str | None, backend: Backend) -> None:
         super().__init__()
@@ -119,28 +124,35 @@ class HeldWeight(torch.nn.Module):
         self._wanted = dtype if release else None
         if not self._on_hopper(self._weight_device()):
             return self
-        dtype = torch.float16 if self.input_rule is not None and self.format is NVFP4 else dtype
+        dtypes = product_dtypes(self.input_rule, dtype, self.format)
         if self._released is not None:
-            if self._released is dtype:
+            if self._released is dtypes[0]:
                 return self
             self._restore()
-        self._prepare(dtype)
+        for one in dtypes:
+            self._prepare(one)
         if release:
-            self._release(dtype)
+            self._release(dtypes)
         return self
 
     def replace_weight(self, weight: BlockScaledTensor, in_features: int) -> None:
         """Puts another weight in the place of this one, such as a shard of it; prepared, if this one was."""
-        released = self._released
-        prepared = () if released is not None or self._kept is None else tuple(self._kept.prepared)
+        released = self._released is not None
+        prepared = self._released_dtypes if released else () if self._kept is None else tuple(self._kept.prepared)
         self._released = None
         self._forget()
         self.in_features, self.out_features = in_features, weight.rows
         self._buffers["weight_data"], self._buffers["weight_scale"] = weight.data.view(torch.uint8), _flat_scale(weight)
-        for dtype in (released,) if released is not None else prepared:
+        for dtype in prepared:
             self._prepare(dtype)
-        if released is not None:
-            self._release(released)
+        if released:
+            self._release(prepared)
+
+    @property
+    def _released_dtypes(self) -> tuple[torch.dtype, ...]:
+        """What the weights are prepared for that stand for the checkpoint's, the one it is unpacked from first."""
+        held = (dtype for dtype, name in PREPARED.items() if self._buffers.get(name) is not None)
+        return (self._released, *(dtype for dtype in held if dtype is not self._released))
 
     def _weight_device(self) -> torch.device:
         data = self._buffers["weight_data"]
@@ -152,32 +164,35 @@ class HeldWeight(torch.nn.Module):
         target = resolve(self.backend, device)
         return target.backend != "reference" and target.arch.generation == "sm90"
 
-    def _prepare(self, dtype: torch.dtype, memory: torch.Tensor | None = None) -> PreparedWeight:
-        """Made in ``memory`` if given, or written anew in the memory that it has: graphs read it there."""
+    def _prepare(self, dtype: torch.dtype, memory: PreparedWeight | None = None) -> PreparedWeight:
+        """Made in the memory of another if given, or written anew in the memory that it has: graphs read it there."""
         weight, _ = self._checked()
         made, kept = prepare_weight(weight, dtype=dtype), self._kept.prepared
         if memory is None and dtype in kept:
-            memory = kept[dtype].weight.packed
+            memory = kept[dtype].weight
         if memory is not None and memory.device == made.device:
-            memory.copy_(made.packed)
-            made = replace(made, packed=memory)
+            memory.packed.copy_(made.packed)
+            if made.row_factor is not None:
+                memory.row_factor.copy_(made.row_factor)
+            made = replace(made, packed=memory.packed, row_factor=memory.row_factor)
         if dtype not in kept:
             self._register(made)
             self._prepared_from = weight.data, weight.scale
         kept[dtype] = _Prepared(made, _versions(weight))
         return made
 
-    def _release(self, dtype: torch.dtype) -> None:
-        """Leaves the prepared weight alone, with the blocks that packing rewrote."""
-        made = self._kept.prepared[dtype].weight
-        lost = rewritten(self._kept.operand, made)
+    def _release(self, dtypes: Sequence[torch.dtype]) -> None:
+        """Leaves the prepared weights alone, with the blocks that packing for the first one rewrote."""
+        made = [self._kept.prepared[dtype].weight for dtype in dtypes]
+        lost = rewritten(self._kept.operand, made[0])
         self._forget()
         for name in ("weight_data", "weight_scale"):
             self._buffers[name] = None
-        self._register(made)
+        for one in made:
+            self._register(one)
         for name, tensor in zip(_REWRITTEN, lost or (None, None)):
             self.register_buffer(name, tensor, persistent=False)
-        self._released = dtype
+        self._released = dtypes[0]
 
     def _register(self, made: PreparedWeight) -> None:
         """Keeps the tensors of a prepared weight as buffers. Its global scale is the layer's, but for MXFP4, whose
@@ -186,10 +201,22 @@ class HeldWeight(torch.nn.Module):
         self.register_buffer(name, made.packed, persistent=False)
         if self.format is not NVFP4:
             self.register_buffer(f"{name}_factor", made.global_scale, persistent=False)
+        if made.row_factor is not None:
+            self.register_buffer(_ROW_FACTOR, made.row_factor.view(torch.int32), persistent=False)
+
+    def _held(self, dtype: torch.dtype) -> PreparedWeight | None:
+        """The prepared weight of the buffers, or None."""
+        packed, factor = self._buffers.get(PREPARED[dtype]), None
+        if packed is None:
+            return None
+        if dtype is E4M3:
+            factor = self._buffers[_ROW_FACTOR].view(torch.float32)
+        k = -(-self.in_features // self.format.block) * self.format.block
+        return PreparedWeight(packed, self.out_features, k, dtype, self._factor(dtype), row_factor=factor)
 
     def _factor(self, dtype: torch.dtype) -> torch.Tensor | None:
         """The global scale of the weight that is prepared for ``dtype``."""
-        return self._buffers["weight_global_scale" if self.format is NVFP4 else f"{PREPARED[dtype]}_factor"]
+        return self._buffers.get("weight_global_scale" if self.format is NVFP4 else f"{PREPARED[dtype]}_factor")
 
     def _restore(self) -> None:
         """The checkpoint's bytes in the place of the prepared weight."""
@@ -198,16 +225,18 @@ class HeldWeight(torch.nn.Module):
         self._forget()
         self._buffers["weight_data"], self._buffers["weight_scale"] = weight.data, weight.scale
 
-    def _sole_weight(self) -> PreparedWeight:
-        """The prepared weight that is the only one: one object, until a buffer changes."""
-        packed, factor = self._buffers[PREPARED[self._released]], self._factor(self._released)
-        kept, tracing = self._sole, torch.compiler.is_dynamo_compiling()
-        if not tracing and kept is not None and kept.packed is packed and kept.global_scale is factor:
-            return kept
-        k = -(-self.in_features // self.format.block) * self.format.block
-        made = PreparedWeight(packed, self.out_features, k, self._released, factor)
-        if not tracing and not is_recorded(packed):
-            self._sole = made
+    def _sole_weight(self, dtype: torch.dtype | None = None) -> PreparedWeight | None:
+        """The prepared weight for products in ``dtype``, or that which stands for the checkpoint's: one object, until a
+        buffer changes; None where there is none."""
+        dtype, tracing = dtype or self._released, torch.compiler.is_dynamo_compiling()
+        packed, factor = self._buffers.get(PREPARED[dtype]), self._factor(dtype)
+        if not tracing:
+            for kept in self._sole:
+                if kept.packed is packed and kept.global_scale is factor:
+                    return kept
+        made = self._held(dtype)
+        if made is not None and not tracing and not is_recorded(packed):
+            self._sole = (*(x for x in self._sole if x.dtype is not dtype), made)
         return made
 
     @property
@@ -219,15 +248,13 @@ class HeldWeight(torch.nn.Module):
         """The weight for products in ``dtype`` where they take a prepared one; None elsewhere, and while torch records
         or captures and there is none yet."""
         if self._released is not None:
-            usable = self._released is dtype and (torch.compiler.is_dynamo_compiling() or self._on_hopper(x.device))
-            return self._sole_weight() if usable else None
+            usable = torch.compiler.is_dynamo_compiling() or self._on_hopper(x.device)
+            return self._sole_weight(dtype) if usable else None
         weight, planned = self._checked()
         if torch.compiler.is_dynamo_compiling():
-            packed, (data, scale) = self._buffers.get(PREPARED[dtype]), self._prepared_from
             # within torch.func.functional_call the weight may be another
-            if packed is None or data is not weight.data or scale is not weight.scale:
-                return None
-            return PreparedWeight(packed, weight.rows, weight.k, dtype, self._factor(dtype))
+            data, scale = self._prepared_from
+            return self._held(dtype) if data is weight.data and scale is weight.scale else None
         if planned is None or recording() or not self._on_hopper(x.device):
             return None
         found = self._kept.prepared.get(dtype)
@@ -245,19 +272,20 @@ class HeldWeight(torch.nn.Module):
     def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
         released = self._released
         if released is not None:
-            memory = self._buffers[PREPARED[released]]
+            memory = [self._sole_weight(dtype) for dtype in self._released_dtypes]
             self._restore()
         super()._load_from_state_dict(*args, **options)
         if released is not None:
-            self._prepare(released, memory)
-            self._release(released)
+            for one in memory:
+                self._prepare(one.dtype, one)
+            self._release([one.dtype for one in memory])
             return
         for dtype in self._kept.prepared if self._kept is not None else ():
             self._prepare(dtype)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         # what moves elsewhere is not kept here
-        self._kept, self._sole = None, None
+        self._kept, self._sole = None, ()
         if self._released is None:
             self._forget()
         super()._apply(fn, recurse)
@@ -270,8 +298,8 @@ class HeldWeight(torch.nn.Module):
 
     def _forget(self) -> None:
         """Drops what was made of other buffers."""
-        self._kept, self._sole, self._prepared_from = None, None, (None, None)
-        for name in (*PREPARED.values(), *(f"{name}_factor" for name in PREPARED.values()), *_REWRITTEN):
+        self._kept, self._sole, self._prepared_from = None, (), (None, None)
+        for name in (_ROW_FACTOR, *PREPARED.values(), *(f"{name}_factor" for name in PREPARED.values()), *_REWRITTEN):
             self._buffers.pop(name, None)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def compressed_tensors_config(ignore: Sequence[str], quantizes_inputs: bool, for
     """The dict that LLM Compressor writes."""
     common = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": format.block}
     if format is not NVFP4:
-        common |= {"strategy": "group", "scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8"}
+        common |= {"strategy": "group", "scale_dtype": "torch.uint8"}
     inputs = common | {"dynamic": "local", "observer": "minmax"} if quantizes_inputs else None
     group = {
         "targets": ["Linear"],

@@ -10,15 +10,17 @@ import torch
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import MXFP4, NVFP4, Format
 from cute_nvfp4.nn.explain import KernelChoice, explain_product
-from cute_nvfp4.nn.held_weight import PREPARED, HeldWeight
+from cute_nvfp4.nn.held_weight import HALVES, HeldWeight
+from cute_nvfp4.nn.input_rules import E4M3, check_input_rule, takes_4_bits, takes_fp8
 from cute_nvfp4.nn.shard import LinearShard
 from cute_nvfp4.operand import PLAIN, BlockScaledTensor, row_alignment
 from cute_nvfp4.ops.dispatch import is_recorded, recording
 from cute_nvfp4.ops.gemm import gemm
 from cute_nvfp4.ops.gemv import gemv
+from cute_nvfp4.ops.prepare_weight import prepare_weight
 from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.ops.row_product import RowProduct, row_product
-from cute_nvfp4.quantization.rules import resolve_rule
+from cute_nvfp4.row_scaled import by_rows
 from cute_nvfp4.runtime.backend import Backend
 from cute_nvfp4.runtime.simulating import surroundings
 
@@ -39,7 +41,9 @@ class NVFP4Linear(HeldWeight):
     repacked weight beside its own from the first call that needs it: as many bytes again, not saved.
 
     input_rule: how x is quantized; None leaves x as it is (W4A16): one launch for bfloat16 and float16 on Hopper,
-    elsewhere weights are decoded for each call.
+    elsewhere weights are decoded for each call. "fp8": rows in E4M3, and products of the weight rounded to E4M3 (W4A8),
+    on Hopper in one call for x in 16 bits, elsewhere in exact torch. "auto": None for few rows of x and "fp8" for many,
+    whichever is faster; on Hopper the weight is then held twice, four bits each.
     input_global_scale: x's, calibrated; None computes it for each batch.
     input_scale: (K,) multiplies x first (what AWQ moved out of the weights); None for none.
     backend: of the product, as for ``gemm``. With "reference" x is quantized by torch, too, else by "auto".
@@ -65,8 +69,7 @@ class NVFP4Linear(HeldWeight):
         if weight.format is not self.format or weight.is_batched:
             got = f"{weight.format.name}, {'batched' if weight.is_batched else 'a matrix'}"
             raise OperandError.of("weight", got=got, expected=f"a matrix in {self.format.name}")
-        if input_rule is not None and resolve_rule(input_rule, self.format).choice == "hessian":
-            raise OperandError.of("input_rule", got="'hessian'", expected="a rule that needs only x")
+        check_input_rule(input_rule, self.format)
         super().__init__(weight, weight.k if in_features is None else in_features, input_rule, backend)
         if input_global_scale is not None and self.format is not NVFP4:
             raise OperandError.of("input_global_scale", got="one", expected=f"None: {self.format.name} has none")
@@ -136,10 +139,12 @@ class NVFP4Linear(HeldWeight):
         rows = x.shape[0]
         if rows == 0:
             return x.new_empty((0, self.out_features))
+        if takes_fp8(self.input_rule, rows):
+            return self._multiply_in_fp8(x)
         if self._left_in_16_bits(x):
-            if self.input_rule is not None:
+            if takes_4_bits(self.input_rule):
                 x = quantize(x, self.format.name, self.input_rule, pad=True).dequantize(x.dtype)[:, : self.in_features]
-            prepared = self._prepared(x, x.dtype) if x.dtype in PREPARED else None
+            prepared = self._prepared(x, x.dtype) if x.dtype in HALVES else None
             if prepared is None:
                 return torch.nn.functional.linear(x, self._decoded(x.dtype))
             return gemm(self._aligned(x, prepared.k), prepared, backend=self.backend)
@@ -163,9 +168,19 @@ class NVFP4Linear(HeldWeight):
 
     def _left_in_16_bits(self, x: torch.Tensor) -> bool:
         """Whether products read x in 16 bits: not quantized, or on Hopper quantized to MXFP4, whose values they are."""
-        if self.input_rule is None or self.format is NVFP4:
-            return self.input_rule is None
+        quantized = takes_4_bits(self.input_rule)
+        if not quantized or self.format is NVFP4:
+            return not quantized
         return self._released is not None or (not torch.compiler.is_dynamo_compiling() and self._on_hopper(x.device))
+
+    def _multiply_in_fp8(self, x: torch.Tensor) -> torch.Tensor:
+        prepared, backend = self._prepared(x, E4M3), self.backend
+        if prepared is None:
+            prepared = prepare_weight(self.weight, dtype=E4M3)
+        if not (torch.compiler.is_dynamo_compiling() or self._on_hopper(x.device)):
+            backend = "reference"
+        rows = self._aligned(x, prepared.k)
+        return gemm(rows if x.dtype in HALVES else by_rows(rows), prepared, out_dtype=x.dtype, backend=backend)
 
     def explain_backend(self, rows: int = 1, dtype: torch.dtype = torch.bfloat16) -> KernelChoice:
         """What a call with ``rows`` rows of ``dtype`` runs, and why: ``(backend, kernel, reason)``."""

@@ -16,7 +16,9 @@ import torch
 
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.nn.calibration import AmaxObserver
+from cute_nvfp4.nn.input_rules import FP8_RULES
 from cute_nvfp4.nn.training import fake_quantize
+from cute_nvfp4.row_scaled import by_rows
 
 _CACHES = ("past_key_values", "cache")
 """Arguments of blocks of transformers models: keys and values of tokens before."""
@@ -38,6 +40,8 @@ class Moments:
         self.rows += x.shape[0]
         if self.input_rule is None:
             x = x.float()
+        elif self.input_rule in FP8_RULES:
+            x = by_rows(x).dequantize()
         else:
             x = fake_quantize(self.amax.observe(x).float(), rule=self.input_rule)
         square = x.T @ x

@@ -14,6 +14,7 @@ from cute_nvfp4.formats import NVFP4
 from cute_nvfp4.nn.expert_modules import activation_of, first_stack, why_not
 from cute_nvfp4.nn.experts import ExpertForm, PackedExperts, Stack
 from cute_nvfp4.nn.gptq import gptq, output_error
+from cute_nvfp4.nn.input_rules import check_input_rule, takes_4_bits
 from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.nn.moments import Moments, Run, call, inputs_of, main_blocks
 from cute_nvfp4.nn.report import LayerReport, ModelReport
@@ -47,10 +48,10 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise OperandError.of("method", got=repr(self.method), expected=f"one of {', '.join(METHODS)}")
-        for name, rule in (("rule", self.rule), ("input_rule", self.input_rule)):
-            if rule is not None and resolve_rule(rule, NVFP4).choice == "hessian":
-                hint = "method='gptq' weighs errors by activations."
-                raise OperandError.of(name, got="'hessian'", expected="a rule that needs only values", hint=hint)
+        if resolve_rule(self.rule, NVFP4).choice == "hessian":
+            hint = "method='gptq' weighs errors by activations."
+            raise OperandError.of("rule", got="'hessian'", expected="a rule that needs only values", hint=hint)
+        check_input_rule(self.input_rule)
 
     def weight(self, weight: torch.Tensor, moments: Moments | None) -> BlockScaledTensor:
         """The quantized weight (N, K padded to a multiple of 16)."""
@@ -65,7 +66,7 @@ class Recipe:
     def layer(self, linear: torch.nn.Linear, moments: Moments | None) -> NVFP4Linear:
         """The layer in the place of ``linear``, which keeps its tensors."""
         scale = None
-        if self.input_rule is not None and moments is not None:
+        if takes_4_bits(self.input_rule) and moments is not None:
             scale = moments.amax.global_scale(self.input_rule)
         bias = None if linear.bias is None else linear.bias.detach().clone()
         made = NVFP4Linear(
@@ -150,7 +151,8 @@ def quantize_model(
         rule: how scales of weights are chosen (docs/explanation/quantization.md).
         method: "nearest" rounds to nearest; "gptq" makes up for errors by the columns and layers that follow, and
             needs ``calibration``.
-        input_rule: how activations are quantized (W4A4); None leaves them in 16 bits (W4A16).
+        input_rule: how activations are quantized (W4A4); None leaves them in 16 bits (W4A16); "fp8" and "auto" as
+            ``NVFP4Linear`` has them (W4A8).
         calibration: batches, each what the model is called with: a tensor, a tuple of arguments, or a dict of named
             ones. With "nearest" it gives W4A4 its input scales; without it each batch computes its own.
         ignore: layers that stay, by patterns as ``select_linears`` takes them ("lm_head", "*.gate", "re:.*vision.*").

@@ -2,8 +2,9 @@
 
 ``prepare_weight`` keeps every value, and the bytes of nearly every block. Some it rewrites: under a scale of ±0 codes
 become zeros, the sign of a negative scale moves to its block's codes, and blocks of MXFP4 without a value, or with a
-scale of NaN, get another scale. ``rewritten`` finds them by unpacking and comparing, so that what ``unpacked`` gives is
-what was packed, whatever that was.
+scale of NaN, get another scale. For FP8, whose values are rounded when they are decoded, not when they are packed,
+blocks far below the largest of their row are rewritten, and those of a row with a NaN. ``rewritten`` finds them by
+unpacking and comparing, so that what ``unpacked`` gives is what was packed, whatever that was.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.prepared_weight import PreparedWeight
 from cute_nvfp4.scale_layout import blocked_flat, to_blocked
 from cute_nvfp4.weight_layout import TILE_ROWS, packed_rows, separated, unpack_nvfp4, unpack_powers
+from cute_nvfp4.weight_layout_fp8 import unpack_blocks
 
 _SLAB_TILES = 16
 """Row tiles that are unpacked at a time: unpacking takes some forty bytes of memory for each element of these."""
@@ -70,7 +72,9 @@ def _blocks(data: torch.Tensor, scale: torch.Tensor, block: int) -> torch.Tensor
 def _rowmajor(packed: PreparedWeight, format: Format) -> tuple[torch.Tensor, torch.Tensor]:
     """Data and row-major scales as packing left them."""
     if packed.is_batched:
-        made = [_rowmajor(replace(packed, packed=one), format) for one in packed.packed]
+        factors = [None] * packed.batch if packed.row_factor is None else packed.row_factor
+        ones = (replace(packed, packed=one, row_factor=factor) for one, factor in zip(packed.packed, factors))
+        made = [_rowmajor(one, format) for one in ones]
         data, scale = (torch.stack(x) for x in zip(*made))
         return data, scale
     rows, blocks = packed_rows(packed.rows, packed.gated), packed.k // format.block
@@ -78,19 +82,31 @@ def _rowmajor(packed: PreparedWeight, format: Format) -> tuple[torch.Tensor, tor
     data = torch.empty((rows, packed.k // 2), **size)
     scale = torch.empty((rows, blocks), **size)
     for first in range(0, packed.packed.shape[0], _SLAB_TILES):
-        unpack = unpack_powers if format is MXFP4 else unpack_nvfp4
-        codes, scales = unpack(packed.packed[None, first : first + _SLAB_TILES], packed.layout)
         slab = slice(first * TILE_ROWS, min((first + _SLAB_TILES) * TILE_ROWS, rows))
+        tiles = packed.packed[None, first : first + _SLAB_TILES]
+        if packed.row_factor is not None:
+            codes, values = unpack_blocks(tiles, packed.layout, packed.row_factor[None, slab])
+            scales = _scales_of(values, format)
+        else:
+            codes, scales = (unpack_powers if format is MXFP4 else unpack_nvfp4)(tiles, packed.layout)
         count = slab.stop - slab.start
         data[slab] = pack_e2m1(codes[0, :count, : packed.k])
         scale[slab] = scales[0, :count, :blocks]
     halves = [data, scale]
     if packed.gated:
         halves = [separated(x)[:, : packed.rows] for x in halves]
-    if format is MXFP4:
+    if format is MXFP4 and packed.row_factor is None:
         halves[1] = _powers(halves[1], packed)
     data, scale = (x.reshape(-1, x.shape[-1]) for x in halves)
     return data, scale
+
+
+def _scales_of(values: torch.Tensor, format: Format) -> torch.Tensor:
+    """Bytes of the scales of blocks of ``format``, from those of sixteen elements each, in float64; 0 is no scale."""
+    if format is MXFP4:
+        exponents = values.unflatten(-1, (-1, format.block // NVFP4.block)).amax(-1).frexp().exponent
+        return (exponents + 126).clamp(0, 0xFE).to(torch.uint8)
+    return values.to(torch.float32).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def _powers(exponents: torch.Tensor, packed: PreparedWeight) -> torch.Tensor:
