@@ -113,6 +113,23 @@ def test_a_failing_row_costs_its_own_line_only(record: dict, tmp_path: Path) -> 
     assert "4.00 ×" in overview.table(record) and "fails: RuntimeError" in overview.table(record)
 
 
+def test_a_record_goes_on(record: dict, tmp_path: Path) -> None:
+    """Rows that are measured again take the place of the old ones; another machine or day is refused."""
+    about = {name: record[name] for name in ("gpu", "date", "driver", "versions")}
+    again = overview.begun(about, tmp_path / "overview.json")
+    overview.keep(again, {"call": "`gemm` a", "us": {"ours": 4.0}})
+    overview.keep(again, {"call": "`gemm` b", "us": {}})
+    assert [(row["call"], row["us"].get("ours")) for row in again["rows"]] == [("`gemm` a", 4.0), ("`gemm` b", None)]
+    with pytest.raises(SystemExit, match="got date 2026-01-02, expected this machine's 2026-01-03"):
+        overview.begun(about | {"date": "2026-01-03"}, tmp_path / "overview.json")
+
+
+def test_reasons_have_words() -> None:
+    error = RuntimeError("\n  no tile fits\nmore")
+    error.__cause__ = ImportError("no module")
+    assert gemm.reason_of(error) == "RuntimeError: no tile fits; from ImportError: no module"
+
+
 def test_two_gpus_stand_side_by_side(record: dict) -> None:
     """A row that one of them lacks has empty cells there; each has its machine and date above."""
     other = record | {"gpu": "NVIDIA H100 80GB HBM3", "date": "2026-01-03"}
