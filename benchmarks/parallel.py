@@ -8,8 +8,9 @@ part of qkv's columns stands in for attention's result. NVFP4 weights for bf16 r
 - ``nccl``: over the GPUs, all-reduces by NCCL, all of it in one CUDA graph;
 - ``halves``: the same for 2048 rows, the exchange of one half of the rows beside the products of the other;
 - ``peer``: all-reduces by loads of the peer's memory in one kernel (torch's symmetric memory);
+- ``copies``: from 128 rows on, rows are copied into the peer's memory by the copy engines and added; also in halves;
 - ``local``: a rank's products without any exchange: what a perfect overlap would give;
-- ``all_reduce``, ``peer_all_reduce``: one exchange alone; ``parts``: each product alone, on one GPU and of a shard.
+- ``all_reduce`` and so on: one exchange alone; ``parts``: each product alone, on one GPU and of a shard.
 
 Expert parallelism: 128 experts, 8 choices, over the GPUs: rows travel in bf16 or NVFP4, or are gathered by all; beside
 one GPU with all rows, and experts in bf16 with the same exchange. The routing is known to the host (``exchange``).
@@ -51,15 +52,18 @@ from parallel_layers import (
     MIXTURES,
     SMALL_DENSE,
     SMALL_MIXTURE,
+    CopiedSums,
     Dense,
     Mixture,
     Products,
     Weights,
+    all_reduced,
     by_peer_loads,
     distance,
     in_halves,
     routing,
     sharded,
+    steps_of,
     whole,
 )
 from parallel_report import text
@@ -76,7 +80,8 @@ CLOSE = 0.02
 """The largest relative distance from one GPU: two roundings to bf16 more, and other orders of sums."""
 ROUNDED = 0.25
 """The same where rows were quantized to NVFP4."""
-HALVES_FROM = 1024
+HALVES_FROM, COPIED_FROM = 1024, 128
+"""Rows from which on a layer is tried in halves, and with sums by the copy engines."""
 REPLAYS = 1000
 WAIT = timedelta(seconds=150)
 """How long a rank waits for another one, which may be compiling."""
@@ -177,7 +182,7 @@ def with_nccl(r: Rank, part: Products, full: Products | None, x: torch.Tensor) -
         "one": r.captured(lambda: whole(full, x)) if full else r.captured(lambda: x.clone()),
         "nccl": r.captured(lambda: sharded(part, x)),
         "local": r.captured(lambda: whole(part, x)),
-        "all_reduce": r.captured(lambda: summed(y)),
+        "all_reduce": r.captured(lambda: all_reduced(y)),
     }
     want = reference(r, lambda: calls["one"].result, x)
     r.close("nccl", calls["nccl"].result, want)
@@ -196,11 +201,6 @@ def with_nccl(r: Rank, part: Products, full: Products | None, x: torch.Tensor) -
     return found
 
 
-def summed(y: torch.Tensor) -> torch.Tensor:
-    dist.all_reduce(y)
-    return y
-
-
 def parts(r: Rank, p: Products | None, x: torch.Tensor) -> dict[str, float]:
     """Each product alone; None: another rank has them."""
     if p is None:
@@ -217,8 +217,18 @@ def with_peers(r: Rank, part: Products, full: Products | None, x: torch.Tensor) 
     place = sums.place(*x.shape).normal_()
     calls = {"peer": r.captured(lambda: by_peer_loads(part, x, sums))}
     calls["peer_all_reduce"] = r.captured(lambda: sums(place))
-    r.close("peer", calls["peer"].result, want.result)
-    return {"us": r.times(calls)}
+    if len(x) >= COPIED_FROM:
+        copied = CopiedSums(x.numel(), r.device)
+        calls["copies"] = r.captured(lambda: sharded(part, x, copied))
+        calls["copy_all_reduce"] = r.captured(lambda: copied(copied(place.clone())))
+    if len(x) >= HALVES_FROM:
+        calls["copies, halves"] = r.captured(lambda: in_halves(part, x, r.side, copied))
+    for name in calls.keys() - {"peer_all_reduce", "copy_all_reduce"}:
+        r.close(name, calls[name].result, want.result)
+    found = r.times(calls)
+    if "copy_all_reduce" in found:
+        found["copy_all_reduce"] = round(found["copy_all_reduce"] / 2, 2)
+    return {"us": found}
 
 
 def replays(r: Rank, shape: Dense, count: int = 16) -> dict:
@@ -275,18 +285,6 @@ def mixed(r: Rank, made: Mixture, count: int) -> dict:
     return {} if r.smoke else {"sent_rows": sent, "us": r.times(calls)}
 
 
-def steps_of(form: Any, mine: Any, exchange: Any) -> dict[str, Callable[[], torch.Tensor]]:
-    """The steps of an exchange alone: what each is given was made before."""
-    top = mine.ids.shape[1]
-    messages = form.dispatch(mine.x, mine.ids, mine.weights, exchange)
-    results = form.compute(messages, mine.x.dtype, top)
-    return {
-        "there": lambda: form.dispatch(mine.x, mine.ids, mine.weights, exchange).words,
-        "experts": lambda: form.compute(messages, mine.x.dtype, top),
-        "back": lambda: form.combine(results, exchange, len(mine.x)),
-    }
-
-
 def smoke(r: Rank) -> None:
     """Small layers in the simulator; raises where a result is wrong."""
     with simulating("sm_90a"):
@@ -314,8 +312,6 @@ def measure(r: Rank, options: argparse.Namespace) -> None:
         kept("dense", dense(r, shape, tuple(options.rows)))
     if shapes:
         kept("replays", replays(r, shapes[0]))
-    for layer in mixtures:
-        kept("mixtures", mixture(r, layer, tuple(options.tokens)))
     try:
         for shape in () if options.no_peer else shapes:
             kept("peer", dense(r, shape, tuple(options.rows), peer=True))
@@ -323,8 +319,12 @@ def measure(r: Rank, options: argparse.Namespace) -> None:
         record["failed"]["peer"] = f"{type(error).__name__}: {error}"[:500]
         r.say(f"sums by peer loads did not run: {record['failed']['peer']}")
         kept("failed", record["failed"])
+    for layer in mixtures:
+        kept("mixtures", mixture(r, layer, tuple(options.tokens)))
     if not r.rank:
         print(text(record), f"record: {path}", sep="\n\n", flush=True)
+    if "AssertionError" in record["failed"].get("peer", ""):
+        raise AssertionError(record["failed"]["peer"])
 
 
 @torch.inference_mode()
