@@ -119,7 +119,7 @@ def product_name(shape: Shape, contestant: str) -> str:
 
 def products(shape: Shape, clock: Clock) -> Iterator[Row]:
     """A product with x in bf16, and one with x quantized to E4M3 in the call, of the same weight, beside cuBLAS."""
-    names = ["cublas", "quack", "w4a16"] + ["w4a8"] * (shape.problem != "grouped")
+    names = [name for name in ("cublas", "quack", "w4a16", "w4a8") if CONTESTANTS[name].runs(shape)]
     problem, captured, notes = Problem.random(shape), {}, {}
     for name in names:
         found, about = gemm.entered(CONTESTANTS[name], problem, clock.clear)
