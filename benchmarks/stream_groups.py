@@ -3,10 +3,11 @@ benchmarks/stream_groups.py``.
 
 The layers of ``moe.py``, rows sorted by expert beforehand, uniform routing: ``first`` is gate and up joined by silu,
 ``second`` is down. ``tile`` is the plan that the planner has for tiles; the others are tilings of the streaming kernel,
-by slabs of a work tile, warps along them and along K, packed tiles of a stage, and rows of x (columns). ``both`` is one
-after the other, the second of the first's rows; "started early": by programmatic launches. Each call is a CUDA graph;
-all take turns, L2 is cleared before each, times are medians between two CUDA events. What each gives is first compared
-with what tiles give. ``floor``: bytes of the experts used, at the bandwidth of a copy of the same run.
+by slabs of a work tile, warps along them and along K, packed tiles of a stage, and rows of x (columns). ``layer`` is
+all from the router's choice to the combined rows, as ``moe`` runs it, with tiles or with streaming products; "early":
+these by programmatic launches. Each call is a CUDA graph; all take turns, L2 is cleared before each, times are medians
+between two CUDA events. What each gives is first compared with what tiles give. ``floor``: bytes of the experts used at
+the bandwidth of a copy of the same run.
 
 ``--smoke`` needs no GPU: a small layer in the simulator, compared, and no times.
 
@@ -33,6 +34,9 @@ from moe import LAYERS, Layer, Routing
 from cute_nvfp4 import grouped_gemm_contiguous, simulating
 from cute_nvfp4.harness.timing import ColdL2, copy_bandwidth
 from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig, can_implement_groups
+from cute_nvfp4.ops.moe.maps import Maps, routing_maps
+from cute_nvfp4.ops.moe.product import expert_product
+from cute_nvfp4.ops.moe.rows import combined
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.planning.packed_groups import PackedGroups, choose_tiles
 from cute_nvfp4.prepared_weight import PreparedWeight
@@ -49,7 +53,7 @@ TILINGS = {
     "2x1x8x2": {"slabs": 2, "warps_m": 1, "warps_k": 8, "stage_tiles": 2, "stages": 16},
 }
 
-CHAINED = {name: TILINGS[name] for name in ("8x8x2x2", "2x1x8x2")}
+IN_LAYERS = {name: TILINGS[name] for name in ("8x8x2x2", "2x1x8x2")}
 
 
 def columns_for(rows: float) -> tuple[int, ...]:
@@ -64,7 +68,8 @@ class Operands:
         generator = torch.Generator(device).manual_seed(tokens)
         self.gate = "silu" if first else ""
         self.n, self.k = (layer.inner, layer.hidden) if first else (layer.hidden, layer.inner)
-        ids = Routing.random(layer, tokens, False, device).ids
+        self.routing = Routing.random(layer, tokens, False, device)
+        ids = self.routing.ids
         counts = torch.bincount(ids.flatten(), minlength=layer.experts)
         self.offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
         self.used, self.rows = int((counts > 0).sum()), ids.numel()
@@ -85,10 +90,9 @@ class Operands:
         """Bytes of the experts that have rows."""
         return self.used * self.weight.packed[0].numel()
 
-    def product(self, plan: PackedPlan, x: torch.Tensor | None = None) -> torch.Tensor:
-        """The product by ``plan``, of other rows if there are any."""
-        x = self.x if x is None else x
-        return grouped_gemm_contiguous(x, self.weight, offsets=self.offsets, gate=self.gate, config=plan)
+    def product(self, plan: PackedPlan) -> torch.Tensor:
+        """The product by ``plan``."""
+        return grouped_gemm_contiguous(self.x, self.weight, offsets=self.offsets, gate=self.gate, config=plan)
 
     def plans(self, ctas: int, tilings: dict[str, Any]) -> dict[str, PackedPlan]:
         """The plans to compare, by name."""
@@ -116,39 +120,16 @@ def timed(calls: dict[str, Any], rounds: int, clear: ColdL2) -> dict[str, float]
 
 
 def measure(layer: Layer, tokens: int, rounds: int, copy: float, clear: ColdL2, ctas: int) -> list[dict]:
-    """Both products of a layer, each alone, and one after the other."""
+    """Both products of a layer, each alone, and the whole layer."""
     both, found = [Operands(layer, tokens, first, "cuda") for first in (True, False)], []
     for operands, name in zip(both, ("first", "second")):
         plans = operands.plans(ctas, TILINGS)
         check(operands, plans)
         calls = {name: partial(operands.product, plan) for name, plan in plans.items()}
         found.append(row(layer, tokens, name, timed(calls, rounds, clear), operands.bytes_used / copy * 1e6))
-    calls = chains(both, ctas, CHAINED)
+    calls = layers(both, ctas, IN_LAYERS)
     floor = sum(x.bytes_used for x in both) / copy * 1e6
-    return [*found, row(layer, tokens, "both", timed(calls, rounds, clear), floor)]
-
-
-def chains(both: list[Operands], ctas: int, tilings: dict[str, Any]) -> dict[str, Any]:
-    """Calls of both products, which all give the same.
-
-    Raises:
-        AssertionError: one does not.
-    """
-    calls = {"tile": partial(chained, both, [x.tile_plan for x in both])}
-    for tiling, columns in product(tilings, columns_for(both[0].rows / both[0].used)[:1]):
-        for kind, waits in (("", ("", "")), (" started early", ("all", "x"))):
-            configs = [GroupedStreamConfig(columns=columns, programmatic=x, **tilings[tiling]) for x in waits]
-            calls[f"{tiling}.{columns}{kind}"] = partial(chained, both, [PackedPlan(x, ctas) for x in configs])
-    want = calls["tile"]().double()
-    for name, call in calls.items():
-        if not (call().double() - want).norm() < 2.0**-6 * want.norm():
-            raise AssertionError(f"{name}: both products are off")
-    return calls
-
-
-def chained(both: list[Operands], plans: list[PackedPlan]) -> torch.Tensor:
-    """The second product of what the first one gives."""
-    return both[1].product(plans[1], both[0].product(plans[0]))
+    return [*found, row(layer, tokens, "layer", timed(calls, rounds, clear), floor)]
 
 
 def row(layer: Layer, tokens: int, what: str, us: dict[str, float], floor: float) -> dict[str, Any]:
@@ -158,13 +139,43 @@ def row(layer: Layer, tokens: int, what: str, us: dict[str, float], floor: float
     return {"model": layer.model, "tokens": tokens, "product": what, "floor_us": floor, "us": us}
 
 
+def layers(both: list[Operands], ctas: int, tilings: dict[str, Any]) -> dict[str, Any]:
+    """Calls of the whole layer, which all give the same.
+
+    Raises:
+        AssertionError: one does not.
+    """
+    calls = {"tile": partial(whole_layer, both, [x.tile_plan for x in both])}
+    for tiling, columns in product(tilings, columns_for(both[0].rows / both[0].used)[:1]):
+        for kind, waits in (("", ("", "")), (" early", ("all", "x"))):
+            configs = [GroupedStreamConfig(columns=columns, programmatic=x, **tilings[tiling]) for x in waits]
+            calls[f"{tiling}.{columns}{kind}"] = partial(whole_layer, both, [PackedPlan(x, ctas) for x in configs])
+    want = calls["tile"]().double()
+    for name, call in calls.items():
+        if not (call().double() - want).norm() < 2.0**-6 * want.norm():
+            raise AssertionError(f"{name}: the layer is off")
+    return calls
+
+
+def whole_layer(both: list[Operands], plans: list[PackedPlan]) -> torch.Tensor:
+    """What ``moe`` does, its products by ``plans``."""
+    (first, second), r = both, both[0].routing
+    experts, top = first.weight.batch, r.ids.shape[1]
+    whole = routing_maps(r.ids, experts)
+    maps = Maps.of(whole, experts)
+    inner = expert_product(r.x, first.weight, maps.offsets, maps.slots, top, config=plans[0])
+    weighted = {"row_weights": r.weights, "config": plans[1]}
+    rows = expert_product(inner, second.weight, maps.offsets, maps.slots, **weighted)
+    return combined(rows, None, None, whole, experts, top, None, "auto")
+
+
 def smoke() -> None:
     """A small layer in the simulator."""
     both = [Operands(Layer("small", 6, 2, 256, 128), 5, first, "cpu") for first in (True, False)]
     with simulating("sm_90a"):
-        plans = both[0].plans(3, CHAINED)
+        plans = both[0].plans(3, IN_LAYERS)
         check(both[0], plans)
-        chains(both, 3, CHAINED)
+        layers(both, 3, IN_LAYERS)
     print(f"{len(plans)} plans agree")
 
 

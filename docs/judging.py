@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from cells import table
+
 from cute_nvfp4.harness.problem import get_problem, known_problems
 from cute_nvfp4.harness.schema import Tolerances, load_task
 
@@ -13,11 +15,6 @@ def host(of: dict[str, Any], how: str) -> str:
     named = ", ".join(f"{name} {version}" for name, version in of["versions"].items())
     where = f"One {of['gpu']}" if "gpu" in of else f"{of['cores']} cores of an {of['processor']}, beside other work"
     return f"*{where}, {of['date']} ({named}); {how}.*\n\n"
-
-
-def rows(head: list[str], lines: list[list[str]]) -> str:
-    """A table in Markdown."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *lines]) + "\n"
 
 
 def first_call(of: dict[str, Any]) -> str:
@@ -36,7 +33,7 @@ def first_call(of: dict[str, Any]) -> str:
         "kernel on the disk, s",
         "of the processor, s",
     ]
-    return host(of, "with the launch" if "gpu" in of else "without the launch") + rows(head, lines)
+    return host(of, "with the launch" if "gpu" in of else "without the launch") + table(head, lines)
 
 
 def eval_times(of: dict[str, Any]) -> str:
@@ -57,7 +54,7 @@ def eval_times(of: dict[str, Any]) -> str:
         "… a second of the processor",
     ]
     how = "the package's own submissions on a simulated B200, checks on, one job"
-    return host(of, how) + rows(head, lines)
+    return host(of, how) + table(head, lines)
 
 
 def simulator(of: dict[str, Any]) -> str:
@@ -67,7 +64,7 @@ def simulator(of: dict[str, Any]) -> str:
     lines = [[f"`{x['shape']}`", f"{x['checks_off_cpu_s']:.2f}", f"{x['checks_on_cpu_s']:.2f}"] for x in picked]
     total = of["total"]
     lines.append([f"all {len(found)} shapes", f"{total['checks_off_cpu_s']:.1f}", f"{total['checks_on_cpu_s']:.1f}"])
-    return host(of, "seconds of the processor, kernels compiled before") + rows(
+    return host(of, "seconds of the processor, kernels compiled before") + table(
         ["launch", "checks off, s", "checks on, s"], lines
     )
 
@@ -75,7 +72,7 @@ def simulator(of: dict[str, Any]) -> str:
 def notebooks(of: dict[str, Any]) -> str:
     """How long notebooks take, by the record of ``notebooks/execute.py --times``."""
     lines = [[f"`{name}`", f"{x['wall']:.0f}", f"{x['cpu']:.0f}"] for name, x in sorted(of["seconds"].items())]
-    return host(of, "all cells of one notebook, compiled kernels on the disk from earlier ones") + rows(
+    return host(of, "all cells of one notebook, compiled kernels on the disk from earlier ones") + table(
         ["notebook", "wall, s", "processor, s"], lines
     )
 
@@ -99,4 +96,4 @@ def tolerances() -> str:
                       str(limits.batch), stop, f"{limits.timeout_seconds:g} s"])  # fmt: skip
     head = ["problem", "shapes: correctness; benchmark", "error allowed, public data", "error allowed, `--data full`",
             "calls in a timed repeat", "a timed case stops at", "time for a call"]  # fmt: skip
-    return rows([cell.replace("|", "\\|") for cell in head], [[c.replace("|", "\\|") for c in line] for line in lines])
+    return table([cell.replace("|", "\\|") for cell in head], [[c.replace("|", "\\|") for c in line] for line in lines])

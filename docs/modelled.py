@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from judging import rows as table
+from cells import table
 
 
 def plans(of: dict[str, Any]) -> str:
@@ -29,6 +29,24 @@ def plans(of: dict[str, Any]) -> str:
 
 def clock(record: Callable[[str], Any]) -> str:
     """How far the clock's times are off, of launches that it had not seen. record: gives a results file."""
+    return table(["times", "launches", "mean error", "worst", "pairs in order"], _compared(record))
+
+
+def error(record: Callable[[str], Any]) -> str:
+    """The smallest and the largest mean error of ``clock``'s sets of launches, in whole percent."""
+    means = sorted(float(row[2].rstrip("%")) for row in _compared(record))
+    return f"{means[0]:.0f} to {means[-1]:.0f} %"
+
+
+def launch_us() -> str:
+    """What a launch costs by the machine file of an H200, in microseconds."""
+    from cute_nvfp4.sim.clock.machine import machine
+
+    return f"{machine('h200')['launch.empty_us']:g}"
+
+
+def _compared(record: Callable[[str], Any]) -> list[list[str]]:
+    """The rows of ``clock``."""
     import published
     import timing_b200
     from timing_cases import HELD_OUT_3
@@ -51,7 +69,7 @@ def clock(record: Callable[[str], Any]) -> str:
         right, pairs = timing_b200.ranked([p for p in points if p.name in found], found)
         some = timing_b200.errors(points, found)["all"]
         rows.append([text, *_error_cells(some, len(points)), f"{right / pairs:.1%}"])
-    return table(["times", "launches", "mean error", "worst", "pairs in order"], rows)
+    return rows
 
 
 def _error_cells(errors: list[float], of: int) -> tuple[str, str, str]:

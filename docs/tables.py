@@ -22,6 +22,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "docs")]
 import judging  # noqa: E402
 import modelled  # noqa: E402
 import summaries  # noqa: E402
+from cells import table, times, us  # noqa: E402
+from side_by_side import of_products, side_by_side  # noqa: E402
 
 TABLE = re.compile(r"<!-- table: (\w[\w-]*) -->\n(.*?)<!-- table: end -->", re.DOTALL)
 COUNT = re.compile(r"<!-- count: (\w[\w-]*) -->(.*?)<!-- end -->")
@@ -33,13 +35,6 @@ def record(name: str) -> Any:
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown."""
-    head = list(head)
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
 def machine(of: dict[str, Any], how: str) -> str:
     """Where, when and how a record was made, as a line above its table."""
     named = ", ".join(f"{name} {of['versions'][name]}" for name in ("torch", "nvidia-cutlass-dsl", "quack-kernels")
@@ -49,16 +44,8 @@ def machine(of: dict[str, Any], how: str) -> str:
     )
 
 
-def us(value: float) -> str:
-    """Microseconds, with three digits or to the microsecond."""
-    return f"{value:,.0f}" if value >= 200 else f"{value:.1f}"
-
-
-def times(value: float) -> str:
-    """How many times faster."""
-    return f"{value:.2f}" if value < 9.95 else f"{value:.1f}"
-
-
+FUSED_BOUNDS = [("rmsnorm_quantize", 1, 4096), ("rmsnorm_quantize", 128, 8192), ("rmsnorm_quantize", 2048, 8192),
+                ("silu_mul_quantize", 128, 14336), ("silu_mul_quantize", 2048, 14336)]  # fmt: skip
 GRAPH = "medians of replays of a CUDA graph, µs, launch included, L2 cold and clean, contestants in turn"
 CALL = "medians of one eager call between two CUDA events, µs, launch included, L2 cold and clean"
 
@@ -164,6 +151,18 @@ def fused() -> str:
     return machine(of, how) + table(head, rows)
 
 
+def fused_bounds() -> str:
+    """What the bytes of some fused calls take at the rate of a copy of the same run."""
+    of = record("fused_nvidia_h200")
+    rows = [
+        [f"`{r['operation']}`", f"{r['rows']} × {r['k']}", f"{r['bytes'] / 1e6:.2f}", f"{r['bound_us']:.2f}"]
+        for r in of["rows"]
+        if (r["operation"], r["rows"], r["k"]) in FUSED_BOUNDS
+    ]
+    head = ["operation", "rows × K, bf16", "MB", "µs"]
+    return machine(of, f"bytes at the rate of a device copy, {of['copy_bytes_s'] / 1e12:.2f} TB/s") + table(head, rows)
+
+
 def decode() -> str:
     """Decoding and packing beside the floor of their bytes."""
     of = record("decode_nvidia_h200")
@@ -196,83 +195,14 @@ def generate() -> str:
     return machine(of, how) + table(["", *names], rows + rows_of_table(of["rows"], names))
 
 
-def _starting(name: str, *texts: str) -> list[dict[str, Any]]:
-    """The products of a set whose sizes begin with one of ``texts``."""
-    return [row for row in _products([name]) if row["text"].startswith(texts)]
-
-
-def _result(operation: str, row: dict[str, Any], how: str) -> list[str]:
-    """A row of the README of a product, which ``gemm.py`` has timed in a graph."""
-    sizes = row["text"].replace(", ", " × ")
-    if len(row["m"]) > 1:
-        sizes = f"{len(row['m'])} groups of {min(row['m'])} to {max(row['m'])} rows, {row['n']} × {row['k']}"
-    ours, peer = row["us"]["w4a16"], row["us"]["cublas"]
-    name = f"`{operation}` {sizes}, {how}"
-    return [name, "graph", us(ours), f"cuBLAS bf16 {us(peer)}", times(peer / ours), us(row["us"]["quack"])]
-
-
 def results() -> str:
-    """The results of the README: the records of ``benchmarks/overview.py``, an H200's first."""
+    """The results of the README, an H200's first: records of ``benchmarks/overview.py``, or the products that
+    ``gemm.py`` measured in the same way."""
     found = sorted((ROOT / "benchmarks" / "results").glob("overview_*.json"), reverse=True)
-    return side_by_side([record(path.stem) for path in found]) if found else _results_of_one()
-
-
-def _results_of_one() -> str:
-    """The results of the README where there is no such record: a few rows of others, with the peers of their runs."""
-    sets = record("gemm_nvidia_h200")["sets"]
-    rows: list[list[str]] = []
-    for shape in record("gemv_nvidia_h200")["shapes"]:
-        ours, peer = us(shape["median_us"]), f"bf16 `bmm` {us(shape['torch_bf16_bmm_us'])}"
-        rows.append([_gemv_name(shape["shape"]), "call", ours, peer, times(shape["times_faster_than_bf16"]), ""])
-    rows += [
-        _result("gemm", row, "bf16 times a prepared weight")
-        for row in _starting("m-sweep", "16,", "64,", "128,", "512,")
-    ]
-    rows += [_result("gated_gemm", row, "prepared gate and up") for row in _starting("gated", "512, 3072")]
-    rows += [_result("grouped_gemm", row, "prepared weights") for row in _starting("grouped", "80+")]
-    of = record("quantize_nvidia_h200")
-    for rule in ("max", "four_six_mse"):
-        ours = next(r for r in of["rows"] if r["rule"] == rule and r["note"] == "given" and r["dtype"] == "bfloat16")
-        peer = next(t for t in of["torch"] if t["rule"] == rule and t["backend"] == "torch.compile")
-        rows.append([f"`quantize` 8192 × 8192 bf16, rule `{rule}`", "call", us(ours["median_us"]),
-                     f"compiled torch {us(peer['median_us'])}", times(peer["times_slower"]), ""])  # fmt: skip
-    quack = sets["m-sweep"]["versions"]["quack-kernels"]
-    how = (
-        "medians, launch included, L2 cold and clean; a call is one eager call between two CUDA events, "
-        "a graph is a replay of a CUDA graph, without host time"
-    )
-    return machine(sets["m-sweep"], how) + (
-        table(["call", "timed", "µs", "peer, µs", "times faster", f"quack {quack} (W4A16), µs"], rows)
-    )
-
-
-def side_by_side(records: list[dict[str, Any]]) -> str:
-    """Records of ``benchmarks/overview.py`` as one table: the calls of all, and four columns for each GPU.
-
-    A figure that a record lacks is an empty cell.
-    """
-    from overview import PEER
-
-    lines, head, calls = [], ["call", "peer"], {}
-    for of in records:
-        short = of["gpu"].removeprefix("NVIDIA ").split()[0]
-        packages = ("torch", "nvidia-cutlass-dsl", "quack-kernels")
-        named = ", ".join(f"{name} {of['versions'][name]}" for name in packages if name in of["versions"])
-        lines.append(
-            f"*{short}: {of['gpu']}, {of['date']} (driver {of['driver']}, CUDA {of['versions']['cuda']}, {named}).*\n"
-        )
-        head += [f"{short}, µs", f"peer on {short}, µs", "times faster", "quack (W4A16), µs"]
-        calls |= {row["call"]: PEER[row["peer"]] for row in of["rows"]}
-    rows = []
-    for call, peer in calls.items():
-        cells = [call, peer]
-        for of in records:
-            found = next((row["us"] for row in of["rows"] if row["call"] == call), {})
-            ours, theirs, quack = (found.get(who) for who in ("ours", "peer", "quack"))
-            ratio = times(theirs / ours) if ours and theirs else ""
-            cells += [us(ours) if ours else "", us(theirs) if theirs else "", ratio, us(quack) if quack else ""]
-        rows.append(cells)
-    return "\n".join(lines) + "\n" + table(head, rows)
+    records = [record(path.stem) for path in found]
+    if not any("H200" in of["gpu"] for of in records):
+        records.insert(0, of_products(record("gemm_nvidia_h200")))
+    return side_by_side(records)
 
 
 def support() -> str:
@@ -346,10 +276,12 @@ def programs() -> str:
 _OF_RECORDS = (results, gemm, contest, models, gated, grouped, gemv, quantize, fused, decode, generate, launch)
 _OF_THE_PACKAGE = (support, shapes, first_call, eval_times, simulator, notebooks, api, sim_api, harness_api)
 TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (*_OF_RECORDS, *_OF_THE_PACKAGE)}
+TABLES |= {"fused-bounds": fused_bounds}
 TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": lambda: modelled.clock(record)}
 TABLES |= {"commands": summaries.commands, "gates": summaries.gates, "tolerances": judging.tolerances}
 TABLES |= {f"parallel-{name}": functools.partial(_over_two_gpus, name) for name in ("dense", "parts", "experts")}
 COUNTS: dict[str, Callable[[], str]] = {f.__name__: f for f in (fingerprints, programs)}
+COUNTS |= {"clock_error": lambda: modelled.error(record), "launch_us": modelled.launch_us}
 
 
 def pages() -> list[Path]:

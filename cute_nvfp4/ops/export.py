@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ def export(path: str | Path, operation: Callable[..., Any], *operands: Any, **op
         path: of the file, which is replaced.
         operation: ``gemv``, ``gemm`` or ``quantize``.
         operands, options: as for it. Their shapes, strides, dtypes and alignments are kept, and numbers such as alpha;
-            alpha and bias that are tensors are refused, because the file has no memory of its own.
+            alpha and bias that are tensors are refused, because the file has no memory of its own. A global scale to
+            quantize with is kept if it is a number; of a tensor, or of an ``out``, each call brings its own in ``out``.
 
     Nothing runs. Without a GPU, use CPU tensors in a block of ``simulating(arch)``: the file is then for GPUs of that
     architecture, and for the simulator.
@@ -60,11 +61,20 @@ def export(path: str | Path, operation: Callable[..., Any], *operands: Any, **op
         "sizes": list(made.apart.sizes.items()),
         "written": made.apart.written,
         "operands": {name: described(x) for name, x in made.operands.items()},
+        "global_scale": _kept_scale(options),
     }
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("plan.json", json.dumps(plan, indent=1))
         archive.writestr("kernel.cubin", kernel.cubin)
         archive.writestr("kernel.ptx", kernel.ptx)
+
+
+def _kept_scale(options: Mapping[str, Any]) -> float | None:
+    """The global scale of a new result that is quantized, if the caller gave a number; 0 if the launch computes it."""
+    if options.get("out") is not None:
+        return None
+    given = [options.get(name) for name in ("global_scale", "out_global_scale")]
+    return 0.0 if "auto" in given else next((float(x) for x in given if isinstance(x, (int, float))), None)
 
 
 def _launch_record(launch: Any) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from ..operand import BlockScaledTensor, OperandKey
 from ..prepared_weight import PreparedWeight
 from ..row_scaled import FP8, RowScaledTensor
 from ..scale_layout import blocked_shape, blocked_stride
+from ..tensors import check_dense
 from .backend import device_index, resolve
 from .cache import CompiledKernel
 from .launch import CudaLauncher, Launcher, SimLauncher
@@ -30,6 +31,7 @@ from .template import Patch, Template
 VERSION = 1
 # bytes, on any architecture
 _WIDEST_LOAD = 32
+_OPERANDS = (BlockScaledTensor, PreparedWeight, RowScaledTensor)
 
 
 def load_exported(path: str | Path) -> Exported:
@@ -70,10 +72,11 @@ class Exported:
         return f"Exported({self.operation} for {self.arch}: {self.operands})"
 
     def __call__(self, **given: Any) -> Any:
-        """Runs it on the operands ``given``, and returns the result.
+        """Runs it on the operands ``given``, and returns the result. One that is quantized with a global scale has that
+        which was exported; if there was a tensor instead, the caller gives ``out`` with its own.
 
         Raises:
-            OperandError: operands that are not like the exported ones, or overlap the output.
+            OperandError, OperandTypeError: operands that are not like the exported ones, or overlap the output.
             TargetError: tensors on a device that the kernel was not compiled for.
         """
         missing = [name for name in self.operands if name not in given and name != "out"]
@@ -81,9 +84,12 @@ class Exported:
         if missing or unknown:
             got = f"{'no ' + missing[0] if missing else unknown[0]}"
             raise OperandError.of(f"operands of {self.operation}", got=got, expected=", ".join(self.operands))
+        for name, x in given.items():
+            if not (isinstance(x, _OPERANDS) or (name == "out" and x is None)):
+                check_dense(name, x)
         device = next(iter(given.values())).device
         if given.get("out") is None:
-            given["out"] = _new(self.operands["out"], device)
+            given["out"] = self._new(device)
         for name, expected in self.operands.items():
             if not _fits(found := described(given[name]), expected):
                 raise OperandError.of(name, got=found, expected=expected)
@@ -98,6 +104,16 @@ class Exported:
         self._apart.check(values)
         self._launcher(device)(tuple(values), (given,))
         return given["out"]
+
+    def _new(self, device: torch.device) -> Any:
+        """A new result."""
+        expected, scale = self.operands["out"], self._plan.get("global_scale")
+        if expected.get("has_global_scale") and scale is None:
+            raise OperandError.of(
+                f"out of {self.operation}", got="none", expected="one with the global scale to quantize with",
+                hint="Or export it with a global scale that is a number.",
+            )  # fmt: skip
+        return _new(expected, device, scale)
 
     def _launcher(self, device: torch.device) -> Launcher:
         found = self._launchers.get(device)
@@ -165,7 +181,7 @@ def _fits(found: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
     return all(x >= expected[name] if name.endswith("alignment") else x == expected[name] for name, x in found.items())
 
 
-def _new(expected: Mapping[str, Any], device: torch.device) -> Any:
+def _new(expected: Mapping[str, Any], device: torch.device, global_scale: float | None) -> Any:
     """An output as it is described."""
     if "dtype" in expected:
         dtype = getattr(torch, expected["dtype"])
@@ -179,7 +195,9 @@ def _new(expected: Mapping[str, Any], device: torch.device) -> Any:
         scale = torch.empty_strided(blocked_shape(*sizes), blocked_stride(*sizes), dtype=torch.uint8, device=device)
     else:
         scale = torch.empty((*lead, columns), dtype=torch.uint8, device=device)
-    factor = torch.empty((), dtype=torch.float32, device=device) if expected["has_global_scale"] else None
+    factor = None
+    if expected["has_global_scale"]:
+        factor = torch.full((), global_scale, dtype=torch.float32, device=device)
     return BlockScaledTensor(data, scale, factor, format)
 
 

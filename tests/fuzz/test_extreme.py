@@ -13,6 +13,7 @@ import torch
 if str(Path(__file__).parents[2]) not in sys.path:
     sys.path.append(str(Path(__file__).parents[2]))
 
+from cute_nvfp4 import quantize
 from tests.fuzz.extreme import axes, others, products
 from tests.fuzz.extreme.axes import ARCHS, ARGUMENTS, Call, random_call, sample
 from tests.fuzz.extreme.verdict import judge
@@ -53,6 +54,27 @@ def test_a_wrong_number_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judge(call).kind == "wrong"
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_a_wrong_quantized_result_is_noticed(given: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One scale that is twice as large, and a result beyond float32 that is not NaN."""
+    call = Call("gated_gemm", quantized="20", given=given)
+    beyond = Call("gated_gemm", alpha="1e20", quantized="0.004", given=given)
+    assert judge(call).kind == judge(beyond).kind == "right"
+    right = products.gated_gemm
+
+    def doubled(*operands: object, **options: object) -> object:
+        found = right(*operands, **options)
+        assert found.scale.is_contiguous()
+        found.scale.view(-1)[:1].add_(8)
+        return found
+
+    monkeypatch.setattr(products, "gated_gemm", doubled)
+    assert judge(call).kind == "wrong"
+    zeros = lambda *operands, **options: quantize(torch.zeros(3, 16), global_scale=0.004, backend="reference")  # noqa: E731
+    monkeypatch.setattr(products, "gated_gemm", zeros)
+    assert judge(beyond).kind == "wrong"
+
+
 def test_another_exception_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def bad(*given: object, **options: object) -> torch.Tensor:
         raise RuntimeError("reshape is not implemented for sparse tensors")
@@ -72,6 +94,7 @@ DEFECTS = (
     "function=gemm,arch=sm_120a,a=float,b=prepared,alpha=20,b_scale=3e35,data=zeros",
     "function=gemv,arch=sm_100a,a_scale=3e38,b_scale=3e-38",
     "function=gemm,arch=sm_90a,a_scale=3e38,b_scale=3e-38",
+    "function=export,arch=sm_90a,a=float,a_scale=0.004,argument=x,kind=parameter",
 )
 
 

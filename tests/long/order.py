@@ -131,16 +131,19 @@ def _resume(stream: Stream, ledger: Ledger) -> None:
             stream.again.append(Work(stream, record.case, seen, record.seconds))
 
 
-def cheapest(every: list[Stream], seed: int) -> Iterator[Work]:
-    """Work of the kind of cases that has had the least time so far, what took the least first. Of lists, what
-    the ledger has: nobody is asked which cases there are."""
+def cheapest(every: list[Stream], seed: int) -> Iterator[Work | None]:
+    """Work of the kind of cases that has had the least time so far, of each what took the least first; None where all
+    that is left waits for a list."""
     spent: dict[tuple[str, str], float] = {(s.family.name, s.arch): 0.0 for s in every}
     mine, live = dict.fromkeys(every, 0.0), list(every)
     for stream in every:
-        stream.asked = True
         stream.again.sort(key=lambda work: -work.seconds)
     while live:
-        stream = min(live, key=lambda s: (spent[s.family.name, s.arch], mine[s]))
+        ready = [stream for stream in live if not stream.waits]
+        if not ready:
+            yield None
+            continue
+        stream = min(ready, key=lambda s: (spent[s.family.name, s.arch], mine[s]))
         work = stream.next()
         if work is None:
             live.remove(stream)

@@ -46,6 +46,32 @@ def typed_times(text: str) -> list[str]:
     return [head for head in heads if re.search(r"µs|\bms\b|TFLOPS", head)]
 
 
+MEASURE = re.compile(r"\d\s?(?:µs|ms\b|TFLOPS|TB/s)|\d\s?% (?:faster|slower|too|off|from|of cuBLAS)|times cuBLAS")
+GENERATED = re.compile(
+    r"<!-- (table|accuracy): .*?<!-- \1: end -->|<!-- count: .*?<!-- end -->|```.*?```|`[^`]*`", re.DOTALL
+)
+
+
+def typed_figures(text: str) -> list[str]:
+    """Paragraphs and rows with a time, a rate or an error that a person typed and that no record is linked for.
+
+    What scripts write, and code, has none. A link to ``benchmarks`` in the same paragraph, or one below the same
+    heading for a table, is the record.
+    """
+    found = []
+    for section in re.split(r"^(?=#)", GENERATED.sub("", text), flags=re.MULTILINE):
+        for paragraph in section.split("\n\n"):
+            linked = section if paragraph.lstrip().startswith("|") else paragraph
+            if MEASURE.search(paragraph) and "benchmarks/" not in linked:
+                found += [line for line in paragraph.splitlines() if MEASURE.search(line)]
+    return found
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: f"{page.parent.name}/{page.stem}")
+def test_typed_figures_have_a_record(page: Path) -> None:
+    assert not typed_figures(page.read_text(encoding="utf-8")), "generate the figure, or link its record"
+
+
 @pytest.mark.parametrize("page", EXPLANATIONS, ids=lambda page: page.stem)
 def test_explanations_are_short(page: Path) -> None:
     assert not too_long(page.read_text(encoding="utf-8"))
@@ -132,6 +158,10 @@ def test_the_tests_can_fail() -> None:
     head = "| call | µs |\n|---|---|\n| gemm | 5 |\n"
     assert typed_times(head) == ["| call | µs |"]
     assert not typed_times(f"<!-- table: gemm -->\n{head}<!-- table: end -->\n")
+    assert typed_figures("A call takes 5 µs.\n") and typed_figures("It is 8 % too fast.\n")
+    assert not typed_figures("A call takes 5 µs ([record](../../benchmarks/records/launch.md)).\n")
+    assert not typed_figures("A call takes <!-- count: launch -->5 µs<!-- end -->, and `5 µs` is code.\n")
+    assert typed_figures("One takes 5 µs.\n\nThe [record](../benchmarks/x.md) is of another.\n") == ["One takes 5 µs."]
     assert too_long("word " * 1501) and not too_long("word " * 1500)
     assert dated("On an H200, 2026-11-22: 5 µs.") == ["2026-11-22"]
     assert not dated("<!-- table: gemm -->\nMeasured 2026-11-22.\n<!-- table: end -->\n")

@@ -17,7 +17,7 @@ NUMBERS = (
 PRODUCTS = ("gemm", "gemv", "gated_gemm", "grouped_gemm", "grouped_gemm_contiguous")
 OTHERS = (
     "quantize", "dequantize", "rmsnorm_quantize", "silu_mul_quantize", "tensor_amax", "prepare_weight", "to_blocked",
-    "from_blocked", "interleave", "prepare",
+    "from_blocked", "interleave", "prepare", "export",
 )  # fmt: skip
 FORMATS = ("nvfp4", "mxfp4", "mxfp8", "mxfp8_e5m2", "float", "float tiny", "float huge")
 WEIGHTS = ("nvfp4", "mxfp4", "mxfp8", "mxfp8_e5m2", "prepared")
@@ -33,7 +33,9 @@ COMPUTED = ("parameter", "gradient", "subclass", "strided", "expanded", "reverse
 ARGUMENTS = {
     "gemm": ("a.data", "a.scale", "a.global_scale", "b.data", "b.scale", "b.global_scale", "bias", "alpha", "out", "x"),
     "gemv": ("a.data", "a.scale", "a.global_scale", "b.data", "b.scale", "b.global_scale", "out", "alpha"),
-    "gated_gemm": ("a.data", "a.scale", "a.global_scale", "b.data", "up.data", "up.scale", "alpha", "out", "x"),
+    "gated_gemm": (
+        "a.data", "a.scale", "a.global_scale", "b.data", "up.data", "up.scale", "alpha", "out", "out_global_scale", "x",
+    ),
     "grouped_gemm": ("a.data", "a.scale", "b.scale", "b.global_scale", "alpha", "out", "x"),
     "grouped_gemm_contiguous": ("a.data", "a.scale", "b.data", "b.scale", "offsets", "status", "alpha", "out", "x"),
     "quantize": ("x", "global_scale"),
@@ -46,6 +48,7 @@ ARGUMENTS = {
     "from_blocked": ("scale",),
     "interleave": ("b.data", "b.scale"),
     "prepare": ("a.data", "a.scale", "b.data", "out"),
+    "export": ("a.data", "a.scale", "b.data", "x", "out"),
 }
 """Tensors of a function, one of which may be of another kind or lie somewhere else."""
 
@@ -53,8 +56,9 @@ ARGUMENTS = {
 @dataclass(frozen=True)
 class Call:
     """function on arch. a, b: what the operands are. alpha, a_scale, b_scale: as in ``NUMBERS``; on_device: whether
-    alpha is a tensor. data: "exact" has sums that no order rounds, "full" all codes, "zeros". place: bytes that
-    ``argument`` starts after an aligned address; kind: what it is instead of a plain tensor."""
+    alpha is a tensor. quantized: global scale of a gated result in NVFP4. data: "exact" has sums that no order rounds,
+    "full" all codes, "zeros". place: bytes that ``argument`` starts after an aligned address; kind: what it is instead
+    of a plain tensor."""
 
     function: str = "gemm"
     arch: str = REFERENCE
@@ -72,6 +76,7 @@ class Call:
     given: bool = False
     bias: bool = False
     gate: str = "silu"
+    quantized: str = "none"
     data: str = "exact"
     argument: str = ""
     kind: str = ""
@@ -115,7 +120,7 @@ def random_number(choose: random.Random) -> str:
 def structure(choose: random.Random) -> Call:
     """What decides which kernels a call compiles; of its numbers whether there is one."""
     there = "1"
-    return Call(
+    made = Call(
         choose.choice((*PRODUCTS * 4, *OTHERS)),
         choose.choice((REFERENCE, *ARCHS[1:4] * 4, *ARCHS[4:])),
         choose.choice(("nvfp4",) * 6 + FORMATS),
@@ -132,6 +137,10 @@ def structure(choose: random.Random) -> Call:
         bias=choose.random() < 0.2,
         gate=choose.choice(GATES),
     )
+    return replace(made, quantized=choose.choice(("none", there))) if made.function == "gated_gemm" else made
+
+
+_NUMBERS = ("alpha", "a_scale", "b_scale", "quantized")
 
 
 def random_call(choose: random.Random) -> Call:
@@ -140,7 +149,7 @@ def random_call(choose: random.Random) -> Call:
     if choose.random() < 0.4:
         # exact torch compiles nothing, and takes any structure
         call = replace(structure(choose), arch=REFERENCE)
-    numbers = {x: random_number(choose) for x in ("alpha", "a_scale", "b_scale") if getattr(call, x) != "none"}
+    numbers = {x: random_number(choose) for x in _NUMBERS if getattr(call, x) != "none"}
     call = replace(call, **numbers, given=choose.random() < 0.3, seed=choose.randint(0, 99))
     call = replace(call, data=choose.choice(("exact", "exact", "exact", "full", "zeros")))
     if choose.random() < 0.35:
@@ -161,6 +170,7 @@ def sample(seed: int = 0) -> list[Call]:
             found += [replace(plain, place=place) for place in (1, 4, 16)]
     axes = {
         "arch": ARCHS[:4], "a": FORMATS, "b": WEIGHTS, "alpha": NUMBERS, "a_scale": NUMBERS, "b_scale": NUMBERS,
+        "quantized": NUMBERS,
         "out": ("float32", "float16", "bfloat16"), "gate": GATES, "data": ("exact", "full", "zeros"),
         "function": (*PRODUCTS, *OTHERS), "m": (1, 3, 20), "n": (16, 32, 48), "batch": (0, 1, 2),
     }  # fmt: skip
@@ -168,7 +178,8 @@ def sample(seed: int = 0) -> list[Call]:
         for value in values:
             random_one = replace(random_call(choose), arch=choose.choice(ARCHS[:4]), argument="", kind="", place=0)
             if name not in ("arch", "function"):
-                random_one = replace(random_one, function=choose.choice(PRODUCTS))
+                function = "gated_gemm" if name == "quantized" else choose.choice(PRODUCTS)
+                random_one = replace(random_one, function=function)
             found.append(replace(random_one, **{name: value}))
     return found
 
@@ -178,6 +189,7 @@ def shape_of(argument: str) -> dict[str, object]:
     root = argument.split(".")[0]
     more = {
         "bias": {"bias": True}, "alpha": {"on_device": True, "alpha": "20"}, "out": {"given": True},
+        "out_global_scale": {"quantized": "0.004"},
         "x": {"a": "float", "b": "prepared"},
     }.get(root, {})  # fmt: skip
     return more | ({"a_scale": "0.004", "b_scale": "20"} if "global_scale" in argument else {})

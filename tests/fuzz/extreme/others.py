@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from support.exact_sums import LARGEST as FLOAT32
 from support.exact_sums import Expected, product
 
 from cute_nvfp4 import (
     dequantize,
+    export,
     from_blocked,
     gemm,
     gemv,
     interleave,
+    load_exported,
     prepare,
     prepare_weight,
     quantize,
@@ -32,16 +37,27 @@ LARGEST, STEP = 6 * 448.0, 2.0**-9
 Trial = tuple[Callable[[], Any], list[Expected]]
 
 
-def quantized(x: torch.Tensor, off: torch.Tensor, scale: float) -> Expected:
+def quantized(
+    x: torch.Tensor, off: torch.Tensor, scale: float, free: torch.Tensor | None = None, rule: str = ""
+) -> Expected:
     """What a matrix becomes, quantized with a global scale: within half a step of its block, and at most what is
-    largest; off: what x itself may be off by. A scale out of range makes it NaN."""
+    largest; off: what x itself may be off by. A scale out of range makes it NaN, an infinite number its block. free:
+    where nothing is promised of x, and so of its block. By other rules than "max", a block that is too large may be off
+    by as much as it is."""
     if not LEAST_SCALE <= scale <= LARGEST_SCALE:
         return Expected(torch.full_like(x, torch.nan), torch.zeros_like(x))
-    blocks = (x.abs() + off).unflatten(-1, (-1, 16)).amax(-1).repeat_interleave(16, dim=-1)
-    most = LARGEST * scale
-    exact = x.clamp(-most, most)
+    blocks = _of_block(x.abs() + off, torch.amax)
+    most, infinite = LARGEST * scale, FLOAT32[torch.float32]
+    near = _of_block((x.abs() + off > infinite) & (x.abs() - off <= infinite), torch.any)
+    exact = torch.where(_of_block(x.abs() - off > infinite, torch.any), torch.nan, x.clamp(-most, most))
     step = blocks.clamp(max=most) / 6 * (1 + 2.0**-3) + 6 * STEP * scale
-    return Expected(exact, torch.where(blocks > most * 0.9, blocks.clamp(max=most) * 1.0, step) + off)
+    error = step if rule == "max" else torch.where(blocks > most * 0.9, blocks.clamp(max=most) * 1.0, step)
+    return Expected(exact, error + off, near if free is None else near | _of_block(free, torch.any))
+
+
+def _of_block(x: torch.Tensor, of: Callable[..., torch.Tensor]) -> torch.Tensor:
+    """What is true of the 16 elements that share a scale, for each of them."""
+    return of(x.unflatten(-1, (-1, 16)), -1).repeat_interleave(16, dim=-1)
 
 
 def scale_of(call: Call, tensors: Tensors) -> tuple[Any, float]:
@@ -161,9 +177,38 @@ def prepare_trial(call: Call, tensors: Tensors, backend: str) -> Trial:
     return run, [expected]
 
 
+def export_trial(call: Call, tensors: Tensors, backend: str) -> Trial:
+    """A product, or rows to quantize, in a file; what is loaded from it is given other operands, as for ``prepare``."""
+    if call.argument == "x" or (not call.argument and call.seed % 3 == 0):
+        x, values = tensors.floats("x", call.a, DTYPES[call.out], (call.m, call.k))
+        value = 1.0 if call.a_scale == "none" else float32(call.a_scale)
+
+        def loaded() -> Any:
+            return _exported(quantize, torch.ones(call.m, call.k, dtype=DTYPES[call.out]), global_scale=value)(x=x)
+
+        return decoded(loaded, backend), [quantized(values, torch.zeros_like(values), value)]
+    plain = Tensors(Call(seed=call.seed + 1, data=call.data))
+    a, b = (plain.operand(name, "nvfp4", (rows, call.k), "1")[0] for name, rows in (("a", call.m), ("b", call.n)))
+    a2, left, _ = tensors.operand("a", "nvfp4", (call.m, call.k), "1")
+    b2, right, _ = tensors.operand("b", "nvfp4", (call.n, call.k), "1")
+    function = gemv if call.seed % 2 else gemm
+    shape = (call.m,) if function is gemv else (call.m, call.n)
+    out2 = tensors.given("out", torch.full(shape, torch.nan))
+    alpha = None if call.alpha == "none" else float32(call.alpha)
+    exact = product(left, right, alpha_value(call), coarse=call.data == "full")
+    expected = Expected(exact.exact[:, 0], exact.error[:, 0]) if function is gemv else exact
+    return lambda: _exported(function, a, b, alpha=alpha, out_dtype=torch.float32)(a=a2, b=b2, out=out2), [expected]
+
+
+def _exported(*given: Any, **options: Any) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        export(path := Path(folder) / "one.zip", *given, **options)
+        return load_exported(path)
+
+
 TRIALS = {
     "quantize": quantize_trial, "dequantize": dequantize_trial, "rmsnorm_quantize": rmsnorm_trial,
     "silu_mul_quantize": silu_trial, "tensor_amax": amax_trial, "prepare_weight": weight_trial,
     "to_blocked": blocked_trial, "from_blocked": rowmajor_trial, "interleave": interleave_trial,
-    "prepare": prepare_trial,
+    "prepare": prepare_trial, "export": export_trial,
 }  # fmt: skip

@@ -17,9 +17,11 @@ from cute_nvfp4 import (
     grouped_gemm,
     grouped_gemm_contiguous,
     prepare_weight,
+    to_blocked,
 )
 
-from .axes import Call
+from .axes import Call, float32
+from .others import decoded, quantized
 from .problems import DTYPES, Impossible, Tensors, alpha_value, expected_of, gated_of
 
 Trial = tuple[Callable[[], Any], list[Expected]]
@@ -97,7 +99,28 @@ def gated_trial(call: Call, tensors: Tensors, backend: str) -> Trial:
     product = Product(call, tensors, two=True)
     alpha, rest = tensors.alpha(), options(call, tensors, (*product.left.shape[:-1], call.n), backend)
     up = None if product.prepared else product.up
+    if call.quantized != "none":
+        return quantized_trial(product, up, alpha, backend)
     return lambda: gated_gemm(product.a, product.weight(), up, gate=call.gate, alpha=alpha, **rest), [product.gated()]
+
+
+def quantized_trial(product: Product, up: Any, alpha: Any, backend: str) -> Trial:
+    """A gated result in NVFP4, which the caller may have a place for."""
+    call, tensors, shape = product.call, product.tensors, (*product.left.shape[:-1], product.call.n)
+    value, exact = float32(call.quantized), product.gated()
+    scale: Any = value
+    if call.on_device or call.given or call.argument == "out_global_scale":
+        scale = tensors.number("out_global_scale", call.quantized)
+    rest = {"gate": call.gate, "alpha": alpha, "backend": backend}
+    if call.given:
+        poison = torch.full((*shape[:-1], call.n // 2), 0xFF, dtype=torch.uint8)
+        scales = to_blocked(torch.full((*shape[:-1], call.n // 16), 0xFF, dtype=torch.uint8))
+        rest["out"] = BlockScaledTensor(tensors.given("out", poison), scales, scale)
+    else:
+        rest["out_global_scale"] = scale
+    return decoded(lambda: gated_gemm(product.a, product.weight(), up, **rest), backend), [
+        quantized(exact.exact, exact.error, value, exact.free, "max")
+    ]
 
 
 def grouped_trial(call: Call, tensors: Tensors, backend: str) -> Trial:

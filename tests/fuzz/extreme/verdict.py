@@ -28,16 +28,17 @@ OPTIONAL = (
     "a.global_scale",
     "b.global_scale",
     "global_scale",
+    "out_global_scale",
 )
 """Arguments that may be None, which means something else then."""
-SCALARS = ("alpha", "a.global_scale", "b.global_scale", "global_scale", "status")
+SCALARS = ("alpha", "a.global_scale", "b.global_scale", "global_scale", "out_global_scale", "status")
 """Device scalars, which may have any number of dimensions."""
 LIKE_ANYWAY = {
     "none": (*OPTIONAL, "x"),
     "half": ("bias", "out", "x", "weight", "up", "residual"),
     "scalar": SCALARS,
     "wider": SCALARS,
-    "number": ("alpha", "global_scale", "offsets"),
+    "number": ("alpha", "global_scale", "out_global_scale", "offsets"),
     "text": ("global_scale",),
     "array": ("offsets",),
     # what a call does without numbers: shapes

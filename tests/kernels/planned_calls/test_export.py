@@ -78,6 +78,35 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         run(**given, out=overlapping)
 
 
+@pytest.mark.parametrize("scale", [0.01, torch.tensor(0.01), "auto"])
+def test_a_new_quantized_result_has_the_scale_that_was_exported(scale, tmp_path: Path) -> None:
+    """Once it had what lay in its memory. A tensor's number is not in the file; with "auto" the kernel writes it."""
+    with nv.simulating("sm_90a"):
+        nv.export(tmp_path / "op", nv.quantize, torch.randn(16, 256), global_scale=scale)
+        run, x = nv.load_exported(tmp_path / "op"), torch.randn(16, 256)
+        expected = nv.quantize(x, global_scale=scale)
+        if isinstance(scale, torch.Tensor):
+            with pytest.raises(OperandError, match="out of quantize: got none, expected one with the global scale"):
+                run(x=x)
+        else:
+            found = run(x=x)
+            assert torch.equal(found.data, expected.data) and found.global_scale == expected.global_scale
+        found = run(x=x, out=nv.quantize(torch.randn(16, 256), global_scale=0.01))
+        assert torch.equal(found.data, expected.data) and found.global_scale == expected.global_scale
+
+
+@pytest.mark.parametrize("name", ["x", "out"])
+@pytest.mark.parametrize("kind", [torch.Tensor.to_sparse, torch._neg_view, lambda x: None, lambda x: "x"])
+def test_what_is_no_plain_tensor_is_refused(name: str, kind, tmp_path: Path) -> None:
+    with nv.simulating("sm_90a"):
+        nv.export(tmp_path / "op", nv.quantize, torch.randn(16, 256))
+        given = {"x": torch.randn(16, 256), "out": nv.quantize(torch.randn(16, 256))}
+        given[name] = kind(torch.randn(16, 256))
+        if (name, given[name]) != ("out", None):
+            with pytest.raises((OperandError, OperandTypeError), match=f"{name}: got .*expected"):
+                nv.load_exported(tmp_path / "op")(**given)
+
+
 def at(x: torch.Tensor, alignment: int) -> torch.Tensor:
     """A copy whose address is a multiple of ``alignment`` bytes, and of no larger power of two."""
     room = torch.empty(x.numel() * x.element_size() + 128, dtype=torch.uint8)

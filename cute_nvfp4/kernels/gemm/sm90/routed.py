@@ -137,9 +137,9 @@ class RoutedWgmma(GroupedWgmma):
 
     @property
     def registers(self) -> int:
-        if self.config.gathered and self.config.ctas_per_sm == 1 and self.config.warpgroups == 2:
-            return 232
-        return super().registers
+        # what those who load have more, from the registers that a CTA starts with
+        each = (self.loading_registers - 24) // self.config.warpgroups
+        return super().registers - (each + 7) // 8 * 8
 
     def load_x(
         self,
