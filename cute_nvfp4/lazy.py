@@ -1,11 +1,11 @@
-"""Public names that a package imports on first use, so that importing the package costs milliseconds."""
+"""What is imported on first use, so that importing the package costs milliseconds."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -19,3 +19,14 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
         return value
 
     return get, lambda: sys.modules[package].__all__
+
+
+class Lazily(NamedTuple):
+    """A function or class of the package that is imported when it is called. module: where, below the package."""
+
+    module: str
+    name: str
+
+    def __call__(self, *args: Any) -> Any:
+        """What it returns."""
+        return getattr(importlib.import_module(f"{__package__}.{self.module}"), self.name)(*args)

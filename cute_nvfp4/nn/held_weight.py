@@ -12,8 +12,8 @@ from cute_nvfp4.formats import NVFP4, Format
 from cute_nvfp4.nn.input_rules import E4M3, product_dtypes
 from cute_nvfp4.nn.released import Rewritten, rewritten, unpacked
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.ops.calls import addresses
 from cute_nvfp4.ops.dispatch import is_recorded, recording
+from cute_nvfp4.ops.groups import addresses
 from cute_nvfp4.ops.prepare_weight import prepare_weight
 from cute_nvfp4.ops.row_product import RowProduct
 from cute_nvfp4.prepared_weight import PreparedWeight

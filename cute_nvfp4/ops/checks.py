@@ -100,6 +100,11 @@ def split_alpha(alpha: Any, device: torch.device, groups: int = 1) -> tuple[floa
     return 1.0, alpha.reshape(-1)
 
 
+def as_alpha(alpha: float | torch.Tensor | None) -> tuple[float, torch.Tensor | None]:
+    """A number, and a tensor if it is one; its dtype and shape are known to be right."""
+    return (1.0, alpha) if isinstance(alpha, torch.Tensor) else (1.0 if alpha is None else number("alpha", alpha), None)
+
+
 def factor(alpha: Any, groups: int = 1) -> Any:
     """A checked alpha as exact torch takes it: a number, or float64 of one element, or of one for each group."""
     if not isinstance(alpha, torch.Tensor):

@@ -19,6 +19,7 @@ from ..kernels.dequantize.config import (
     GroupedMatrix,
 )
 from ..kernels.quantize.arguments import Strides
+from ..lazy import Lazily
 from ..operand import BlockScaledTensor, OperandKey
 from ..quantization.hadamard import Hadamard, resolve_hadamard
 from ..runtime.backend import Backend, resolve
@@ -26,10 +27,9 @@ from ..runtime.kernel import Kernel
 from ..runtime.launch import Launcher, SimLauncher, Tensors
 from ..target import Target
 from .arguments import OPERAND
-from .calls import allocator
 from .checks import DTYPE_NAMES, checked_output, inputs, reads, tensors
 from .operation import Operation
-from .planned import PlannedCall, PlannedLaunch
+from .planned import PlannedCall, PlannedLaunch, allocator
 
 
 def dequantize(
@@ -111,12 +111,6 @@ def dequantization(
         out_batch_stride=key.rows * key.k * dtype.itemsize,
     )
     return config, arguments
-
-
-def _host(config: DequantizeConfig) -> Callable[..., Any]:
-    from ..kernels.dequantize.kernel import Dequantize
-
-    return Dequantize(config)
 
 
 class DecodedFirst:
@@ -205,12 +199,6 @@ def _touched_list(matrices: Sequence[BlockScaledTensor], memory: torch.Tensor) -
     return tensors(inputs(**{f"matrix {i}": x for i, x in enumerate(matrices)}), {"decoded": memory})
 
 
-def _grouped(config: GroupedDequantizeConfig) -> Callable[..., Any]:
-    from ..kernels.dequantize.kernel import GroupedDequantize
-
-    return GroupedDequantize(config)
-
-
 DEQUANTIZE = Operation(
     values_of,
     {"x": OPERAND},
@@ -220,7 +208,9 @@ DEQUANTIZE = Operation(
     target=_target,
     store=None,
 )
-KERNEL = Kernel("dequantize", DequantizeArguments, _host)
+KERNEL = Kernel("dequantize", DequantizeArguments, Lazily("kernels.dequantize.kernel", "Dequantize"))
 compile_dequantize = KERNEL.compile
-GROUPED = Kernel("grouped_dequantize", GroupedDequantizeArguments, _grouped)
+GROUPED = Kernel(
+    "grouped_dequantize", GroupedDequantizeArguments, Lazily("kernels.dequantize.kernel", "GroupedDequantize")
+)
 compile_grouped_dequantize = GROUPED.compile

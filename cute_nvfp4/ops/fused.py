@@ -13,8 +13,8 @@ from ..kernels.quantize.fused import Matrix
 from ..operand import BlockScaledTensor, row_alignment
 from ..planning.quantize import QuantizeProblem
 from ..tensors import check_dense
-from .calls import allocator
 from .checks import DTYPE_NAMES, check_overlap
+from .planned import allocator
 from .quantize import QUANTIZE
 from .quantize_request import (
     QuantizeRequest,

@@ -31,9 +31,8 @@ from .checks import (
     reads,
     split_alpha,
 )
-from .gemm_launch import gemm_call, host, output_record, strides
+from .gemm_launch import check_operands, gemm_call, host, operand_record, output_record, strides
 from .interleave import check_halves, check_weights
-from .operands import check_operands, operand_record
 from .operation import Operation
 from .planned import PlannedCall
 from .prepared_weight.gemm import PREPARED_GEMM, gated_prepared_gemm

@@ -32,8 +32,7 @@ from .checks import (
     reads,
     split_alpha,
 )
-from .gemm_launch import gemm_call, host, output_record
-from .operands import check_operands, operand_record
+from .gemm_launch import check_operands, gemm_call, host, operand_record, output_record
 from .operation import Operation
 from .planned import Preparation
 from .prepared_weight.gemm import PREPARED_GEMM

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from ..errors import OperandError, OperandTypeError
 from ..formats import NVFP4
 from ..kernels.gemv.arguments import GemvArguments, Strides
 from ..kernels.gemv.config import GemvConfig
+from ..lazy import Lazily
 from ..operand import BlockScaledTensor, OperandKey
 from ..planning.gemv import GemvPlan, GemvProblem, choose, fitted
 from ..reference import gemv_reference
@@ -143,13 +143,7 @@ def _problem(a: OperandKey, b: OperandKey, dtype: torch.dtype) -> GemvProblem:
     )
 
 
-def _host(config: GemvConfig) -> Callable[..., Any]:
-    from ..kernels.gemv.kernel import Gemv
-
-    return Gemv(config)
-
-
-KERNEL = Kernel("gemv", GemvArguments, _host)
+KERNEL = Kernel("gemv", GemvArguments, Lazily("kernels.gemv.kernel", "Gemv"))
 GEMV = Operation(
     gemv,
     {"a": OPERAND, "b": OPERAND, "alpha": NUMBER},

@@ -17,12 +17,12 @@ from ..runtime.simulating import surroundings
 from ..target import Target
 from .arguments import ACTIVATIONS, LIST, OUTPUT, TENSOR
 from .checks import ALL_FORMATS, check_format, check_formats, inputs, refuse_gate, span, split_alpha
+from .gemm_launch import check_operands, check_signs
 from .grouped_launch import BlockScaledList
 from .groups import GroupsCall, alpha_of_group, check_spans, checked_outputs, each_group, rows_of, store_each
 from .list_fast_path import remember, repeated
 from .list_launch import Pair, arranged
 from .list_prepared import preparation_of_list
-from .operands import check_operands, check_signs
 from .operation import Operation
 from .planned import Preparation
 from .prepared_weight.fp8_rows import natural_dtype

@@ -32,9 +32,9 @@ from .checks import (
     refuse_gate,
     split_alpha,
 )
+from .gemm_launch import check_operands, check_signs_of
 from .grouped_launch import KERNEL, aligned, group_record, planned_groups
 from .groups import alpha_of_group, check_rows, checked_status, status_of, store_rows
-from .operands import check_operands, check_signs_of
 from .operation import Operation
 from .planned import PlannedCall
 from .prepared_weight.fp8_rows import natural_dtype

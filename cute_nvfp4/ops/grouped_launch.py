@@ -15,8 +15,8 @@ from ..runtime.backend import sm_count
 from ..runtime.kernel import Kernel
 from ..target import Target
 from .checks import DTYPE_NAMES
+from .gemm_launch import operand_record
 from .list_launch import ListLaunch, Pair, Part
-from .operands import operand_record
 
 
 def aligned(out: torch.Tensor) -> bool:

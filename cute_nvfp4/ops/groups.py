@@ -11,8 +11,8 @@ import torch
 from ..errors import OperandError, OperandTypeError
 from ..runtime.bounded import Bounded
 from ..tensors import check_dense
-from .calls import addresses, allocator, as_alpha
-from .checks import check_dtype, checked_output, factor, inputs
+from .checks import as_alpha, check_dtype, checked_output, factor, inputs
+from .planned import allocator
 
 
 def each_group(function: Callable[..., Any], *columns: Iterable[Any]) -> list:
@@ -189,6 +189,11 @@ class GroupsCall:
             groups, results, factors = self._of_live(groups, outs, factors)
             self.launch(groups, results, scalar, factors)
         return outs
+
+
+def addresses(*given: torch.Tensor | None) -> tuple[int, ...]:
+    """The addresses of the tensors, without those that are None."""
+    return tuple([x.data_ptr() for x in given if x is not None])
 
 
 def tensors_of(groups: Sequence[Any]) -> Iterator[torch.Tensor]:

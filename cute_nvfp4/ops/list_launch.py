@@ -13,9 +13,9 @@ from ..kernels.gemm.arguments import MAP_BYTES, GroupFactor
 from ..runtime.kernel import Kernel
 from ..runtime.launch import SimLauncher, Tensors
 from ..target import Target
-from .calls import addresses
 from .checks import tensors
 from .dequantize import ListDequantizeCall
+from .groups import addresses
 
 Pair = tuple[Any, Any]
 Owners = tuple[Sequence[Pair], Sequence[torch.Tensor], "torch.Tensor | None"]

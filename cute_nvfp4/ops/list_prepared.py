@@ -10,7 +10,7 @@ import torch
 from ..errors import OperandError
 from ..operand import span_bytes
 from ..runtime.overlap import OverlapCheck
-from .calls import as_alpha
+from .checks import as_alpha
 from .groups import GroupsCall, rows_of
 from .list_launch import ListLaunch, Pair
 from .planned import Preparation

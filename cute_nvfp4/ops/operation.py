@@ -27,11 +27,10 @@ from ..runtime.torch_private import increment_versions
 from ..target import Target
 from ..tensors import check_all_dense
 from .arguments import OUTPUT, PLAIN_TYPES, VALUE, Argument
-from .calls import allocator
 from .checks import check_overlap, reads, refuse_config
 from .dispatch import by_operator, modes, written_to
 from .operator import Operator
-from .planned import PlannedCall, PlannedLaunch, Preparation
+from .planned import PlannedCall, PlannedLaunch, Preparation, allocator
 
 OPERATIONS: dict[Callable[..., Any], Operation] = {}
 """The operations, by their functions."""

@@ -25,6 +25,18 @@ WRITTEN = ("out", "status", "scratch", "data", "scale", "computed", "values", "r
 """Fields of a call that a kernel writes."""
 
 
+def allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Makes tensors like a dense one that nobody uses: its memory is given back.
+
+    ``torch.empty_like`` has only one argument to read, and so takes half the time of ``torch.empty``.
+    """
+    storage = like.untyped_storage()
+    # memory of a simulated GPU, or of another allocator, may be for keeps
+    if storage.resizable():
+        storage.resize_(0)
+    return functools.partial(torch.empty_like, like)
+
+
 class PlannedLaunch:
     """One launch of ``kernel``, planned for a call of ``fields`` like ``example``.
 

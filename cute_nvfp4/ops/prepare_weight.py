@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from ..errors import OperandError, OperandTypeError
 from ..formats import FORMATS, MXFP4, NVFP4, as_bytes, unpack_e2m1
 from ..kernels.pack.config import PackArguments, PackConfig
 from ..kernels.quantize.arguments import Strides
+from ..lazy import Lazily
 from ..operand import BlockScaledTensor
 from ..prepared_weight import PreparedWeight
 from ..runtime.backend import Backend, resolve
@@ -238,13 +239,7 @@ def _tiles(weights: Sequence[Powers], batched: bool, packing: Packing) -> torch.
     return pack_powers(*(x if batched else x.unsqueeze(0) for x in parts), packing)
 
 
-def _host(config: PackConfig) -> Callable[..., Any]:
-    from ..kernels.pack.kernel import Pack
-
-    return Pack(config)
-
-
-KERNEL = Kernel("pack_weight", PackArguments, _host)
+KERNEL = Kernel("pack_weight", PackArguments, Lazily("kernels.pack.kernel", "Pack"))
 compile_pack = KERNEL.compile
 PACK = Operation(
     packed_tiles,

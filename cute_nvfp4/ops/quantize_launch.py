@@ -19,8 +19,8 @@ from ..runtime.kernel import Kernel
 from ..runtime.launch import Launcher
 from ..scale_layout import blocked_bytes, blocked_shape, blocked_stride
 from ..target import Target, architecture
-from .calls import allocator
 from .checks import DTYPE_NAMES
+from .planned import allocator
 from .quantize_request import (
     QuantizeRequest,
     check_out_gradient,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,20 +12,19 @@ from ..kernels.quantize.fp8_config import (
     MAX_K,
     VECTOR,
     Fp8RowsArguments,
-    Fp8RowsConfig,
     can_implement,
     rows_config,
 )
+from ..lazy import Lazily
 from ..operand import address_of, is_wrapper, row_alignment
 from ..row_scaled import FP8, RowScaledTensor, by_rows
 from ..runtime.backend import Backend
 from ..runtime.kernel import Kernel
 from ..target import Target
 from .arguments import TENSOR, Argument
-from .calls import allocator
 from .checks import DTYPE_NAMES, check_overlap
 from .operation import quantizing
-from .planned import PlannedCall
+from .planned import PlannedCall, allocator
 
 
 def quantize_rows(x: torch.Tensor, backend: Backend = "auto") -> RowScaledTensor:
@@ -103,13 +102,7 @@ def _check_memory(r: Any) -> None:
     check_overlap({"x": r.x, "out.data": r.out.data}, r.out.scale)
 
 
-def _host(config: Fp8RowsConfig) -> Callable[..., Any]:
-    from ..kernels.quantize.fp8_rows import Fp8Rows
-
-    return Fp8Rows(config)
-
-
-KERNEL = Kernel("quantize_fp8_rows", Fp8RowsArguments, _host, can_implement)
+KERNEL = Kernel("quantize_fp8_rows", Fp8RowsArguments, Lazily("kernels.quantize.fp8_rows", "Fp8Rows"), can_implement)
 QUANTIZE_ROWS = quantizing(
     rows_in_fp8,
     {"x": TENSOR, "out": Argument("(None if {x} is None else {x}.key)")},

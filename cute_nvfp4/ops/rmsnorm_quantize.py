@@ -12,6 +12,7 @@ import torch
 from ..errors import OperandError, OperandTypeError
 from ..formats import Format
 from ..kernels.quantize.fused import RmsnormArguments, RmsnormConfig
+from ..lazy import Lazily
 from ..operand import BlockScaledTensor
 from ..planning.fused import RmsnormProblem, choose_rmsnorm
 from ..planning.quantize import QuantizeProblem
@@ -248,13 +249,7 @@ def compile_rmsnorm_quantize(
     return KERNEL.compile(config), config
 
 
-def _host(config: RmsnormConfig) -> Callable[..., Any]:
-    from ..kernels.quantize.rmsnorm import RmsnormQuantize
-
-    return RmsnormQuantize(config)
-
-
-KERNEL = Kernel("rmsnorm_quantize", RmsnormArguments, _host)
+KERNEL = Kernel("rmsnorm_quantize", RmsnormArguments, Lazily("kernels.quantize.rmsnorm", "RmsnormQuantize"))
 _SAME = "{{x}}.data_ptr() == {0}.data_ptr() and {{x}}.stride() == {0}.stride()"
 # whether it is x, or the old residual: without one it is refused
 _RESIDUAL_OUT = f"(None if {{x}} is None else ({MATRIX.key}, {_SAME.format('x')}, {_SAME.format('residual')}))"

@@ -10,6 +10,7 @@ import torch
 from ..errors import OperandError
 from ..formats import Format
 from ..kernels.quantize.fused import SiluMulArguments, SiluMulConfig
+from ..lazy import Lazily
 from ..operand import BlockScaledTensor
 from ..planning.fused import FusedProblem, choose_silu_mul
 from ..planning.quantize import QuantizeProblem
@@ -184,13 +185,7 @@ def compile_silu_mul_quantize(
     return KERNEL.compile(config), config
 
 
-def _host(config: SiluMulConfig) -> Callable[..., Any]:
-    from ..kernels.quantize.silu_mul import SiluMulQuantize
-
-    return SiluMulQuantize(config)
-
-
-KERNEL = Kernel("silu_mul_quantize", SiluMulArguments, _host)
+KERNEL = Kernel("silu_mul_quantize", SiluMulArguments, Lazily("kernels.quantize.silu_mul", "SiluMulQuantize"))
 SILU_MUL = quantizing(
     silu_mul_quantize,
     {"gate": MATRIX, "up": MATRIX.or_none(), "global_scale": SCALE, "out": RESULT},

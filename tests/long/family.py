@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ class Family:
         return depends.simulator(), depends.sources(self.rooms, arch)
 
     def parse(self, text: str) -> Any:
-        return TypeAdapter(self.case).validate_json(text)
+        return _adapter(self.case).validate_json(text)
 
     @staticmethod
     def text(case: Any) -> str:
@@ -64,6 +65,12 @@ class Family:
     def stands_for(self, text: str) -> str:
         """What a case is one of: the same for two cases of which one is enough."""
         return text if self.identity is None else self.identity(self.parse(text))
+
+
+@cache
+def _adapter(case: type) -> TypeAdapter:
+    """What reads cases: making one takes far longer than to read with it."""
+    return TypeAdapter(case)
 
 
 def _changed(case: Any) -> Any:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
 from ...kernels.moe.config import MAPS_WARPS, WARP, MapsArguments, MapsConfig, maps_size
+from ...lazy import Lazily
 from ...runtime.backend import Backend
 from ...runtime.kernel import Kernel
 from ...target import Target
@@ -73,11 +73,5 @@ def _reference(r: Any) -> torch.Tensor:
     return out
 
 
-def _host(config: MapsConfig) -> Callable[..., Any]:
-    from ...kernels.moe.maps import RoutingMaps
-
-    return RoutingMaps(config)
-
-
-KERNEL = Kernel("moe_maps", MapsArguments, _host)
+KERNEL = Kernel("moe_maps", MapsArguments, Lazily("kernels.moe.maps", "RoutingMaps"))
 MAPS = Operation(routing_maps, {"ids": TENSOR}, check=_check, reference=_reference, plan=_plan)

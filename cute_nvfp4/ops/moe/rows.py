@@ -6,7 +6,6 @@ multiples of 16 bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from ...kernels.moe.config import (
     GatherConfig,
     can_activate,
 )
+from ...lazy import Lazily
 from ...runtime.backend import Backend
 from ...runtime.kernel import Kernel
 from ...target import Target
@@ -151,27 +151,9 @@ def _combine_reference(r: Any) -> torch.Tensor:
     return torch.where(here[..., None], values * weights, 0.0).sum(1)
 
 
-def _gather_host(config: GatherConfig) -> Callable[..., Any]:
-    from ...kernels.moe.rows import Gather
-
-    return Gather(config)
-
-
-def _activation_host(config: ActivationConfig) -> Callable[..., Any]:
-    from ...kernels.moe.rows import Activation
-
-    return Activation(config)
-
-
-def _combine_host(config: CombineConfig) -> Callable[..., Any]:
-    from ...kernels.moe.rows import Combine
-
-    return Combine(config)
-
-
-GATHER_KERNEL = Kernel("moe_gather", GatherArguments, _gather_host)
-ACTIVATE_KERNEL = Kernel("moe_activation", ActivationArguments, _activation_host, can_activate)
-COMBINE_KERNEL = Kernel("moe_combine", CombineArguments, _combine_host)
+GATHER_KERNEL = Kernel("moe_gather", GatherArguments, Lazily("kernels.moe.rows", "Gather"))
+ACTIVATE_KERNEL = Kernel("moe_activation", ActivationArguments, Lazily("kernels.moe.rows", "Activation"), can_activate)
+COMBINE_KERNEL = Kernel("moe_combine", CombineArguments, Lazily("kernels.moe.rows", "Combine"))
 GATHER = Operation(
     gathered,
     {"x": TENSOR, "maps": TENSOR},

@@ -14,11 +14,11 @@ from ...errors import OperandError, OperandTypeError
 from ...formats import NVFP4, as_bytes
 from ...kernels.gemm.arguments import PartialSums
 from ...kernels.gemm.packed.stream_arguments import FewRows, StreamArguments
-from ...kernels.gemm.packed.stream_config import StreamConfig
 from ...kernels.gemm.packed.stream_config import can_implement as can_stream
 from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight, RowBias, WgmmaArguments
 from ...kernels.gemm.sm90.config import WgmmaConfig
 from ...kernels.gemm.sm90.config import can_implement as can_wgmma
+from ...lazy import Lazily
 from ...operand import BlockScaledTensor, row_alignment
 from ...planning.packed import PackedPlan, PackedProblem, choose
 from ...planning.packed_problem import helped_steps
@@ -177,14 +177,8 @@ def _wgmma(config: WgmmaConfig) -> Callable[..., Any]:
     return (OverlappedWgmma if config.overlap else WgmmaGemm)(config)
 
 
-def _stream(config: StreamConfig) -> Callable[..., Any]:
-    from ...kernels.gemm.packed.stream import Stream
-
-    return Stream(config)
-
-
 WGMMA = Kernel("wgmma_gemm", WgmmaArguments, _wgmma, can_wgmma)
-STREAM = Kernel("stream_gemm", StreamArguments, _stream, can_stream)
+STREAM = Kernel("stream_gemm", StreamArguments, Lazily("kernels.gemm.packed.stream", "Stream"), can_stream)
 PREPARED_GEMM = Operation(
     prepared_gemm,
     {"a": ACTIVATIONS, "b": WEIGHT, "alpha": TENSOR, "bias": TENSOR},

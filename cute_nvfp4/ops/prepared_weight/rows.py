@@ -16,6 +16,7 @@ from ...kernels.gemm.packed.grouped_stream_config import can_implement_groups as
 from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight
 from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RoutedRows, RowsOfGroups
 from ...kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
+from ...lazy import Lazily
 from ...operand import row_alignment
 from ...planning.packed_groups import PackedGroups, RoutedGroups, choose_groups
 from ...planning.packed_problem import ScratchSize
@@ -160,10 +161,5 @@ def _routed(config: GroupedWgmmaConfig) -> Callable[..., Any]:
 ROUTED = Kernel("moe_product", GroupedWgmmaArguments, _routed, can_implement_groups)
 
 
-def _stream(config: GroupedStreamConfig) -> Callable[..., Any]:
-    from ...kernels.gemm.packed.grouped_stream import GroupedStream
-
-    return GroupedStream(config)
-
-
-STREAM_GROUPS = Kernel("stream_groups", GroupedStreamArguments, _stream, can_stream_groups)
+_STREAM = Lazily("kernels.gemm.packed.grouped_stream", "GroupedStream")
+STREAM_GROUPS = Kernel("stream_groups", GroupedStreamArguments, _STREAM, can_stream_groups)
