@@ -59,7 +59,7 @@ class RoutedEpilogue(WarpgroupEpilogue):
             row = cutlass.min(self.thread + i * WARPGROUP, self.x_rows - 1)
             slot = cute.make_tensor(self.routed.slots + row, cute.make_layout(1))[0]
             found.append(device_scalar(self.routed.weights + slot).to(Float32))
-        place = self.shared + cfg.epilogue_bytes + self.group * (4 * cfg.tile_n)
+        place = self.shared + cfg.epilogue_bytes + self.group * cfg.factor_pitch
         return replace(self, rows=RowFactors(cfg, None, tuple(found), place, self.thread))
 
     @cute.jit
