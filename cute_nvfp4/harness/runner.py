@@ -239,12 +239,13 @@ class Runner:
         return staged
 
     def _drawn(self, case: Case, seed: int) -> dict[str, torch.Tensor]:
-        """Inputs for one call. On a GPU, where hundreds of calls are timed, they are drawn once a case and varied."""
+        """Inputs for one call. On a GPU, where hundreds of calls are timed, they are drawn once a case and varied, there."""
         if self._home == "cpu":
             return self._problem.generate(case, seed, self._data)
         known, contents = self._base
         if known != case:
-            self._base = case, self._problem.generate(case, seed, self._data)
+            drawn = self._problem.generate(case, seed, self._data)
+            self._base = case, {name: tensor.to(self._home) for name, tensor in drawn.items()}
             return self._base[1]
         return self._problem.vary(contents, seed, self._data)
 
