@@ -239,7 +239,7 @@ class Runner:
         return staged
 
     def _drawn(self, case: Case, seed: int) -> dict[str, torch.Tensor]:
-        """Inputs for one call. On a GPU, where hundreds of calls are timed, they are drawn once a case and varied, there."""
+        """Inputs for one call. On a GPU, where hundreds of calls are timed, one draw a case is varied there."""
         if self._home == "cpu":
             return self._problem.generate(case, seed, self._data)
         known, contents = self._base
