@@ -77,6 +77,13 @@ def fastest(contestant: Contestant, problem: Problem, clear: ColdL2) -> tuple[Ca
     return found[best], best
 
 
+def reason_of(error: BaseException) -> str:
+    """What an error says, its first line that says anything; and what it came from."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
+    return f"{text}; from {reason_of(error.__cause__)}" if error.__cause__ else text
+
+
 def entered(contestant: Contestant, problem: Problem, clear: ColdL2) -> tuple[Captured | None, dict]:
     """A contestant's captured call if its result is right, and what the record says of it before it is timed."""
     try:
@@ -88,7 +95,7 @@ def entered(contestant: Contestant, problem: Problem, clear: ColdL2) -> tuple[Ca
     except NotAvailableError as reason:
         return None, {"status": "not available", "reason": str(reason)}
     except Exception as error:  # one contestant's failure must not cost the others' results; the exit code tells
-        return None, {"status": "failed", "reason": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+        return None, {"status": "failed", "reason": reason_of(error)}
     if not (errors["norm_error"] < NORM_ERROR and errors["largest_error"] < LARGEST_ERROR):
         return None, {"status": "wrong", "reason": "not the float64 product", **errors}
     return found, {"status": "timed", "variant": variant, **errors}

@@ -19,6 +19,7 @@ A row that fails costs its own line only. Exit codes: 0 done, 1 a result is wron
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import time
@@ -47,6 +48,11 @@ from cute_nvfp4.harness.timing import ColdL2
 ROUNDS, SECONDS = 40, 150.0
 SIZE = 8192
 ROWS = (1, 16, 64, 128, 256, 512, 2048)
+PRODUCTS = [
+    *(Shape("dense", (m,), SIZE, SIZE) for m in ROWS),
+    next(s for s in SETS["gated"] if s.m == (512,) and s.n == 3072),
+    SETS["grouped"][0],
+]
 TOKENS = (1, 64, 1024)
 BATCHES, PROMPT, CONTEXT = (1, 16), 2048, 1024
 CONTESTANTS = {x.name: x for x in (*PEERS, *OURS)}
@@ -101,10 +107,19 @@ def vectors(shape: tuple[int, int, int], clock: Clock, device: str = "cuda") -> 
     yield Row(text, "bmm", clock.medians(calls))
 
 
+def product_name(shape: Shape, contestant: str) -> str:
+    """What a table calls a product of one of our contestants."""
+    operation = {"dense": "gemm", "gated": "gated_gemm", "grouped": "grouped_gemm"}[shape.problem]
+    sizes = str(shape).replace(", ", " × ")
+    if len(shape.m) > 1:
+        sizes = f"{len(shape.m)} groups of {min(shape.m)} to {max(shape.m)} rows, {shape.n} × {shape.k}"
+    x = {"w4a16": "bf16 rows", "w4a8": "rows quantized to E4M3 in the call"}[contestant]
+    return f"`{operation}` {sizes}, {x}"
+
+
 def products(shape: Shape, clock: Clock) -> Iterator[Row]:
     """A product with x in bf16, and one with x quantized to E4M3 in the call, of the same weight, beside cuBLAS."""
-    grouped = shape.problem == "grouped"
-    names = ["cublas", "quack", "w4a16"] + ["w4a8"] * (not grouped)
+    names = [name for name in ("cublas", "quack", "w4a16", "w4a8") if CONTESTANTS[name].runs(shape)]
     problem, captured, notes = Problem.random(shape), {}, {}
     for name in names:
         found, about = gemm.entered(CONTESTANTS[name], problem, clock.clear)
@@ -114,16 +129,12 @@ def products(shape: Shape, clock: Clock) -> Iterator[Row]:
             captured[name] = found
     times = take_turns(captured, clock.rounds, clock.clear)
     us = {name: statistics.median(found) for name, found in times.items()}
-    operation = {"dense": "gemm", "gated": "gated_gemm", "grouped": "grouped_gemm"}[shape.problem]
-    sizes = str(shape).replace(", ", " × ")
-    if grouped:
-        sizes = f"{len(shape.m)} groups of {min(shape.m)} to {max(shape.m)} rows, {shape.n} × {shape.k}"
-    for name, x in (("w4a16", "bf16 rows"), ("w4a8", "rows quantized to E4M3 in the call")):
+    for name in ("w4a16", "w4a8"):
         if name in names:
             keys = {"ours": name, "peer": "cublas", "quack": "quack"}
             found = {key: us[who] for key, who in keys.items() if who in us}
             said = {key: notes[who] for key, who in keys.items() if who in notes}
-            yield Row(f"`{operation}` {sizes}, {x}", "cublas", found, said)
+            yield Row(product_name(shape, name), "cublas", found, said)
 
 
 def quantization(rule: str, size: int, clock: Clock, device: str = "cuda") -> Iterator[Row]:
@@ -197,9 +208,7 @@ def rows() -> dict[str, Callable[[Clock], Iterator[Row]]]:
     found: dict[str, Callable[[Clock], Iterator[Row]]] = {}
     for shape in gemv.SHAPES:
         found[f"gemv-{shape[0]}-{shape[1]}"] = lambda clock, shape=shape: vectors(shape, clock)
-    shapes = [Shape("dense", (m,), SIZE, SIZE) for m in ROWS]
-    shapes += [next(s for s in SETS["gated"] if s.m == (512,) and s.n == 3072), SETS["grouped"][0]]
-    for shape in shapes:
+    for shape in PRODUCTS:
         found[f"{shape.problem}-{max(shape.m)}"] = lambda clock, shape=shape: products(shape, clock)
     for rule in ("max", "four_six_mse"):
         found[f"quantize-{rule}"] = lambda clock, rule=rule: quantization(rule, SIZE, clock)
@@ -220,18 +229,36 @@ def measure(clock: Clock, asked: list[str], seconds: float, record: dict[str, An
             continue
         try:
             for row in measured(clock):
-                record["rows"].append({**row._asdict(), "notes": dict(row.notes)})
+                keep(record, {**row._asdict(), "notes": dict(row.notes)})
                 times = "  ".join(f"{who} {us:.1f}" for who, us in row.us.items())
                 print(f"{row.call:>75}  {times} µs  {row.notes or ''}", file=sys.stderr, flush=True)
                 missing += [f"{row.call}: {who}: {why}" for who, why in row.notes.items()]
                 write(record, path)
         except Exception as error:  # one row's failure must not cost the others' results; the exit code tells
-            missing.append(f"{name}: {type(error).__name__}: {error}".splitlines()[0][:300])
+            missing.append(f"{name}: {gemm.reason_of(error)}")
         torch.cuda.empty_cache()
         record["seconds"][name] = round(time.monotonic() - before, 1)
     record["missing"] = missing
     write(record, path)
     return missing
+
+
+def keep(record: dict[str, Any], row: dict[str, Any]) -> None:
+    """Puts a row into the record, in the place of an earlier one of the same call."""
+    found = next((i for i, old in enumerate(record["rows"]) if old["call"] == row["call"]), len(record["rows"]))
+    record["rows"][found : found + 1] = [row]
+
+
+def begun(about: dict[str, Any], path: Path | None) -> dict[str, Any]:
+    """A record without rows, or with those of the file ``path`` if it is of the same GPU, day and versions."""
+    record = about | {"seconds": {}, "rows": [], "missing": []}
+    if path is None:
+        return record
+    old = json.loads(path.read_text())
+    for name in ("gpu", "date", "driver", "versions"):
+        if old[name] != about[name]:
+            raise SystemExit(f"--update {path}: got {name} {old[name]}, expected this machine's {about[name]}")
+    return record | {"rows": old["rows"], "seconds": old["seconds"]}
 
 
 def table(record: Mapping[str, Any]) -> str:
@@ -249,6 +276,9 @@ def main(arguments: list[str] | None = None) -> int:
     """The exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="results file (default: benchmarks/results/overview_<gpu>.json)")
+    parser.add_argument(
+        "--update", type=Path, help="begin with this record of the same GPU and day: its other rows stay"
+    )
     parser.add_argument("--only", nargs="+", choices=list(rows()), default=list(rows()), help="some of the rows")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="timed replays of each contestant")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="begin no row after this many")
@@ -258,7 +288,7 @@ def main(arguments: list[str] | None = None) -> int:
     about = machine()
     about["versions"] |= gemm.peer_versions()
     timing = "medians of replays of a CUDA graph, launch included, L2 cold and clean, contestants in turn"
-    record = about | {"timing": timing, "rounds": options.rounds, "seconds": {}, "rows": [], "missing": []}
+    record = begun(about | {"timing": timing, "rounds": options.rounds}, options.update)
     clock = Clock(options.rounds, clear)
     missing = measure(clock, options.only, options.seconds, record, options.output or results_path("overview"))
     print(table(record))

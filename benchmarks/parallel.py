@@ -8,17 +8,17 @@ part of qkv's columns stands in for attention's result. NVFP4 weights for bf16 r
 - ``nccl``: over the GPUs, all-reduces by NCCL, all of it in one CUDA graph;
 - ``halves``: the same for 2048 rows, the exchange of one half of the rows beside the products of the other;
 - ``peer``: all-reduces by loads of the peer's memory in one kernel (torch's symmetric memory);
+- ``copies``: from 128 rows on, rows are copied into the peer's memory by the copy engines and added; also in halves;
 - ``local``: a rank's products without any exchange: what a perfect overlap would give;
-- ``all_reduce``, ``peer_all_reduce``: one exchange alone; ``parts``: each product alone, on one GPU and of a shard.
+- ``all_reduce`` and so on: one exchange alone; ``parts``: each product alone, on one GPU and of a shard.
 
 Expert parallelism: 128 experts, 8 choices, over the GPUs: rows travel in bf16 or NVFP4, or are gathered by all; beside
 one GPU with all rows, and experts in bf16 with the same exchange. The routing is known to the host (``exchange``).
 
 A CUDA graph of the layer with NCCL in it is replayed a thousand times, every result compared with the first.
 
-Times are medians of replays between two CUDA events, L2 cleared before each; a small all-reduce before the first event
-starts the GPUs together, and a replay takes as long as on the slowest GPU. What is timed is compared with one GPU
-first. NVLink multicast stays off (environment variables below).
+Times are medians of replays between two CUDA events, L2 cleared before each, a small all-reduce before the first event;
+those of the slower GPU. What is timed is compared with one GPU first. NVLink multicast stays off (``MULTICAST_OFF``).
 
 ``--smoke`` needs no GPU: small layers in the simulator, two processes over gloo, results compared, no times.
 
@@ -41,6 +41,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.cuda import device_count
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -51,15 +52,18 @@ from parallel_layers import (
     MIXTURES,
     SMALL_DENSE,
     SMALL_MIXTURE,
+    CopiedSums,
     Dense,
     Mixture,
     Products,
     Weights,
+    all_reduced,
     by_peer_loads,
     distance,
     in_halves,
     routing,
     sharded,
+    steps_of,
     whole,
 )
 from parallel_report import text
@@ -76,7 +80,8 @@ CLOSE = 0.02
 """The largest relative distance from one GPU: two roundings to bf16 more, and other orders of sums."""
 ROUNDED = 0.25
 """The same where rows were quantized to NVFP4."""
-HALVES_FROM = 1024
+HALVES_FROM, COPIED_FROM = 1024, 128
+"""Rows from which on a layer is tried in halves, and with sums by the copy engines."""
 REPLAYS = 1000
 WAIT = timedelta(seconds=150)
 """How long a rank waits for another one, which may be compiling."""
@@ -177,7 +182,7 @@ def with_nccl(r: Rank, part: Products, full: Products | None, x: torch.Tensor) -
         "one": r.captured(lambda: whole(full, x)) if full else r.captured(lambda: x.clone()),
         "nccl": r.captured(lambda: sharded(part, x)),
         "local": r.captured(lambda: whole(part, x)),
-        "all_reduce": r.captured(lambda: summed(y)),
+        "all_reduce": r.captured(lambda: all_reduced(y)),
     }
     want = reference(r, lambda: calls["one"].result, x)
     r.close("nccl", calls["nccl"].result, want)
@@ -191,14 +196,8 @@ def with_nccl(r: Rank, part: Products, full: Products | None, x: torch.Tensor) -
         return {}
     if r.rank:
         calls["one"] = None
-    found = {"us": r.times(calls)}
-    found["parts_us"] = {"shard": parts(r, part, x), "one": parts(r, full, x)}
-    return found
-
-
-def summed(y: torch.Tensor) -> torch.Tensor:
-    dist.all_reduce(y)
-    return y
+    us = r.times(calls)
+    return {"us": us, "parts_us": {"shard": parts(r, part, x), "one": parts(r, full, x)}}
 
 
 def parts(r: Rank, p: Products | None, x: torch.Tensor) -> dict[str, float]:
@@ -217,8 +216,18 @@ def with_peers(r: Rank, part: Products, full: Products | None, x: torch.Tensor) 
     place = sums.place(*x.shape).normal_()
     calls = {"peer": r.captured(lambda: by_peer_loads(part, x, sums))}
     calls["peer_all_reduce"] = r.captured(lambda: sums(place))
-    r.close("peer", calls["peer"].result, want.result)
-    return {"us": r.times(calls)}
+    if len(x) >= COPIED_FROM:
+        copied = CopiedSums(x.numel(), r.device)
+        calls["copies"] = r.captured(lambda: sharded(part, x, copied))
+        calls["copy_all_reduce"] = r.captured(lambda: copied(copied(place.clone())))
+    if len(x) >= HALVES_FROM:
+        calls["copies, halves"] = r.captured(lambda: in_halves(part, x, r.side, copied))
+    for name in calls.keys() - {"peer_all_reduce", "copy_all_reduce"}:
+        r.close(name, calls[name].result, want.result)
+    found = r.times(calls)
+    if "copy_all_reduce" in found:
+        found["copy_all_reduce"] = round(found["copy_all_reduce"] / 2, 2)
+    return {"us": found}
 
 
 def replays(r: Rank, shape: Dense, count: int = 16) -> dict:
@@ -257,7 +266,6 @@ def mixed(r: Rank, made: Mixture, count: int) -> dict:
     one = r.captured(lambda: moe(every.x, every.ids, every.weights, made.experts))
     calls: dict[str, Captured | None] = {"one": None if r.rank else one}
     want = reference(r, lambda: one.result, every.x)[r.rank * count :][:count]
-    sent = 0
     for name, form in made.over_ranks.items():
         if r.smoke and name == "experts in bf16":
             continue
@@ -275,19 +283,7 @@ def mixed(r: Rank, made: Mixture, count: int) -> dict:
     return {} if r.smoke else {"sent_rows": sent, "us": r.times(calls)}
 
 
-def steps_of(form: Any, mine: Any, exchange: Any) -> dict[str, Callable[[], torch.Tensor]]:
-    """The steps of an exchange alone: what each is given was made before."""
-    top = mine.ids.shape[1]
-    messages = form.dispatch(mine.x, mine.ids, mine.weights, exchange)
-    results = form.compute(messages, mine.x.dtype, top)
-    return {
-        "there": lambda: form.dispatch(mine.x, mine.ids, mine.weights, exchange).words,
-        "experts": lambda: form.compute(messages, mine.x.dtype, top),
-        "back": lambda: form.combine(results, exchange, len(mine.x)),
-    }
-
-
-def smoke(r: Rank) -> None:
+def smoke(r: Rank, _: argparse.Namespace) -> None:
     """Small layers in the simulator; raises where a result is wrong."""
     with simulating("sm_90a"):
         dense(r, SMALL_DENSE, (1, 20))
@@ -314,8 +310,6 @@ def measure(r: Rank, options: argparse.Namespace) -> None:
         kept("dense", dense(r, shape, tuple(options.rows)))
     if shapes:
         kept("replays", replays(r, shapes[0]))
-    for layer in mixtures:
-        kept("mixtures", mixture(r, layer, tuple(options.tokens)))
     try:
         for shape in () if options.no_peer else shapes:
             kept("peer", dense(r, shape, tuple(options.rows), peer=True))
@@ -323,12 +317,16 @@ def measure(r: Rank, options: argparse.Namespace) -> None:
         record["failed"]["peer"] = f"{type(error).__name__}: {error}"[:500]
         r.say(f"sums by peer loads did not run: {record['failed']['peer']}")
         kept("failed", record["failed"])
+    for layer in mixtures:
+        kept("mixtures", mixture(r, layer, tuple(options.tokens)))
     if not r.rank:
         print(text(record), f"record: {path}", sep="\n\n", flush=True)
+    if "AssertionError" in record["failed"].get("peer", ""):
+        raise AssertionError(record["failed"]["peer"])
 
 
 @torch.inference_mode()
-def process(rank: int, store: str, options: argparse.Namespace) -> None:
+def process(rank: int, store: str, options: argparse.Namespace, work: Callable[..., None]) -> None:
     """What the process of a rank does. It ends at once, whatever other ranks and graphs with collectives do."""
     code = 1
     try:
@@ -341,14 +339,14 @@ def process(rank: int, store: str, options: argparse.Namespace) -> None:
             backend = {"backend": "nccl", "device_id": torch.device("cuda", rank)}
         dist.init_process_group(**backend, init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=WAIT)
         r = Rank(rank, options.rounds or (21 if options.quick else 61), options.smoke)
-        smoke(r) if options.smoke else measure(r, options)
+        work(r, options)
         code = 0
     except AssertionError as error:
         print(error, file=sys.stderr)
     except Exception:
         traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
     os._exit(code)
 
 
@@ -368,14 +366,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    options = parse()
-    if not options.smoke:
-        gpu_target("--smoke runs small layers in the simulator.")
-        if torch.cuda.device_count() < RANKS:
-            print(f"{torch.cuda.device_count()} GPU: this benchmark measures {RANKS}.", file=sys.stderr)
-            return 2
+    return run(smoke if (options := parse()).smoke else measure, options)
+
+
+def run(work: Callable[..., None], options: argparse.Namespace) -> int:
+    """The exit code of the processes that do ``work(rank, options)``."""
+    if not options.smoke and gpu_target("--smoke runs small layers in the simulator.") and device_count() < RANKS:
+        print(f"{device_count()} GPU: this benchmark measures {RANKS}.", file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory() as folder:
-        arguments = str(Path(folder) / "store"), options
+        arguments = str(Path(folder) / "store"), options, work
         context = torch.multiprocessing.spawn(process, arguments, nprocs=RANKS, join=False)
         return ended(context.processes, options.seconds)
 

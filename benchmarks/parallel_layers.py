@@ -14,13 +14,15 @@ from torch.nn.functional import linear
 
 from cute_nvfp4 import BlockScaledTensor, gated_gemm, gemm, prepare_experts, prepare_weight, quantize
 from cute_nvfp4.nn import PeerSums
-from cute_nvfp4.nn.expert_parallel import ExpertParallel, Messages, shard_experts
+from cute_nvfp4.nn.expert_parallel import Exchange, ExpertParallel, Messages, shard_experts
 from cute_nvfp4.ops.moe.activation import ActivationFunction
 from cute_nvfp4.weight_shards import shard_columns, shard_rows
 
 GLOBAL_SCALE = 2.0**-10
 Product = Callable[..., torch.Tensor]
 """Rows to rows; ``out`` says where to put them."""
+Add = Callable[[torch.Tensor], torch.Tensor]
+"""Rows of a rank to their sum over the ranks."""
 
 
 class Dense(NamedTuple):
@@ -139,16 +141,18 @@ def whole(p: Products, x: torch.Tensor) -> torch.Tensor:
     return p.down(p.gated(p.o(p.attended(x))))
 
 
-def sharded(p: Products, x: torch.Tensor, group: Any = None) -> torch.Tensor:
-    """The layer over the ranks: an all-reduce after o, and one after down."""
-    y = p.o(p.attended(x))
-    dist.all_reduce(y, group=group)
-    z = p.down(p.gated(y))
-    dist.all_reduce(z, group=group)
-    return z
+def all_reduced(y: torch.Tensor) -> torch.Tensor:
+    """The sum over the ranks, in place."""
+    dist.all_reduce(y)
+    return y
 
 
-def in_halves(p: Products, x: torch.Tensor, side: torch.cuda.Stream, group: Any = None) -> torch.Tensor:
+def sharded(p: Products, x: torch.Tensor, add: Add = all_reduced) -> torch.Tensor:
+    """The layer over the ranks: sums over them after o, and after down."""
+    return add(p.down(p.gated(add(p.o(p.attended(x))))))
+
+
+def in_halves(p: Products, x: torch.Tensor, side: torch.cuda.Stream, add: Add = all_reduced) -> torch.Tensor:
     """``sharded``, two halves of the rows one after the other: what one half exchanges runs beside the other's
     products, on the stream ``side``."""
     main, done = torch.cuda.current_stream(), []
@@ -156,7 +160,7 @@ def in_halves(p: Products, x: torch.Tensor, side: torch.cuda.Stream, group: Any 
     def summed(y: torch.Tensor) -> torch.Tensor:
         side.wait_stream(main)
         with torch.cuda.stream(side):
-            dist.all_reduce(y, group=group)
+            y = add(y)
             done.append(torch.cuda.Event())
             done[-1].record(side)
         return y
@@ -168,6 +172,28 @@ def in_halves(p: Products, x: torch.Tensor, side: torch.cuda.Stream, group: Any 
         found.append(summed(p.down(p.gated(half))))
     main.wait_stream(side)
     return torch.cat(found)
+
+
+class CopiedSums:
+    """Sums over two ranks by the copy engines: each copies its rows into the other's memory and adds what it got.
+
+    No multiprocessor moves anything between the GPUs. Slots take turns, and so one barrier a call is enough; a CUDA
+    graph has an even number of calls.
+    """
+
+    def __init__(self, elements: int, device: torch.device) -> None:
+        import torch.distributed._symmetric_memory as symmetric
+
+        self.slots, self.calls = symmetric.empty(2, elements, dtype=torch.bfloat16, device=device), 0
+        self.handle = symmetric.rendezvous(self.slots, dist.group.WORLD.group_name)
+        self.theirs = self.handle.get_buffer(1 - dist.get_rank(), (2, elements), torch.bfloat16)
+
+    def __call__(self, y: torch.Tensor) -> torch.Tensor:
+        """The sum, in place."""
+        slot, self.calls = self.calls % 2, self.calls + 1
+        self.theirs[slot, : y.numel()].view(y.shape).copy_(y)
+        self.handle.barrier(channel=0)
+        return y.add_(self.slots[slot, : y.numel()].view(y.shape))
 
 
 def by_peer_loads(p: Products, x: torch.Tensor, sums: PeerSums) -> torch.Tensor:
@@ -245,6 +271,18 @@ def routing(layer: MixtureLayer, tokens: int, rank: int, ranks: int, device: tor
     every = Routing.random(layer, tokens * ranks, False, str(device))
     mine = slice(rank * tokens, (rank + 1) * tokens)
     return [every, Routing(*(getattr(every, name)[mine].contiguous() for name in ("x", "ids", "weights")))]
+
+
+def steps_of(form: ExpertParallel, mine: Routing, exchange: Exchange) -> dict[str, Callable[[], torch.Tensor]]:
+    """The steps of an exchange alone: what each is given was made before."""
+    top = mine.ids.shape[1]
+    messages = form.dispatch(mine.x, mine.ids, mine.weights, exchange)
+    results = form.compute(messages, mine.x.dtype, top)
+    return {
+        "there": lambda: form.dispatch(mine.x, mine.ids, mine.weights, exchange).words,
+        "experts": lambda: form.compute(messages, mine.x.dtype, top),
+        "back": lambda: form.combine(results, exchange, len(mine.x)),
+    }
 
 
 def distance(found: torch.Tensor, want: torch.Tensor) -> float:

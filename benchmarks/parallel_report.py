@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-FORMS = {"nccl": "NCCL", "halves": "NCCL, halves", "peer": "peer loads", "local": "no exchange"}
+FORMS = {
+    "nccl": "NCCL",
+    "halves": "NCCL, halves",
+    "peer": "peer loads",
+    "copies": "copy engine",
+    "copies, halves": "copy engine, halves",
+    "local": "no exchange",
+}
 """Forms of a layer over two GPUs, by the name that a record has."""
+ALONE = {"all_reduce": "NCCL", "peer_all_reduce": "peer loads", "copy_all_reduce": "copy engine"}
+"""One exchange alone, likewise."""
 
 
 def dense_rows(record: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
@@ -21,7 +30,7 @@ def text(record: dict[str, Any]) -> str:
     lines = ["model, contestant, rows: one GPU | two, each with × one: " + " | ".join(FORMS.values())]
     for row, us in dense_rows(record):
         cells = [f"{us[x]:8.1f} ({us['one'] / us[x]:.2f})" if x in us else " " * 15 for x in FORMS]
-        alone = [f"{x} {us[x]:.1f}" for x in ("all_reduce", "peer_all_reduce") if x in us]
+        alone = [f"{x} {us[x]:.1f}" for x in ALONE if x in us]
         name = f"{row['model']:>13} {row['contestant']:>5} {row['rows']:4}"
         lines.append(f"{name}: {us['one']:8.1f} | {' | '.join(cells)} | {', '.join(alone)}")
         lines += [

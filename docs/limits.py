@@ -71,9 +71,29 @@ def calls() -> Iterator[Call]:
         [(_block("nvfp4", m, k), _block("nvfp4", n, k))] * 2))  # fmt: skip
     yield Call("grouped_gemm", "bf16 × NVFP4, prepared", lambda m, n, k: nv.grouped_gemm(
         [(_ones(m, k), _prepared("nvfp4", n, k))] * 2))  # fmt: skip
+    yield Call("grouped_gemm_contiguous", "NVFP4 × NVFP4", lambda m, n, k: nv.grouped_gemm_contiguous(
+        nv.GroupedRows.of(_block("nvfp4", m, k), [0, m]), _block("nvfp4", 1, n, k)))  # fmt: skip
+    yield Call("grouped_gemm_contiguous", "bf16 × NVFP4, prepared", lambda m, n, k: nv.grouped_gemm_contiguous(
+        _ones(m, k), nv.prepare_weight(_block("nvfp4", 1, n, k), backend="sim"), offsets=[0, m]))  # fmt: skip
     for format in ("nvfp4", "mxfp4", "mxfp8", "fp8_e4m3"):
         text = f"bf16 → {format.upper()}"
         yield Call("quantize", text, lambda m, n, k, f=format: nv.quantize(_ones(m, k), f), "MK")
+
+
+def _fused() -> Iterator[Call]:
+    """What is fused with quantization."""
+    for format in ("nvfp4", "mxfp4"):
+        given = {"global_scale": 1.0 if format == "nvfp4" else None, "format": format}
+        text = f"bf16 → {format.upper()}"
+        yield Call(
+            "rmsnorm_quantize", text, lambda m, n, k, g=given: nv.rmsnorm_quantize(_ones(m, k), _ones(k), **g), "MK"
+        )
+        yield Call(
+            "silu_mul_quantize",
+            text,
+            lambda m, n, k, g=given: nv.silu_mul_quantize(_ones(m, k), _ones(m, k), **g),
+            "MK",
+        )
 
 
 def refusal(call: Call, sizes: dict[str, int], arch: str) -> str:
@@ -100,7 +120,7 @@ def limit(call: Call, size: str, arch: str) -> tuple[int, str]:
 def markdown() -> str:
     """The table: a row for each call and for the architectures on which its limits are the same."""
     lines = ["| call | operands | on | M | N | K | message for a size between |", "|---|---|---|---|---|---|---|"]
-    for call in calls():
+    for call in (*calls(), *_fused()):
         found: dict[tuple, list[str]] = {}
         for arch, name in ARCHS.items():
             if not refusal(call, BASE, arch):
@@ -111,6 +131,6 @@ def markdown() -> str:
             said = dict.fromkeys(message.replace("|", "\\|") for _, _, message in limits if message)
             where = "all" if len(names) == len(ARCHS) else "; ".join(names)
             cells = [steps.get(size, "–") for size in "MNK"]
-            messages = " · ".join(f"`{text}`" for text in said)
+            messages = " ".join(said)  # not as code, so that a browser may break the line
             lines.append("| " + " | ".join([f"`{call.name}`", call.operands, where, *cells, messages]) + " |")
     return "\n".join(lines) + "\n"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from parallel_report import FORMS, dense_rows
+from parallel_report import ALONE, FORMS, dense_rows
 from tables import ROOT, machine, table, times, us
 
 EXCHANGES = {
@@ -37,9 +37,10 @@ def dense(record: dict[str, Any]) -> str:
     rows = []
     for row, of in dense_rows(record):
         cells = [f"{us(of[form])} ({times(of['one'] / of[form])} ×)" if form in of else "" for form in FORMS]
-        alone = [us(of[form]) if form in of else "" for form in ("all_reduce", "peer_all_reduce")]
+        alone = [us(of[form]) if form in of else "" for form in ALONE]
         rows.append([row["model"], row["contestant"], str(row["rows"]), us(of["one"]), *cells, *alone])
-    head = ["layer of", "weights", "rows", "one GPU", *FORMS.values(), "one all-reduce, NCCL", "by peer loads"]
+    sums = [f"one sum alone, {how}" for how in ALONE.values()]
+    head = ["layer of", "weights", "rows", "one GPU", *FORMS.values(), *sums]
     return where(record) + table(head, rows)
 
 
@@ -57,6 +58,8 @@ def parts(record: dict[str, Any]) -> str:
 def experts(record: dict[str, Any]) -> str:
     """Mixtures of experts over two GPUs, beside one GPU with the rows of both."""
     rows = []
+    if not record["mixtures"]:
+        return where(record) + "*Experts were not measured in this run.*\n"
     for row in record["mixtures"]:
         of = row["us"]
         cells = [f"{us(of[name])} ({times(of['one'] / of[name])} ×)" for name in EXCHANGES]

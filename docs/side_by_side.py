@@ -7,6 +7,24 @@ from typing import Any
 from cells import table, times, us
 
 
+def of_products(record: dict[str, Any]) -> dict[str, Any]:
+    """A record of ``benchmarks/gemm.py`` as one of ``overview.py``: the products that both measure, in one protocol."""
+    from gemm_shapes import Shape
+    from overview import PRODUCTS, product_name
+
+    found = {}
+    for name in ("m-sweep", "gated", "grouped"):
+        for row in record["sets"][name]["rows"]:
+            shape = Shape(row["problem"], tuple(row["m"]), row["n"], row["k"])
+            timed = {who: x["median_us"] for who, x in row["results"].items() if x["status"] == "timed"}
+            for who in ("w4a16", "w4a8"):
+                if shape in PRODUCTS and who in timed:
+                    us = {"ours": timed[who], "peer": timed["cublas"], "quack": timed.get("quack", 0.0)}
+                    call = product_name(shape, who)
+                    found[call] = {"call": call, "peer": "cublas", "us": us}
+    return {**record["sets"]["m-sweep"], "gpu": record["gpu"], "rows": list(found.values())}
+
+
 def side_by_side(records: list[dict[str, Any]]) -> str:
     """Records of ``benchmarks/overview.py`` as one table: the calls of all, and four columns for each GPU.
 
@@ -14,7 +32,10 @@ def side_by_side(records: list[dict[str, Any]]) -> str:
     """
     from overview import PEER
 
-    lines, head, calls = [], ["call", "peer"], {}
+    lines, head = [], ["call", "peer"]
+    calls: dict[str, str] = {}
+    for of in sorted(records, key=lambda of: -len(of["rows"])):  # in the order of the one that has most
+        calls |= {row["call"]: PEER[row["peer"]] for row in of["rows"] if "ours" in row["us"]}
     for of in records:
         short = of["gpu"].removeprefix("NVIDIA ").split()[0]
         packages = ("torch", "nvidia-cutlass-dsl", "quack-kernels")
@@ -23,7 +44,6 @@ def side_by_side(records: list[dict[str, Any]]) -> str:
             f"*{short}: {of['gpu']}, {of['date']} (driver {of['driver']}, CUDA {of['versions']['cuda']}, {named}).*\n"
         )
         head += [f"{short}, µs", f"peer on {short}, µs", "times faster", "quack (W4A16), µs"]
-        calls |= {row["call"]: PEER[row["peer"]] for row in of["rows"]}
     rows = []
     for call, peer in calls.items():
         cells = [call, peer]
@@ -33,4 +53,5 @@ def side_by_side(records: list[dict[str, Any]]) -> str:
             ratio = times(theirs / ours) if ours and theirs else ""
             cells += [us(ours) if ours else "", us(theirs) if theirs else "", ratio, us(quack) if quack else ""]
         rows.append(cells)
-    return "\n".join(lines) + "\n" + table(head, rows)
+    how = "*Medians of replays of a CUDA graph, launch included, L2 cold and clean, contestants in turn.*\n"
+    return "\n".join([*lines, how]) + "\n" + table(head, rows)

@@ -23,7 +23,7 @@ import judging  # noqa: E402
 import modelled  # noqa: E402
 import summaries  # noqa: E402
 from cells import table, times, us  # noqa: E402
-from side_by_side import side_by_side  # noqa: E402
+from side_by_side import of_products, side_by_side  # noqa: E402
 
 TABLE = re.compile(r"<!-- table: (\w[\w-]*) -->\n(.*?)<!-- table: end -->", re.DOTALL)
 COUNT = re.compile(r"<!-- count: (\w[\w-]*) -->(.*?)<!-- end -->")
@@ -195,54 +195,14 @@ def generate() -> str:
     return machine(of, how) + table(["", *names], rows + rows_of_table(of["rows"], names))
 
 
-def _starting(name: str, *texts: str) -> list[dict[str, Any]]:
-    """The products of a set whose sizes begin with one of ``texts``."""
-    return [row for row in _products([name]) if row["text"].startswith(texts)]
-
-
-def _result(operation: str, row: dict[str, Any], how: str) -> list[str]:
-    """A row of the README of a product, which ``gemm.py`` has timed in a graph."""
-    sizes = row["text"].replace(", ", " × ")
-    if len(row["m"]) > 1:
-        sizes = f"{len(row['m'])} groups of {min(row['m'])} to {max(row['m'])} rows, {row['n']} × {row['k']}"
-    ours, peer = row["us"]["w4a16"], row["us"]["cublas"]
-    name = f"`{operation}` {sizes}, {how}"
-    return [name, "graph", us(ours), f"cuBLAS bf16 {us(peer)}", times(peer / ours), us(row["us"]["quack"])]
-
-
 def results() -> str:
-    """The results of the README: the records of ``benchmarks/overview.py``, an H200's first."""
+    """The results of the README, an H200's first: records of ``benchmarks/overview.py``, or the products that
+    ``gemm.py`` measured in the same way."""
     found = sorted((ROOT / "benchmarks" / "results").glob("overview_*.json"), reverse=True)
-    return side_by_side([record(path.stem) for path in found]) if found else _results_of_one()
-
-
-def _results_of_one() -> str:
-    """The results of the README where there is no such record: a few rows of others, with the peers of their runs."""
-    sets = record("gemm_nvidia_h200")["sets"]
-    rows: list[list[str]] = []
-    for shape in record("gemv_nvidia_h200")["shapes"]:
-        ours, peer = us(shape["median_us"]), f"bf16 `bmm` {us(shape['torch_bf16_bmm_us'])}"
-        rows.append([_gemv_name(shape["shape"]), "call", ours, peer, times(shape["times_faster_than_bf16"]), ""])
-    rows += [
-        _result("gemm", row, "bf16 times a prepared weight")
-        for row in _starting("m-sweep", "16,", "64,", "128,", "512,")
-    ]
-    rows += [_result("gated_gemm", row, "prepared gate and up") for row in _starting("gated", "512, 3072")]
-    rows += [_result("grouped_gemm", row, "prepared weights") for row in _starting("grouped", "80+")]
-    of = record("quantize_nvidia_h200")
-    for rule in ("max", "four_six_mse"):
-        ours = next(r for r in of["rows"] if r["rule"] == rule and r["note"] == "given" and r["dtype"] == "bfloat16")
-        peer = next(t for t in of["torch"] if t["rule"] == rule and t["backend"] == "torch.compile")
-        rows.append([f"`quantize` 8192 × 8192 bf16, rule `{rule}`", "call", us(ours["median_us"]),
-                     f"compiled torch {us(peer['median_us'])}", times(peer["times_slower"]), ""])  # fmt: skip
-    quack = sets["m-sweep"]["versions"]["quack-kernels"]
-    how = (
-        "medians, launch included, L2 cold and clean; a call is one eager call between two CUDA events, "
-        "a graph is a replay of a CUDA graph, without host time"
-    )
-    return machine(sets["m-sweep"], how) + (
-        table(["call", "timed", "µs", "peer, µs", "times faster", f"quack {quack} (W4A16), µs"], rows)
-    )
+    records = [record(path.stem) for path in found]
+    if not any("H200" in of["gpu"] for of in records):
+        records.insert(0, of_products(record("gemm_nvidia_h200")))
+    return side_by_side(records)
 
 
 def support() -> str:

@@ -12,6 +12,7 @@ from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import NVFP4, Format, as_bytes
 from cute_nvfp4.nn.expert_modules import GATED
 from cute_nvfp4.nn.explain import KernelChoice
+from cute_nvfp4.nn.input_rules import takes_4_bits
 from cute_nvfp4.nn.linear import NVFP4Linear, linear_class
 from cute_nvfp4.nn.released import Rewritten, rewritten, unpacked_rowmajor
 from cute_nvfp4.operand import BlockScaledTensor
@@ -67,7 +68,8 @@ class PackedExperts(torch.nn.Module):
     read by the host, and a CUDA graph may record it. Elsewhere exact torch runs, one expert after the other.
 
     input_rule: None leaves rows in 16 bits where kernels take them so (sm_90a, sm_120a); on sm_100a they are quantized
-    to the weights' format in any case. On sm_90a they stay in 16 bits in any case. backend: as for ``moe``.
+    to the weights' format in any case. On sm_90a they stay in 16 bits in any case, and for "fp8" and "auto" on sm_120a,
+    too. backend: as for ``moe``.
 
     ``stored`` has the small tensors of each matrix that a checkpoint had, by expert and name (``nn.layouts``).
     """
@@ -183,7 +185,7 @@ class PackedExperts(torch.nn.Module):
     def _quantizes(self, target: Target) -> bool:
         """Whether rows are quantized by each call."""
         generation = target.arch.generation
-        return generation == "sm100" or (generation == "sm120" and self.input_rule is not None)
+        return generation == "sm100" or (generation == "sm120" and takes_4_bits(self.input_rule))
 
     def _made(self, target: Target, dtype: torch.dtype) -> Experts:
         """The prepared experts for rows of ``dtype``; made anew where they are for another one."""

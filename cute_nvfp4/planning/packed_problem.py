@@ -76,7 +76,8 @@ class PackedPlan:
     @property
     def tiling(self) -> dict[str, int | str]:
         """The fields of its configuration that the plan decides."""
-        return {name: getattr(self.config, name) for name in TILING[type(self.config)]}
+        names = next(TILING[kind] for kind in type(self.config).__mro__ if kind in TILING)
+        return {name: getattr(self.config, name) for name in names}
 
     def __str__(self) -> str:
         defaults = type(self.config)()

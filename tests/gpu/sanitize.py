@@ -44,6 +44,7 @@ from cute_nvfp4 import (
     silu_mul_quantize,
     simulating,
 )
+from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
@@ -105,6 +106,9 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
         "grouped_gemm, a list": lambda: grouped_gemm([(few, weight), (many, weight)], config=groups),
         "grouped_gemm, a list of NVFP4": lambda: grouped_gemm([(a, half), (row, half)], config=sixteen),
         "grouped_gemm_contiguous": lambda: grouped_gemm_contiguous(many, experts, offsets=offsets, config=groups),
+        "grouped_gemm_contiguous, streamed": lambda: grouped_gemm_contiguous(
+            many, experts, offsets=offsets, config=PackedPlan(GroupedStreamConfig(stages=4, cut_bytes=0), 7)
+        ),
         "grouped_gemm_contiguous, gated": lambda: grouped_gemm_contiguous(
             many, pairs, offsets=offsets, gate="silu", config=groups
         ),

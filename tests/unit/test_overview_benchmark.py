@@ -70,6 +70,7 @@ def test_rows_on_small_tensors(on_cpu: None) -> None:
         "`gemm` 3 × 128 × 256, bf16 rows",
         "`gemm` 3 × 128 × 256, rows quantized to E4M3 in the call",
         "`grouped_gemm` 2 groups of 2 to 5 rows, 128 × 256, bf16 rows",
+        "`grouped_gemm` 2 groups of 2 to 5 rows, 128 × 256, rows quantized to E4M3 in the call",
         "`quantize` 64 × 64 bf16, rule `four_six_mse`",
     ]
     for row in found:
@@ -111,6 +112,23 @@ def test_a_failing_row_costs_its_own_line_only(record: dict, tmp_path: Path) -> 
     late = record | {"rows": [], "seconds": {}}
     assert overview.measure(CLOCK, ["works"], -1.0, late, tmp_path / "late.json") == ["works: left out, 0 s had passed"]
     assert "4.00 ×" in overview.table(record) and "fails: RuntimeError" in overview.table(record)
+
+
+def test_a_record_goes_on(record: dict, tmp_path: Path) -> None:
+    """Rows that are measured again take the place of the old ones; another machine or day is refused."""
+    about = {name: record[name] for name in ("gpu", "date", "driver", "versions")}
+    again = overview.begun(about, tmp_path / "overview.json")
+    overview.keep(again, {"call": "`gemm` a", "us": {"ours": 4.0}})
+    overview.keep(again, {"call": "`gemm` b", "us": {}})
+    assert [(row["call"], row["us"].get("ours")) for row in again["rows"]] == [("`gemm` a", 4.0), ("`gemm` b", None)]
+    with pytest.raises(SystemExit, match="got date 2026-01-02, expected this machine's 2026-01-03"):
+        overview.begun(about | {"date": "2026-01-03"}, tmp_path / "overview.json")
+
+
+def test_reasons_have_words() -> None:
+    error = RuntimeError("\n  no tile fits\nmore")
+    error.__cause__ = ImportError("no module")
+    assert gemm.reason_of(error) == "RuntimeError: no tile fits; from ImportError: no module"
 
 
 def test_two_gpus_stand_side_by_side(record: dict) -> None:

@@ -8,6 +8,7 @@ import torch
 from support.gemm_observed import observing
 
 from cute_nvfp4 import gemm, prepare_weight, quantize, simulating
+from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig
 from cute_nvfp4.kernels.gemm.packed.pipelines import stream_pipelines, wgmma_pipelines
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.pipeline_graph import Edge, barrier_words, first_barriers
@@ -47,6 +48,12 @@ def expected(plan: PackedPlan) -> dict[str, tuple[int, int, int | None]]:
         columns = min(16, c.tile_n // (c.split_k * c.k_groups))
         counts["partials"] = (1, (c.split_k - 1) * rows * columns * 4, None)
     return counts
+
+
+def test_counts_of_groups() -> None:
+    """Rows of x come by ``cp.async``: an arrival of each lane, and no bytes that the barrier counts."""
+    (edge,) = stream_pipelines(GroupedStreamConfig(slabs=4, warps_m=2, stage_tiles=2))
+    assert (edge.full.count, edge.full.tx_bytes, edge.empty.count) == (33, 2 * 4 * 4608 // 8, 64)
 
 
 @pytest.mark.parametrize("name", RUNS)

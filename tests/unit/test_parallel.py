@@ -121,7 +121,7 @@ def test_what_cannot_be_cut(cut: Callable[[], object], words: str) -> None:
         cut()
 
 
-# --- layers over two processes
+# --- layers over processes
 
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "use_two_gpus.md"
@@ -143,9 +143,14 @@ def attention(qkv: torch.Tensor, q: int) -> torch.Tensor:
     return (qkv[..., :q] / 64).round().clamp(-3, 3)
 
 
+def followed(qkv: torch.Tensor, q: int) -> torch.Tensor:
+    """The values of ``attention``, with the gradient of q itself."""
+    return attention(qkv, q).detach() + (qkv[..., :q] - qkv[..., :q].detach())
+
+
 def _everything(rank: int, folder: Path) -> None:
     """What the process of a rank does for the tests below; what it finds is saved."""
-    found = {str(rule): _two_layers(rule) for rule in RULES}
+    found = {str(rule): _two_layers(rule, 2) for rule in RULES}
     found |= {rows: _experts(rank, rows) for rows in ("16 bits", "nvfp4")}
     # its asserts are what it promises
     exec(compile(page_program(), str(PAGE), "exec"), {"__name__": "page"})
@@ -167,30 +172,35 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, 
     return [x | {"record": json.loads((folder / "record.json").read_text())} for x in every]
 
 
-def _two_layers(input_rule: str | None) -> dict[str, torch.Tensor]:
+def _four(rank: int, folder: Path) -> None:
+    """The layers of a rank of four."""
+    torch.save(_two_layers(None, 4), folder / f"{rank}.pt")
+
+
+def _two_layers(input_rule: str | None, count: int) -> dict[str, torch.Tensor]:
     """Results of the layers of a rank."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import parallelize_module
 
     from cute_nvfp4.nn import NVFP4ColwiseParallel, NVFP4RowwiseParallel
 
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh("cpu", (count,))
     model = torch.nn.ModuleDict(layers(input_rule))
     plan = {"qkv": NVFP4ColwiseParallel(parts=(64, 32, 32)), "o": NVFP4RowwiseParallel()}
     parallelize_module(model, mesh, plan)
     x = integers(5, 96).requires_grad_()
     qkv = model["qkv"](x)
-    y = model["o"](attention(qkv, 32) + qkv[..., :32] * 0)
+    y = model["o"](followed(qkv, 64 // count))
     (y * integers(5, 96, seed=9)).sum().backward()
     whole = layers(input_rule)["qkv"]
     gathered = NVFP4ColwiseParallel(gather_output=True)._apply(whole, mesh)(x)
     found = {"qkv": qkv, "y": y, "dx": x.grad, "gathered": gathered}
     with torch.no_grad():
-        found["without gradients"] = model["o"](attention(qkv, 32))
+        found["without gradients"] = model["o"](attention(qkv, 64 // count))
     for wrong in (model["o"], torch.nn.Linear(4, 4)):
         with pytest.raises((OperandError, OperandTypeError), match=r"a shard already|expected NVFP4Linear"):
             NVFP4RowwiseParallel()._apply(wrong, mesh)
-    with pytest.raises(OperandError, match=r"columns \(K\) over 2 ranks: got 48"):
+    with pytest.raises(OperandError, match=rf"columns \(K\) over {count} ranks: got 48"):
         NVFP4RowwiseParallel()._apply(NVFP4Linear(weight(16, 48)), mesh)
     return {name: value.detach() for name, value in found.items()}
 
@@ -198,12 +208,23 @@ def _two_layers(input_rule: str | None) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("input_rule", RULES)
 def test_two_processes_are_one(found: list[dict], input_rule: str | None) -> None:
     """Column-parallel with fused parts, then row-parallel: results, and the gradient of x."""
-    model = layers(input_rule)
+    check_layers([f[str(input_rule)] for f in found], input_rule)
+
+
+def test_four_processes_are_one(tmp_path: Path) -> None:
+    """A shard of o's K is one block."""
+    ranks(_four, tmp_path, count=4)
+    check_layers([torch.load(tmp_path / f"{rank}.pt") for rank in range(4)], None)
+
+
+def check_layers(mine: list[dict[str, torch.Tensor]], input_rule: str | None) -> None:
+    """What the ranks found, beside one process."""
+    model, count = layers(input_rule), len(mine)
     x = integers(5, 96).requires_grad_()
     qkv = model["qkv"](x)
-    (o := model["o"](attention(qkv, 64) + qkv[..., :64] * 0)).backward(integers(5, 96, seed=9))
-    mine = [f[str(input_rule)] for f in found]
-    q, k, v = ([f["qkv"].split((32, 16, 16), dim=1)[i] for f in mine] for i in range(3))
+    (o := model["o"](followed(qkv, 64))).backward(integers(5, 96, seed=9))
+    sizes = [size // count for size in (64, 32, 32)]
+    q, k, v = ([f["qkv"].split(sizes, dim=1)[i] for f in mine] for i in range(3))
     # exact: the same sums of columns of one process
     assert torch.cat(q + k + v, dim=1).equal(qkv)
     for f in mine:
@@ -211,6 +232,7 @@ def test_two_processes_are_one(found: list[dict], input_rule: str | None) -> Non
         torch.testing.assert_close(f["y"], o, rtol=1e-5, atol=1e-3)
         torch.testing.assert_close(f["without gradients"], o, rtol=1e-5, atol=1e-3)
         torch.testing.assert_close(f["dx"], x.grad, rtol=1e-5, atol=1e-3)
+    assert x.grad.abs().max() > 1
     # the check can fail: a rank's part alone is not the result
     half = attention(qkv, 64)[:, :32] @ model["o"].weight.dequantize()[:, :32].T
     assert not torch.allclose(half, o, rtol=1e-2)
@@ -294,13 +316,12 @@ def test_the_benchmark_writes_tables(found: list[dict]) -> None:
     assert [row["rows"] for row in record["dense"]] == [2, 5, 2, 5] and record["replays"]["differing"] == 0
     assert "expected 16-bit floats on a GPU" in record["failed"]["peer"]
     # a tenth of a microsecond, and the one GPU's time over it
-    assert "| small | w4a16 | 5 | 10.0 | 11.0 (0.91 ×) |  |  | 12.0 (0.83 ×) | 13.0 |  |" in parallel_tables.dense(
-        record
-    )
+    row = "| small | w4a16 | 5 | 10.0 | 11.0 (0.91 ×) |  |  |  |  | 12.0 (0.83 ×) | 13.0 |  |  |"
+    assert row in parallel_tables.dense(record)
     assert "| small | 5 | 10.0 → 10.0 (1.00 ×) | 11.0 → 11.0 (1.00 ×) |" in parallel_tables.parts(record)
     assert "| small | 3 | 10.0 | 11.0 (0.91 ×) | 15.0 (0.67 ×) |" in parallel_tables.experts(record)
     peers = [row | {"us": {"peer": 5.0, "peer_all_reduce": 2.0}} for row in record["dense"]]
-    assert "| 5.0 (2.00 ×) | 12.0 (0.83 ×) | 13.0 | 2.0 |" in parallel_tables.dense(record | {"peer": peers})
+    assert "| 5.0 (2.00 ×) |  |  | 12.0 (0.83 ×) | 13.0 | 2.0 |  |" in parallel_tables.dense(record | {"peer": peers})
 
 
 def test_what_an_exchange_refuses() -> None:

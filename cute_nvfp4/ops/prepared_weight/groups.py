@@ -105,6 +105,7 @@ class PreparedList(ListLaunch):
         return GroupedWgmmaArguments(
             groups=PackedGroupTable(0, count, 0) if listed else (*self._groups, *[none] * padding),
             one=first if listed else None,
+            routed=None,
             floats=None,
             alpha=1.0,
             factors=factors,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support import backends
+from support.fp8_problems import rows, weight
 from support.mutants import LAST, Source, at, drop, outcome
 from support.packed_problems import gated_product, operand, run
 
@@ -21,7 +22,6 @@ from cute_nvfp4 import (
     prepare_weight,
     quantize,
     simulating,
-    to_blocked,
 )
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.kernels.gemm.sm90 import groups
@@ -34,25 +34,6 @@ from cute_nvfp4.target import ARCHITECTURES
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("hopper")]
 E4M3 = torch.float8_e4m3fn
-
-
-def weight(shape: tuple[int, ...], generator: torch.Generator) -> BlockScaledTensor:
-    """(…, N, K) with scales 1, 1.25 and 2: sums with ``rows`` are exact in tensor cores."""
-    *lead, k = shape
-    codes = torch.randint(0, 256, (*lead, k // 2), dtype=torch.uint8, generator=generator)
-    scales = torch.tensor([0x38, 0x3A, 0x40], dtype=torch.uint8)
-    scales = scales[torch.randint(0, 3, (*lead, k // 16), generator=generator)]
-    device = backends.device()
-    # rows of the weight have powers of two of their own
-    scales += torch.randint(-2, 3, (*lead, 1), generator=generator).to(torch.uint8) * 8
-    return BlockScaledTensor(codes.to(device), to_blocked(scales).to(device), torch.tensor(0.5).to(device))
-
-
-def rows(count: int, k: int, generator: torch.Generator) -> RowScaledTensor:
-    """(count, K) of −1, 0 and 1 times a power of two for each row."""
-    x = torch.randint(-1, 2, (count, k), generator=generator).float()
-    powers = 2.0 ** torch.randint(-3, 4, (count,), generator=generator).float()
-    return RowScaledTensor(x.to(E4M3).to(backends.device()), powers.to(backends.device()))
 
 
 @dataclass(frozen=True)
