@@ -53,8 +53,6 @@ class RoutingMaps:
 
     @cute.kernel
     def kernel(self, arguments: MapsArguments):
-        # the products' CTAs begin meanwhile, and wait
-        cute.arch.griddepcontrol_launch_dependents()
         warps = self.config.warps
         thread, _, _ = cute.arch.thread_idx()
         expert, _, _ = cute.arch.block_idx()

@@ -18,7 +18,7 @@ from ..fused import readable
 from ..grouped_gemm_contiguous import CONTIGUOUS
 from ..operation import Operation
 from ..quantize import quantize
-from .experts import DTYPES, Experts
+from .experts import DTYPES, FP8, Experts
 from .maps import ID_DTYPES, Maps, routing_maps
 from .product import expert_product
 from .rows import activated, combined, gathered
@@ -39,7 +39,7 @@ def moe(
     """out[t] = Σ over the choices j of token t of topk_weights[t, j] · expert topk_ids[t, j] (x[t]), (T, H).
 
     Args:
-        x: (T, H), bfloat16 or float16, of ``experts.dtype`` where that is one.
+        x: (T, H), bfloat16 or float16, of ``experts.dtype`` where that is one of them.
         topk_ids: (T, k), int32 or int64. An expert may be chosen twice by a token, or not at all. Numbers that are none
             of ``offset`` to ``offset + E - 1`` are experts that are elsewhere, and left out.
         topk_weights: (T, k), float32, bfloat16 or float16.
@@ -67,7 +67,7 @@ def _check(r: Any) -> torch.Tensor:
         raise OperandTypeError.of("experts", got=type(experts).__name__, expected="what prepare_experts makes")
     for name in ("x", "topk_ids", "topk_weights"):
         check_dense(name, getattr(r, name))
-    dtypes = DTYPES if experts.dtype is None else (experts.dtype,)
+    dtypes = (experts.dtype,) if experts.dtype in DTYPES else DTYPES
     for name, tensor, allowed in (
         ("x", x, dtypes),
         ("topk_ids", r.topk_ids, ID_DTYPES),
@@ -122,6 +122,9 @@ def layer(r: Any, out: torch.Tensor | None, backend: Backend) -> torch.Tensor:
     if e.dtype is not None:
         first = e.gate_up_factor, e.gate_up_bias, e.activation, None
         inner = expert_product(x, e.gate_up, maps.offsets, maps.slots, top, *first, backend=backend)
+        if e.dtype is FP8:
+            rows = CONTIGUOUS.run(inner, e.down, maps.offsets, "", e.down_factor, None, x.dtype, None, None, backend)
+            return combined(rows, weights, e.down_bias, whole, e.count, top, out, backend)
         second = e.down_factor, e.down_bias, None, weights
         rows = expert_product(inner, e.down, maps.offsets, maps.slots, 0, *second, backend=backend)
         return combined(rows, None, None, whole, e.count, top, out, backend)

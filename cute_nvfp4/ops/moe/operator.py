@@ -81,9 +81,9 @@ class Flat(NamedTuple):
 
 
 def _parts(weight: Any, prepared: bool) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """The bytes of a stack, its scales, and its global scale."""
+    """The bytes of a stack, its scales or factors of its rows, and its global scale."""
     if prepared:
-        return weight.packed, None, weight.global_scale
+        return weight.packed, weight.row_factor, weight.global_scale
     return weight.data, blocked_flat(weight.scale), weight.global_scale
 
 
@@ -114,4 +114,4 @@ def _weight(name: str, values: dict[str, Any], rows: int, k: int, gated: bool) -
     if dtype is None:
         return BlockScaledTensor(data, values[f"{name}_scale"], factor, resolve_format(kind))
     up = values["up_global_scale"] if gated else None
-    return PreparedWeight(data, rows, k, dtype, factor, gated, up, kind)
+    return PreparedWeight(data, rows, k, dtype, factor, gated, up, kind, row_factor=values[f"{name}_scale"])

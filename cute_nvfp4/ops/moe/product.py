@@ -11,6 +11,7 @@ from ...kernels.gemm.sm90.grouped_arguments import RoutedRows
 from ...planning.packed_groups import RoutedGroups
 from ...prepared_weight import PreparedWeight
 from ...reference import times
+from ...row_scaled import by_rows
 from ...runtime.backend import Backend
 from ...target import Target
 from ..arguments import ANY_WEIGHT, STATUS, TENSOR
@@ -18,6 +19,7 @@ from ..checks import DTYPE_NAMES
 from ..groups import alpha_of_group, status_of
 from ..operation import Operation
 from ..planned import PlannedCall
+from ..prepared_weight.fp8_rows import natural_dtype
 from ..prepared_weight.operands import exact_values
 from ..prepared_weight.rows import plan_prepared_rows
 from .activation import ActivationFunction
@@ -51,7 +53,7 @@ def expert_product(
 def _check(r: Any) -> torch.Tensor:
     if r.out is not None:
         return r.out
-    return torch.empty((len(r.slots), r.b.rows), dtype=r.b.dtype, device=r.b.device)
+    return torch.empty((len(r.slots), r.b.rows), dtype=natural_dtype(r.a, r.b), device=r.b.device)
 
 
 def _plan(r: Any, target: Target) -> PlannedCall:
@@ -75,6 +77,8 @@ def _reference(r: Any) -> torch.Tensor:
     """Expert by expert in float64. Reads the offsets, so it waits for the device."""
     edges, out = r.offsets.tolist(), torch.zeros(r.out.shape, dtype=torch.float64, device=r.out.device)
     x, weights = exact_values(r.a, r.b)
+    if r.b.row_factor is not None:
+        x = by_rows(r.a).dequantize(torch.float64)
     for e, (start, end) in enumerate(pairwise(edges)):
         if start == end:
             continue

@@ -116,7 +116,7 @@ def plan_prepared_rows(
     arguments = GroupedWgmmaArguments(groups, one, slots, quantized_first, scalar, of_groups, plan.workers)
     extra, dtype, backend, device = None, b.dtype, target.backend, b.device
     if quantized_first:
-        size = rows, b.k
+        size = len(a), b.k
         extra = "scratch", lambda given, kept: LikeRows.of(size, device), LikeRows.of(size)
     elif isinstance(a, GroupedRows):
         like = torch.empty((rows, b.k), dtype=dtype, device="meta")
