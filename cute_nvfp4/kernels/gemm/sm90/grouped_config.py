@@ -31,7 +31,7 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
 
     Of a mixture of experts, whose rows are slots (``RoutedRows``): whether x is ``gathered``, and products ``biased``
     for each group; an activation instead of ``gate``'s (``gates.activate``) and its constants; weighted: dtype of the
-    router weights that multiply rows of the output, or "".
+    router weights that multiply rows of the output, or ""; whether those are ``added`` to the rows of their tokens.
     """
 
     tables: ClassVar[tuple[str, ...]] = ("rows", "parameters", "workspace")
@@ -46,6 +46,7 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     activation: str = ""
     constants: tuple[float, ...] = ()
     weighted: str = ""
+    added: bool = False
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -126,6 +127,9 @@ def _routed(c: GroupedWgmmaConfig) -> str:
     if c.activation not in ("", *(name for name, products in ACTIVATIONS.items() if products == c.products)):
         expected = f"one of {', '.join(ACTIVATIONS)}, with as many products as it takes"
         return explain("activation", got=f"{c.activation!r} of {c.products} products", expected=expected)
+    if c.added and not (c.weighted and c.vector):
+        got = f"weighted {c.weighted!r}, vector {c.vector}"
+        return explain("rows added to those of tokens", got=got, expected="weighted ones, stored in vectors")
     if c.weighted and c.gate:
         return explain("router weights", got="a gated product", expected="the second product of experts")
     return ""
