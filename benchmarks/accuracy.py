@@ -30,6 +30,7 @@ from smollm2 import load
 from torch.nn import functional as F
 
 from cute_nvfp4 import quantize_model
+from cute_nvfp4.nn.divergence import divergence
 from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.nn.report import ModelReport
 from cute_nvfp4.nn.training import fake_quantize
@@ -45,6 +46,7 @@ class Case(NamedTuple):
     rule: str
     method: str = "nearest"
     input_rule: str | None = None
+    awq: bool = False
 
     @property
     def activations(self) -> str:
@@ -53,7 +55,7 @@ class Case(NamedTuple):
     @property
     def name(self) -> str:
         rules = self.rule if self.input_rule is None else f"{self.rule}, activations {self.input_rule}"
-        return f"{self.activations} {self.method}, {rules}"
+        return f"{self.activations} {'awq ' * self.awq}{self.method}, {rules}"
 
 
 CASES = (
@@ -68,6 +70,10 @@ CASES = (
     Case("max", "gptq", "max"),
     Case("four_six_mse", "gptq", "four_six_mse"),
     Case("optimal", "gptq", "four_six_mse"),
+    Case("four_six_mse", awq=True),
+    Case("four_six_mse", "gptq", awq=True),
+    Case("four_six_mse", input_rule="four_six_mse", awq=True),
+    Case("four_six_mse", "gptq", "four_six_mse", awq=True),
 )
 
 
@@ -77,8 +83,10 @@ class Emulated(torch.nn.Module):
     def __init__(self, layer: NVFP4Linear) -> None:
         super().__init__()
         self.weight, self.rule, self.scale = layer._decoded(torch.float32), layer.input_rule, layer.input_global_scale
+        self.factors = layer.input_scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x if self.factors is None else x * self.factors
         if self.rule is not None:
             x = fake_quantize(x, rule=self.rule, global_scale="auto" if self.scale is None else self.scale)
         return F.linear(x, self.weight)
@@ -140,21 +148,22 @@ def compared(outcome: Outcome, reference: Outcome) -> dict[str, Any]:
     """The figures of a record."""
     divergences, agreements = [], []
     for found, exact in zip(outcome.logs, reference.logs):
-        found, exact = found.float(), exact.float()
-        divergences.append((exact.exp() * (exact - found)).sum(-1).mean())
-        agreements.append((found.argmax(-1) == exact.argmax(-1)).float().mean())
+        mean, agreement = divergence(exact, found)
+        divergences.append(mean)
+        agreements.append(agreement)
     return {
         "perplexity": math.exp(float(outcome.losses.mean())),
         "loss": mean_and_error((outcome.losses - reference.losses).mean(1)),
-        "divergence": mean_and_error(torch.stack(divergences)),
-        "agreement": mean_and_error(torch.stack(agreements)),
+        "divergence": mean_and_error(torch.tensor(divergences)),
+        "agreement": mean_and_error(torch.tensor(agreements)),
     }
 
 
 def quantized(model: torch.nn.Module, case: Case, calibration: torch.Tensor) -> tuple[torch.nn.Module, ModelReport]:
     """A copy of ``model``, quantized; four windows are one batch."""
-    batches = list(calibration.split(4)) if case.method != "nearest" or case.input_rule is not None else None
-    options = {"method": case.method, "input_rule": case.input_rule, "calibration": batches}
+    needed = case.method != "nearest" or case.input_rule is not None or case.awq
+    batches = list(calibration.split(4)) if needed else None
+    options = {"method": case.method, "input_rule": case.input_rule, "calibration": batches, "awq": case.awq}
     return quantize_model(copy.deepcopy(model), case.rule, ignore=["lm_head"], prepare=False, **options)
 
 
@@ -167,6 +176,11 @@ def row_of(model: torch.nn.Module, case: Case, tokens, calibration, reference: O
     return case._asdict() | found | {"error": statistics.fmean(errors), "seconds": spent}
 
 
+def case_of(row: dict[str, Any]) -> Case:
+    """The case of a row."""
+    return Case(**{name: row[name] for name in Case._fields if name in row})
+
+
 def table(record: dict[str, Any]) -> str:
     """The rows as a page has them, in the order of ``CASES``."""
     lines = [
@@ -174,11 +188,11 @@ def table(record: dict[str, Any]) -> str:
         "| KL, nats a token | same first token | mean error of weights |",
         "|---|---|---|---|---|---|---|",
     ]
-    found = {Case(*(row[name] for name in Case._fields)): row for row in record["rows"]}
+    found = {case_of(row): row for row in record["rows"]}
     for case in (case for case in CASES if case in found):
         row = found[case]
         (loss, loss_error), (kl, kl_error) = row["loss"], row["divergence"]
-        method = {"nearest": "to nearest", "gptq": "GPTQ"}[case.method]
+        method = "AWQ, " * case.awq + {"nearest": "to nearest", "gptq": "GPTQ"}[case.method]
         rules = case.rule if case.input_rule in (None, case.rule) else f"{case.rule}, activations {case.input_rule}"
         lines.append(
             f"| {case.activations}, {method} | `{rules}` | {row['perplexity']:.2f} | {loss:.3f} ± {loss_error:.3f} "
@@ -222,7 +236,7 @@ def main() -> int:
         for case in (CASES[i] for i in options.cases):
             row = row_of(model, case, tokens, calibration, reference)
             row["seconds"] = round(row["seconds"])
-            record["rows"] = [x for x in record["rows"] if any(x[n] != row[n] for n in Case._fields)] + [row]
+            record["rows"] = [x for x in record["rows"] if case_of(x) != case] + [row]
             options.output.write_text(json.dumps(record, indent=1) + "\n")
             print(f"{case.name}: {row['perplexity']:.2f}, {row['seconds']:.0f} s", flush=True)
     write_table(record)

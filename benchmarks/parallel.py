@@ -17,9 +17,8 @@ one GPU with all rows, and experts in bf16 with the same exchange. The routing i
 
 A CUDA graph of the layer with NCCL in it is replayed a thousand times, every result compared with the first.
 
-Times are medians of replays between two CUDA events, L2 cleared before each; a small all-reduce before the first event
-starts the GPUs together, and a replay takes as long as on the slowest GPU. What is timed is compared with one GPU
-first. NVLink multicast stays off (environment variables below).
+Times are medians of replays between two CUDA events, L2 cleared before each, a small all-reduce before the first event;
+those of the slower GPU. What is timed is compared with one GPU first. NVLink multicast stays off (``MULTICAST_OFF``).
 
 ``--smoke`` needs no GPU: small layers in the simulator, two processes over gloo, results compared, no times.
 
@@ -42,6 +41,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.cuda import device_count
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -196,9 +196,8 @@ def with_nccl(r: Rank, part: Products, full: Products | None, x: torch.Tensor) -
         return {}
     if r.rank:
         calls["one"] = None
-    found = {"us": r.times(calls)}
-    found["parts_us"] = {"shard": parts(r, part, x), "one": parts(r, full, x)}
-    return found
+    us = r.times(calls)
+    return {"us": us, "parts_us": {"shard": parts(r, part, x), "one": parts(r, full, x)}}
 
 
 def parts(r: Rank, p: Products | None, x: torch.Tensor) -> dict[str, float]:
@@ -267,7 +266,6 @@ def mixed(r: Rank, made: Mixture, count: int) -> dict:
     one = r.captured(lambda: moe(every.x, every.ids, every.weights, made.experts))
     calls: dict[str, Captured | None] = {"one": None if r.rank else one}
     want = reference(r, lambda: one.result, every.x)[r.rank * count :][:count]
-    sent = 0
     for name, form in made.over_ranks.items():
         if r.smoke and name == "experts in bf16":
             continue
@@ -285,7 +283,7 @@ def mixed(r: Rank, made: Mixture, count: int) -> dict:
     return {} if r.smoke else {"sent_rows": sent, "us": r.times(calls)}
 
 
-def smoke(r: Rank) -> None:
+def smoke(r: Rank, _: argparse.Namespace) -> None:
     """Small layers in the simulator; raises where a result is wrong."""
     with simulating("sm_90a"):
         dense(r, SMALL_DENSE, (1, 20))
@@ -328,7 +326,7 @@ def measure(r: Rank, options: argparse.Namespace) -> None:
 
 
 @torch.inference_mode()
-def process(rank: int, store: str, options: argparse.Namespace) -> None:
+def process(rank: int, store: str, options: argparse.Namespace, work: Callable[..., None]) -> None:
     """What the process of a rank does. It ends at once, whatever other ranks and graphs with collectives do."""
     code = 1
     try:
@@ -341,14 +339,14 @@ def process(rank: int, store: str, options: argparse.Namespace) -> None:
             backend = {"backend": "nccl", "device_id": torch.device("cuda", rank)}
         dist.init_process_group(**backend, init_method=f"file://{store}", rank=rank, world_size=RANKS, timeout=WAIT)
         r = Rank(rank, options.rounds or (21 if options.quick else 61), options.smoke)
-        smoke(r) if options.smoke else measure(r, options)
+        work(r, options)
         code = 0
     except AssertionError as error:
         print(error, file=sys.stderr)
     except Exception:
         traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
     os._exit(code)
 
 
@@ -368,14 +366,16 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    options = parse()
-    if not options.smoke:
-        gpu_target("--smoke runs small layers in the simulator.")
-        if torch.cuda.device_count() < RANKS:
-            print(f"{torch.cuda.device_count()} GPU: this benchmark measures {RANKS}.", file=sys.stderr)
-            return 2
+    return run(smoke if (options := parse()).smoke else measure, options)
+
+
+def run(work: Callable[..., None], options: argparse.Namespace) -> int:
+    """The exit code of the processes that do ``work(rank, options)``."""
+    if not options.smoke and gpu_target("--smoke runs small layers in the simulator.") and device_count() < RANKS:
+        print(f"{device_count()} GPU: this benchmark measures {RANKS}.", file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory() as folder:
-        arguments = str(Path(folder) / "store"), options
+        arguments = str(Path(folder) / "store"), options, work
         context = torch.multiprocessing.spawn(process, arguments, nprocs=RANKS, join=False)
         return ended(context.processes, options.seconds)
 

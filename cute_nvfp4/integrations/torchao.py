@@ -3,21 +3,29 @@
 torchao's ``NVFP4Tensor`` (torchao 0.18, ``torchao.prototype.mx_formats``) has packed E2M1 ``qdata`` (N, K / 2),
 ``scale`` in E4M3, swizzled as the blocked layout of this package or row-major, and a global scale
 ``per_tensor_scale``, or none.
-Nothing here imports torchao: its tensors are known by these attributes.
+Its tensors are known by these attributes: only ``dispatch`` imports torchao.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.nn.linear import NVFP4Linear
-from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.runtime.backend import Backend
+from cute_nvfp4.operand import PLAIN, BlockScaledTensor
+from cute_nvfp4.ops.dispatch import is_recorded
+from cute_nvfp4.ops.gemm import gemm
+from cute_nvfp4.ops.prepare_weight import prepare_weight
+from cute_nvfp4.prepared_weight import PreparedWeight
+from cute_nvfp4.runtime.backend import Backend, resolve
 
 _PARTS = ("qdata", "scale", "per_tensor_scale", "is_swizzled_scales", "act_per_tensor_scale", "act_quant_kwargs")
+_KEPT, _ORIGIN = "_cute_nvfp4_prepared", "_cute_nvfp4_origin"
+"""What a tensor of theirs has besides: its packed weight, and what it is the transpose of."""
 
 
 def is_torchao(weight: Any) -> bool:
@@ -73,3 +81,83 @@ def convert(model: torch.nn.Module, *, input_rule: str | None = None, backend: B
         )
         model.set_submodule(name, made.requires_grad_(False).train(old.training).prepare())
     return found
+
+
+def dispatch(tensor_class: type | None = None) -> None:
+    """Makes linear layers with a weight that torchao keeps in NVFP4 for weights only run this package's product on
+    Hopper, for x in 16 bits, where torchao decodes the weight in each call. The model and its tensors stay torchao's.
+
+    A weight is packed by its first call, beside its own bytes (``convert`` keeps one copy). All else goes torchao's
+    way, and so does a call that torch traces. tensor_class: torchao's ``NVFP4Tensor`` by default.
+    """
+    if tensor_class is None:
+        from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor
+
+        tensor_class = NVFP4Tensor
+    table = tensor_class._ATEN_OP_TABLE[tensor_class]
+    for op, (x, weight, bias) in _PRODUCTS.items():
+        theirs = table[op]
+        if not isinstance(theirs, _Product):
+            table[op] = _Product(theirs, x, weight, bias)
+    transpose = torch.ops.aten.t.default
+    if not isinstance(table[transpose], _Transpose):
+        table[transpose] = _Transpose(table[transpose])
+
+
+_ATEN = torch.ops.aten
+_PRODUCTS = {_ATEN.linear.default: (0, 1, 2), _ATEN.mm.default: (0, 1, None), _ATEN.addmm.default: (1, 2, 0)}
+"""Operators of products, and which of their arguments are x, the weight and a bias. Linear layers call the first in
+inference mode, else one of the others with the weight transposed."""
+
+
+@dataclass(frozen=True)
+class _Transpose:
+    """torchao's transposition, whose result remembers what it is of."""
+
+    theirs: Callable[..., Any]
+
+    def __call__(self, func: Any, types: Any, args: tuple, kwargs: Any) -> Any:
+        made = self.theirs(func, types, args, kwargs)
+        setattr(made, _ORIGIN, args[0])
+        return made
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A product of torchao's, or ours; the places of its arguments."""
+
+    theirs: Callable[..., Any]
+    x: int
+    weight: int
+    bias: int | None
+
+    def __call__(self, func: Any, types: Any, args: tuple, kwargs: Any) -> Any:
+        x, weight = args[self.x], args[self.weight]
+        prepared = None if kwargs else _packed(x, weight, func is _ATEN.linear.default)
+        if prepared is None:
+            return self.theirs(func, types, args, kwargs)
+        bias = args[self.bias] if self.bias is not None and len(args) > self.bias else None
+        y = gemm(x.reshape(-1, prepared.k).contiguous(), prepared).reshape(*x.shape[:-1], prepared.rows)
+        return y if bias is None else y + bias
+
+
+def _packed(x: torch.Tensor, weight: Any, rows: bool) -> PreparedWeight | None:
+    """The weight, packed for x; None where the product is torchao's. rows: whether it is (N, K), else (K, N)."""
+    origin = weight if rows else getattr(weight, _ORIGIN, None)
+    if torch.compiler.is_compiling() or origin is None or not is_torchao(origin) or origin.act_quant_kwargs is not None:
+        return None
+    data = origin.qdata
+    if type(x) not in PLAIN or x.dtype not in (torch.bfloat16, torch.float16) or x.numel() == 0:
+        return None
+    if data.ndim != 2 or not data.is_contiguous() or is_recorded(x) or is_recorded(data):
+        return None
+    target = resolve("auto", x.device)
+    if target.backend == "reference" or target.arch.generation != "sm90":
+        return None
+    parts = data, origin.scale
+    made_of = (x.dtype, *((part.data_ptr(), 0 if part.is_inference() else part._version) for part in parts))
+    kept = getattr(origin, _KEPT, None)
+    if kept is None or kept[0] != made_of:
+        kept = made_of, prepare_weight(operand(origin), dtype=x.dtype)
+        setattr(origin, _KEPT, kept)
+    return kept[1]

@@ -22,6 +22,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from cute_nvfp4.errors import OperandError
+from cute_nvfp4.formats import NVFP4
 from cute_nvfp4.nn.expert_modules import first_stack, why_not
 from cute_nvfp4.nn.experts import PackedExperts
 from cute_nvfp4.nn.layout_configs import compressed_tensors_config, is_packed, modelopt_config
@@ -243,10 +244,14 @@ def save_pretrained(model: Any, folder: str | Path, layout: str = "modelopt", **
     """
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     quantizes = any(layer.input_global_scale is not None for layer in linears(model).values())
-    make = {"modelopt": modelopt_config, _COMPRESSED: compressed_tensors_config}
-    if layout not in make:
-        raise OperandError.of("layout", got=repr(layout), expected=" or ".join(make))
-    fields = make[layout](names, quantizes)
+    if layout not in LAYOUTS:
+        raise OperandError.of("layout", got=repr(layout), expected=" or ".join(LAYOUTS))
+    if layout == MODELOPT.name:
+        awq = any(layer.input_scale is not None for layer in linears(model).values())
+        fields = modelopt_config(names, quantizes, awq=awq)
+    else:
+        formats = {layer.format.name: layer.format for layer in linears(model).values()}
+        fields = compressed_tensors_config(names, quantizes, formats.popitem()[1] if len(formats) == 1 else NVFP4)
     before = getattr(model, "hf_quantizer", None), getattr(model.config, "quantization_config", None)
     model.config.quantization_config = PublishedConfig(**fields)
     model.hf_quantizer = CuteNvfp4Quantizer(model.config.quantization_config)

@@ -10,15 +10,18 @@ from cute_nvfp4.formats import NVFP4, Format
 _FORMATS = {"nvfp4": "nvfp4-pack-quantized", "mxfp4": "mxfp4-pack-quantized"}
 
 
-def modelopt_config(ignore: Sequence[str], quantizes_inputs: bool) -> dict[str, Any]:
-    """The dict that ModelOpt's exporter writes. ignore: names of linear layers that are not quantized."""
+def modelopt_config(ignore: Sequence[str], quantizes_inputs: bool, *, awq: bool = False) -> dict[str, Any]:
+    """The dict that ModelOpt's exporter writes. ignore: names of linear layers that are not quantized. awq: whether
+    layers multiply their inputs (``pre_quant_scale``)."""
     weights = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": NVFP4.block}
     group: dict[str, Any] = {"weights": weights, "targets": ["Linear"]}
     if quantizes_inputs:
         group["input_activations"] = dict(weights)
-    return {
+    algorithm = "NVFP4" if quantizes_inputs else "W4A16_NVFP4"
+    more: dict[str, Any] = {"has_zero_point": False, "pre_quant_scale": True} if awq else {}
+    return more | {
         "quant_method": "modelopt",
-        "quant_algo": "NVFP4" if quantizes_inputs else "W4A16_NVFP4",
+        "quant_algo": "NVFP4_AWQ" if awq else algorithm,
         "producer": {"name": "cute_nvfp4"},
         "config_groups": {"group_0": group},
         "ignore": list(ignore),

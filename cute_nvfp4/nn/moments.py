@@ -24,20 +24,35 @@ _CACHES = ("past_key_values", "cache")
 """Arguments of blocks of transformers models: keys and values of tokens before."""
 
 
+SAMPLED = 512
+"""Rows of x that are kept to choose factors of columns by."""
+
+
 class Moments:
     """The largest magnitude of the inputs x (…, K) of a layer, and xᵀx in float32, x quantized by ``input_rule`` unless
-    that is None."""
+    that is None.
+
+    columns: the largest magnitude of each column, (K,). sample: some rows of each batch, ``SAMPLED`` at most. factors:
+    None, or those (K,) that the weights of the layers with this input are multiplied with (``nn.awq``).
+    """
 
     def __init__(self, input_rule: str | None) -> None:
         self.input_rule = input_rule
         self.amax = AmaxObserver()
         self.rows = 0
         self.hessian: torch.Tensor | None = None
+        self.columns: torch.Tensor | None = None
+        self.sample: torch.Tensor | None = None
+        self.factors: torch.Tensor | None = None
 
     def add(self, x: torch.Tensor) -> None:
         """Takes in a batch."""
         x = x.detach().reshape(-1, x.shape[-1])
         self.rows += x.shape[0]
+        largest = x.abs().amax(0).float()
+        self.columns = largest if self.columns is None else self.columns.maximum(largest)
+        some = x[:: max(1, x.shape[0] // 64)][:64].float()
+        self.sample = some if self.sample is None else torch.cat((self.sample, some))[:SAMPLED]
         if self.input_rule is None:
             x = x.float()
         elif self.input_rule in FP8_RULES:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,6 +11,8 @@ import torch
 
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import NVFP4
+from cute_nvfp4.nn.awq import column_factors
+from cute_nvfp4.nn.divergence import Judged
 from cute_nvfp4.nn.expert_modules import activation_of, first_stack, why_not
 from cute_nvfp4.nn.experts import ExpertForm, PackedExperts, Stack
 from cute_nvfp4.nn.gptq import gptq, output_error
@@ -44,6 +46,7 @@ class Recipe:
     input_rule: str | None = None
     damping: float = 0.01
     backend: Backend = "auto"
+    awq: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
@@ -54,10 +57,13 @@ class Recipe:
         check_input_rule(self.input_rule)
 
     def weight(self, weight: torch.Tensor, moments: Moments | None) -> BlockScaledTensor:
-        """The quantized weight (N, K padded to a multiple of 16)."""
+        """The quantized weight (N, K padded to a multiple of 16), columns multiplied by the factors of ``moments``."""
+        factors = None if moments is None else moments.factors
+        weight = weight if factors is None else weight.float() * factors
         if self.method == "nearest":
             return quantize(weight, rule=self.rule, pad=True)
         hessian, extra = moments.hessian, -weight.shape[1] % NVFP4.block
+        hessian = hessian if factors is None else hessian / factors / factors[:, None]
         if extra:
             weight = torch.nn.functional.pad(weight, (0, extra))
             hessian = torch.nn.functional.pad(hessian, (0, extra, 0, extra))
@@ -66,8 +72,12 @@ class Recipe:
     def layer(self, linear: torch.nn.Linear, moments: Moments | None) -> NVFP4Linear:
         """The layer in the place of ``linear``, which keeps its tensors."""
         scale = None
+        factors = None if moments is None else moments.factors
         if takes_4_bits(self.input_rule) and moments is not None:
             scale = moments.amax.global_scale(self.input_rule)
+            if factors is not None:
+                amax = (moments.columns / factors).amax()
+                scale = global_scale_from_amax(amax, resolve_rule(self.input_rule, NVFP4))
         bias = None if linear.bias is None else linear.bias.detach().clone()
         made = NVFP4Linear(
             self.weight(linear.weight.detach(), moments),
@@ -75,9 +85,20 @@ class Recipe:
             in_features=linear.in_features,
             input_rule=self.input_rule,
             input_global_scale=scale,
+            input_scale=None if factors is None else factors.reciprocal(),
             backend=self.backend,
         )
         return made.requires_grad_(False).train(linear.training)
+
+    def choose_factors(self, layers: Mapping[str, torch.nn.Linear], moments: Mapping[str, Moments]) -> None:
+        """Gives moments the factors of columns of the layers that they are of: one for layers with one input."""
+        groups: dict[int, list[str]] = {}
+        for name in layers:
+            groups.setdefault(id(_reached(moments, name)), []).append(name)
+        for names in groups.values() if self.awq else ():
+            found, weights = moments[names[0]], [layers[name].weight.detach() for name in names]
+            rule = self.input_rule if takes_4_bits(self.input_rule) else None
+            found.factors = column_factors(weights, found.sample, self.rule, rule, amax=found.columns)
 
     def experts(self, module: torch.nn.Module) -> PackedExperts:
         """The experts in the place of fused ones, to nearest; gate and up of an expert have one global scale."""
@@ -113,6 +134,8 @@ class Recipe:
     def report(self, name: str, linear: torch.nn.Linear, made: NVFP4Linear, moments: Moments | None) -> LayerReport:
         """What was done to ``linear``; before ``made`` is prepared."""
         weight, decoded = linear.weight.detach().float(), made.weight.dequantize()[:, : linear.in_features]
+        if made.input_scale is not None:
+            decoded = decoded * made.input_scale
         scale = weight.norm()
         choice = made.explain_backend()
         measured = moments is not None and moments.hessian is not None
@@ -120,7 +143,7 @@ class Recipe:
             name=name,
             rows=made.out_features,
             k=made.in_features,
-            method=self.method,
+            method=self.method if made.input_scale is None else f"awq, {self.method}",
             error=float((weight - decoded).norm() / scale) if scale > 0 else 0.0,
             output_error=output_error(weight, decoded, moments.hessian) if measured else None,
             bytes=made.weight_data.nbytes + made.weight_scale.nbytes,
@@ -140,6 +163,8 @@ def quantize_model(
     calibration: Iterable[Any] | None = None,
     ignore: Sequence[str] = (),
     untie: bool = False,
+    awq: bool = False,
+    judge: Iterable[Any] | None = None,
     damping: float = 0.01,
     backend: Backend = "auto",
     prepare: bool = True,
@@ -157,6 +182,10 @@ def quantize_model(
             ones. With "nearest" it gives W4A4 its input scales; without it each batch computes its own.
         ignore: layers that stay, by patterns as ``select_linears`` takes them ("lm_head", "*.gate", "re:.*vision.*").
         untie: quantizes layers whose weight another module has, too: a head that is the embedding.
+        awq: multiplies columns of weights by a power of the magnitudes of their activations before rounding, where that
+            makes products closer; the layer multiplies x by the inverse (``nn.awq``). It needs ``calibration``.
+        judge: batches that the model predicts before and after: ``report.divergence`` says how far apart. Other ones
+            than ``calibration``, which GPTQ is fitted to. Logits of all are kept, four bytes each.
         damping: of GPTQ's Hessians, a share of the mean of their diagonals.
         backend: of the layers. prepare: calls ``NVFP4Linear.prepare`` on each, which is one copy on Hopper.
         progress: is called with each layer's report.
@@ -169,9 +198,10 @@ def quantize_model(
     Raises:
         OperandError: an unknown rule or method, a pattern that matches nothing, GPTQ without calibration.
     """
-    recipe = Recipe(rule, method, input_rule, damping, backend)
-    if method == "gptq" and calibration is None:
-        raise OperandError.of("calibration", got="None", expected="batches: GPTQ asks for activations")
+    recipe = Recipe(rule, method, input_rule, damping, backend, awq)
+    if (method == "gptq" or awq) and calibration is None:
+        name = "GPTQ" if method == "gptq" else "AWQ"
+        raise OperandError.of("calibration", got="None", expected=f"batches: {name} asks for activations")
     layers, report = select_linears(model, ignore, untie=untie), ModelReport()
     report.skipped = layers.skipped
 
@@ -185,13 +215,14 @@ def quantize_model(
             made.prepare(linear.weight.dtype if linear.weight.dtype is torch.float16 else torch.bfloat16)
         progress(report.layers[-1])
 
-    with torch.no_grad():
+    with torch.no_grad(), _without_cache(model):
+        judged = None if judge is None else Judged(model, judge)
         if calibration is not None:
-            with _without_cache(model):
-                _calibrated(model, layers, list(calibration), lambda: Moments(input_rule), replace)
+            _calibrated(model, layers, list(calibration), recipe, replace)
         for name in list(layers):
             replace(name, None)
         _replace_experts(model, recipe, ignore, prepare, report, progress)
+        report.divergence = None if judged is None else judged.divergence(model)
     return QuantizedModel(model, report)
 
 
@@ -222,17 +253,22 @@ def _replace_experts(
 
 
 def _calibrated(
-    model: torch.nn.Module, layers: Selection, batches: list[Any], make: Callable[[], Moments], replace: Callable
+    model: torch.nn.Module, layers: Selection, batches: list[Any], recipe: Recipe, replace: Callable
 ) -> None:
     """Replaces all layers: those of each block after it ran, others after the last block."""
     if not batches:
         raise OperandError.of("calibration", got="no batch", expected="one at least")
+
+    def make() -> Moments:
+        return Moments(recipe.input_rule)
+
     prefix, blocks = main_blocks(model, layers)
     inside = {i: {n: x for n, x in layers.items() if n.startswith(f"{prefix}.{i}.")} for i in range(len(blocks))}
     if blocks:
         run = Run(model, blocks, batches)
     for i, block in enumerate(blocks):
         moments = run.collect(i, block, inside[i], make)
+        recipe.choose_factors(inside[i], moments)
         for name in inside[i]:
             replace(name, _reached(moments, name))
         run.advance(i, block)
@@ -242,11 +278,12 @@ def _calibrated(
             call(model, batch)
         for name, x in found.items():
             moments.setdefault(name, make()).add(x)
+    recipe.choose_factors(outside, moments)
     for name in outside:
         replace(name, _reached(moments, name))
 
 
-def _reached(moments: dict[str, Moments], name: str) -> Moments:
+def _reached(moments: Mapping[str, Moments], name: str) -> Moments:
     if name not in moments or not moments[name].rows:
         raise OperandError.of(
             "calibration",

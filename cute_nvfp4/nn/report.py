@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from cute_nvfp4.nn.divergence import Divergence
+
 
 @dataclass(frozen=True)
 class LayerReport:
@@ -12,7 +14,7 @@ class LayerReport:
 
     error: |W − W'| / |W|. output_error: the same of its products with the calibration's activations, None without.
     bytes, bytes_before: of its weight. backend, kernel, reason: what one row of x runs, and why
-    (``NVFP4Linear.explain_backend``). method: "nearest" or "gptq".
+    (``NVFP4Linear.explain_backend``). method: "nearest" or "gptq", with "awq, " before it where columns were scaled.
     """
 
     name: str
@@ -30,10 +32,12 @@ class LayerReport:
 
 @dataclass
 class ModelReport:
-    """All layers, and those that stay as they were with the reason."""
+    """All layers, and those that stay as they were with the reason. divergence: of the model's predictions from those
+    before, where ``quantize_model`` was given batches to judge by."""
 
     layers: list[LayerReport] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
+    divergence: Divergence | None = None
 
     @property
     def bytes(self) -> int:
@@ -48,17 +52,21 @@ class ModelReport:
     def as_dict(self) -> dict[str, Any]:
         """The report for JSON."""
         layers = [asdict(layer) for layer in self.layers]
-        return {"bytes": self.bytes, "bytes_before": self.bytes_before, "layers": layers, "skipped": self.skipped}
+        found = {"bytes": self.bytes, "bytes_before": self.bytes_before, "layers": layers, "skipped": self.skipped}
+        return found | {"divergence": None if self.divergence is None else self.divergence._asdict()}
 
     def __str__(self) -> str:
         """A line for each layer."""
         width = max((len(layer.name) for layer in self.layers), default=0)
+        wide = max((len(layer.method) for layer in self.layers), default=0)
         lines = []
         for x in self.layers:
             products = "" if x.output_error is None else format(x.output_error, ".4f")
-            lines.append(
-                f"{x.name:{width}} {x.rows:>7} x {x.k:<6} {x.method:8} {x.error:8.4f} {products:>8} {x.bytes:>12}  "
-                f"{x.backend}, {x.kernel}"
-            )
+            sizes = f"{x.rows:>7} x {x.k:<6} {x.method:{wide}} {x.error:8.4f} {products:>8} {x.bytes:>12}"
+            lines.append(f"{x.name:{width}} {sizes}  {x.backend}, {x.kernel}")
         lines += [f"{name:{width}} as it was: {reason}" for name, reason in self.skipped.items()]
-        return "\n".join([*lines, f"{self.bytes_before} bytes became {self.bytes}"])
+        lines.append(f"{self.bytes_before} bytes became {self.bytes}")
+        if self.divergence is not None:
+            x = self.divergence
+            lines.append(f"KL {x.mean:.4f} ± {x.error:.4f} nats a row, {x.agreement:.1%} the same first, {x.rows} rows")
+        return "\n".join(lines)

@@ -37,6 +37,7 @@ from .operands import check_operands, operand_record
 from .operation import Operation
 from .planned import PlannedCall
 from .prepared_weight.gemm import PREPARED_GEMM, gated_prepared_gemm
+from .prepared_weight.pack_then_multiply import PackThenGate
 from .quantize import quantize
 from .quantize_request import checked_global_scale
 
@@ -99,9 +100,11 @@ def _check(r: Any) -> torch.Tensor | BlockScaledTensor:
     return _result(r, n)
 
 
-def _plan(r: Any, target: Target) -> PlannedCall:
+def _plan(r: Any, target: Target) -> PlannedCall | PackThenGate:
     a, weights, quantized = r.a, _weights(r.b1, r.b2), isinstance(r.out, BlockScaledTensor)
     n = r.out.k if quantized else r.out.shape[-1]
+    if target.arch.generation == "sm90":
+        return PackThenGate(r, n)
     check_operands({"a": a, **weights}, target.backend)
     scalar, factors = factors_of(r, "a", "b1")
     second = factors if r.b2 is None else factors_of(r, "a", "b2")[1]

@@ -28,6 +28,7 @@ from .planned import Preparation
 from .prepared_weight.fp8_rows import natural_dtype
 from .prepared_weight.groups import PreparedList, check_group
 from .prepared_weight.operands import exact_product
+from .prepared_weight.pack_then_multiply import PackThenMultiplyList
 
 Problem = tuple["BlockScaledTensor | None", "BlockScaledTensor | None"]
 
@@ -172,7 +173,9 @@ def _check_apart(groups: Sequence[Pair], outs: Sequence[torch.Tensor], alpha: An
 
 def _plan(r: Any, target: Target) -> GroupsCall:
     launch, before = PreparedList, None
-    if not is_prepared(r.problems):
+    if not is_prepared(r.problems) and target.arch.generation == "sm90":
+        launch = PackThenMultiplyList
+    elif not is_prepared(r.problems):
         launch = BlockScaledList
         each_group(lambda pair: _check_scales(pair, target.backend), r.problems)
         before = _check_signs if target.backend == "sim" else None

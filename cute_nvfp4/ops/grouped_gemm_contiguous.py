@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -38,6 +39,7 @@ from .operation import Operation
 from .planned import PlannedCall
 from .prepared_weight.fp8_rows import natural_dtype
 from .prepared_weight.operands import exact_product, exact_values
+from .prepared_weight.pack_then_multiply import packed_first
 from .prepared_weight.rows import check_prepared_rows, offsets_of, plan_prepared_rows
 
 
@@ -116,11 +118,20 @@ def _check_block_scaled(r: Any) -> int:
     return a.rows
 
 
-def _plan(r: Any, target: Target) -> PlannedCall:
+def _pack_then_multiply(dtype: torch.dtype, a: GroupedRows, b: BlockScaledTensor, *given: Any) -> torch.Tensor:
+    """The product on sm_90a, of a stack that each call packs. dtype: of a new result."""
+    _, gate, alpha, out, _, status, config, backend = given
+    options = out, dtype if out is None else None, status, config, backend
+    return CONTIGUOUS(a, packed_first(b, backend), a.offsets, gate, alpha, *options)
+
+
+def _plan(r: Any, target: Target) -> PlannedCall | Callable[..., torch.Tensor]:
     options: dict[str, Any] = {"new": status_of(r.b.device)}
     if isinstance(r.b, PreparedWeight):
         found = plan_prepared_rows(r, target, r.gate)
         return CONTIGUOUS.planned(found.kernel, found.config, target, found.arguments, r, extra=found.extra, **options)
+    if target.arch.generation == "sm90":
+        return functools.partial(_pack_then_multiply, r.out.dtype)
     a, b, out = r.a, r.b, r.out
     check_operands({"a": a, "b": b}, target.backend)
     scalar, factors = factors_of(r, "a", "b")

@@ -72,7 +72,7 @@ def prepare_weight(
     if weight.format != NVFP4 and PACKINGS[name][dtype].exponents is not None:
         packed, factors = _packed_powers(list(weights.values()), PACKINGS[name][dtype])
     else:
-        packed = packed_tiles(weight if up is None else _interleaved(weight, up), dtype, backend=backend)
+        packed = packed_tiles(weight if up is None else in_turn(weight, up), dtype, backend=backend)
         packed = packed if weight.is_batched else packed[0]
         factors = [x.global_scale for x in weights.values()]
     gate, of_up = (*factors, None)[:2]
@@ -124,8 +124,8 @@ def _check_pair(gate: BlockScaledTensor, up: BlockScaledTensor) -> None:
         raise OperandError.of("weights of a gated GEMM", got=" and ".join(both), expected=expected)
 
 
-def _interleaved(gate: BlockScaledTensor, up: BlockScaledTensor) -> BlockScaledTensor:
-    """Both in one, without global scales."""
+def in_turn(gate: BlockScaledTensor, up: BlockScaledTensor) -> BlockScaledTensor:
+    """Both in one, rows in turn as tiles have them, without global scales."""
     data = interleaved(as_bytes(gate.data), as_bytes(up.data))
     scale = interleaved(*(as_bytes(x.rowmajor_scale()) for x in (gate, up)))
     return BlockScaledTensor(data, scale if gate.is_batched else scale[0], None, gate.format)

@@ -1,16 +1,16 @@
-"""Models that torchao quantized, by a stand-in of its tensor: torchao itself is not installed here."""
+"""Models that torchao quantized, by a stand-in of its tensor; with torchao itself where it is installed."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from support.checkpoints import pack, values
 
-from cute_nvfp4 import NVFP4Linear, to_blocked
+from cute_nvfp4 import NVFP4Linear, simulating, to_blocked
 from cute_nvfp4.errors import OperandError, OperandTypeError
-from cute_nvfp4.integrations.torchao import convert, operand
+from cute_nvfp4.integrations.torchao import convert, dispatch, operand
 from cute_nvfp4.scale_layout import blocked_flat
 
 N, K = 48, 96
@@ -83,3 +83,107 @@ def test_other_models() -> None:
     given.qdata = given.qdata.T
     with pytest.raises(OperandError, match="contiguous"):
         operand(given)
+
+
+class Dispatched(torch.Tensor):
+    """A tensor of theirs, whose operators a table has: t, mm, addmm, linear and detach."""
+
+    _ATEN_OP_TABLE: ClassVar[dict] = {}
+    act_per_tensor_scale = None
+
+    def __new__(cls, qdata: torch.Tensor, *parts: Any) -> Any:
+        rows, columns = qdata.shape
+        size = (2 * rows, columns) if qdata.stride(0) == 1 else (rows, 2 * columns)
+        return torch.Tensor._make_wrapper_subclass(cls, size, dtype=torch.bfloat16)
+
+    def __init__(
+        self, qdata: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor, swizzled: bool, kwargs: Any
+    ) -> None:
+        self.qdata, self.scale, self.per_tensor_scale = qdata, scale, factor
+        self.is_swizzled_scales, self.act_quant_kwargs = swizzled, kwargs
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        return cls._ATEN_OP_TABLE[cls][func](func, types, args, kwargs or {})
+
+
+Dispatched.__name__ = "NVFP4Tensor"
+THEIRS: list[Any] = []
+
+
+def theirs(func: Any, types: Any, args: tuple, kwargs: Any) -> torch.Tensor:
+    """Their product: remembered, of decoded weights."""
+    THEIRS.append(func)
+    plain = [x if type(x) is not Dispatched else torch.zeros(x.shape, dtype=args[0].dtype) for x in args]
+    return func(*plain, **kwargs)
+
+
+@pytest.fixture
+def table() -> Any:
+    aten = torch.ops.aten
+
+    def transposed(func: Any, types: Any, args: tuple, kwargs: Any) -> Dispatched:
+        x = args[0]
+        return Dispatched(x.qdata.t(), x.scale.t(), x.per_tensor_scale, x.is_swizzled_scales, x.act_quant_kwargs)
+
+    products = dict.fromkeys((aten.linear.default, aten.mm.default, aten.addmm.default), theirs)
+    Dispatched._ATEN_OP_TABLE[Dispatched] = {
+        aten.t.default: transposed,
+        aten.detach.default: lambda *x: x[2][0],
+    } | products
+    THEIRS.clear()
+    dispatch(Dispatched)
+    dispatch(Dispatched)
+
+
+@pytest.mark.kernels
+@pytest.mark.sim_only("looks at the simulator's launches")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_linear_of_a_tensor_of_theirs(mode: Any, table: None) -> None:
+    """One product, packed once, and again after the bytes changed; float32 and a quantized x are theirs."""
+    made = weight(True, True)
+    given = Dispatched(made.qdata, made.scale, made.per_tensor_scale, True, None)
+    x = torch.randn(2, 3, K, generator=torch.Generator().manual_seed(1)).bfloat16()
+    want, bias = x.double() @ made.as_subclass(torch.Tensor).double().T, torch.randn(N).bfloat16()
+    with mode(), simulating("sm_90a") as runs:
+        y = torch.nn.functional.linear(x, given, bias)
+        names = [run.name for run in runs]
+        assert y.shape == (2, 3, N) and (y - bias - want).norm() < 0.01 * want.norm()
+        torch.nn.functional.linear(x, given)
+        assert [run.name for run in runs[len(names) :]] == names[-1:] and not THEIRS
+        given.qdata.copy_(given.qdata.roll(1, 0))
+        assert (torch.nn.functional.linear(x, given) - want).norm() > 0.5 * want.norm()
+        count = len(runs)
+        torch.nn.functional.linear(x.float(), given)
+        given.act_quant_kwargs = object()
+        torch.nn.functional.linear(x, given, bias)
+        assert len(runs) == count and len(THEIRS) == 2
+    given.act_quant_kwargs = None
+    with mode():
+        torch.nn.functional.linear(x, given)
+    assert len(THEIRS) == 3
+
+
+@pytest.mark.kernels
+@pytest.mark.sim_only("of CPU tensors")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_with_torchao_itself(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = pytest.importorskip("torchao.prototype.mx_formats.nvfp4_tensor", reason="torchao is not installed")
+    made, tables = theirs.NVFP4Tensor, theirs.NVFP4Tensor._ATEN_OP_TABLE
+    w, x = torch.randn(256, 128).bfloat16(), torch.randn(3, 128).bfloat16()
+    scale, bias = w.abs().max().float() / 2688, torch.randn(256).bfloat16()
+    for swizzled in (False, True):
+        given = made.to_nvfp4(w, per_tensor_scale=scale, is_swizzled_scales=swizzled)
+        found = operand(given)
+        assert found.data.data_ptr() == given.qdata.data_ptr() and found.scale.data_ptr() == given.scale.data_ptr()
+        torch.testing.assert_close(found.dequantize(), given.dequantize(torch.float32), rtol=1e-6, atol=0)
+        want = torch.nn.functional.linear(x, given, bias)
+        with monkeypatch.context() as patched, mode(), simulating("sm_90a") as runs:
+            patched.setitem(tables, made, dict(tables[made]))
+            dispatch()
+            y = torch.nn.functional.linear(x, given, bias)
+            torch.nn.functional.linear(x, given, bias)
+            assert len(runs) == 3
+        assert (y - want).norm() < 0.01 * want.norm()

@@ -16,7 +16,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 from transformers.quantizers import auto  # noqa: E402
 
-from cute_nvfp4 import NVFP4Linear, simulating  # noqa: E402
+from cute_nvfp4 import NVFP4Linear, quantize_model, simulating  # noqa: E402
 from cute_nvfp4.errors import OperandError  # noqa: E402
 from cute_nvfp4.integrations import transformers as module  # noqa: E402
 from cute_nvfp4.nn.experts import PackedExperts  # noqa: E402
@@ -129,6 +129,22 @@ def test_from_one_layout_to_the_other(source: str, target: str, tmp_path: Path) 
     # a reciprocal rounds
     assert all(torch.allclose(saved[n].float(), x.float(), rtol=1e-6, atol=0) for n, x in want.items())
     torch.testing.assert_close(load(tmp_path / "saved")(IDS).logits, exact(IDS).logits, rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_awq_is_written_as_modelopt_has_it(tmp_path: Path) -> None:
+    """Layers keep what multiplies their inputs, and the configuration says so; the other layout has no name for it."""
+    model, batches = small(), [torch.randint(96, (2, 32), generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    model.model.embed_tokens.weight[:, :4] *= 20
+    model, report = quantize_model(model, "four_six_mse", awq=True, calibration=batches, ignore=["lm_head"])
+    assert any(layer.method == "awq, nearest" for layer in report.layers)
+    module.save_pretrained(model, tmp_path / "saved")
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())["quantization_config"]
+    assert config["quant_algo"] == "NVFP4_AWQ" and config["pre_quant_scale"]
+    assert any(name.endswith("pre_quant_scale") for name in tensors(tmp_path / "saved"))
+    assert load(tmp_path / "saved")(IDS).logits.equal(model(IDS).logits)
+    with pytest.raises(OperandError, match="compressed-tensors has no name for it"):
+        module.save_pretrained(model, tmp_path / "other", "compressed-tensors")
 
 
 @torch.inference_mode()

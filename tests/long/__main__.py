@@ -32,6 +32,7 @@ from tests.long.summary import summary, table, write
 from tests.long.worker import Ended, Task, Worker, perform
 
 LEDGER = ROOT / ".long" / "ledger.jsonl"
+KEPT = ROOT / "tests" / "data" / "long_run.jsonl.xz"
 LIMIT, LIMIT_OF_SCHEDULE = 120.0, 15.0
 """Seconds of CPU time that a case may take, and for each schedule more, before it counts as hung."""
 EVERY = 30.0
@@ -159,7 +160,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--shrink", type=float, default=120.0, metavar="S", help="seconds to look for a smaller failure"
     )
-    parser.add_argument("--cheapest", action="store_true", help="the same time for each kind of cases, cheapest first")
+    how = "the same time for each kind of cases, cheapest first; a new ledger begins with the committed one"
+    parser.add_argument("--cheapest", action="store_true", help=how)
     parser.add_argument("--done", type=Path, metavar="FILE.xz", help="write there at the end what this run did")
     parser.add_argument("--again", action="store_true", help="also what has passed before")
     parser.add_argument("--new", action="store_true", help="not what has passed with other sources of the package")
@@ -168,7 +170,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--merge", nargs="*", type=Path, metavar="LEDGER", help="run nothing, add what these have")
     parser.add_argument("--keep", type=Path, metavar="FILE.xz", help="run nothing, write the ledger there, compressed")
     parser.add_argument("--summary", action="store_true", help="run nothing, tell what the ledger holds")
-    parser.add_argument("--write", action="store_true", help="with --summary: into benchmarks/records/long_run.md")
+    parser.add_argument("--write", action="store_true", help="with --summary: not told, but written into the record")
     return parser.parse_args()
 
 
@@ -182,17 +184,18 @@ def main() -> int:
     if missing := [path for path in given.merge or () if not path.exists()]:
         raise SystemExit(f"--merge: no such file: {', '.join(map(str, missing))}")
     ledger = Ledger(given.resume)
+    if given.cheapest and not ledger.records and KEPT.exists():
+        ledger.merge(Ledger(KEPT))
     if given.merge:
         print(f"{sum(ledger.merge(Ledger(path)) for path in given.merge)} records")
     if given.keep:
         keep(ledger.records.values(), given.keep)
         print(f"{len(ledger.records)} cases: {given.keep}")
-    if given.merge or given.keep:
-        return 0
-    if given.summary:
+    if given.summary and given.write:
+        write(ledger)
+    elif given.summary:
         print(summary(ledger))
-        if given.write:
-            write(ledger)
+    if given.merge or given.keep or given.summary:
         return 0
     if given.case:
         name, text = given.case

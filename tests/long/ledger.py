@@ -6,7 +6,7 @@ import json
 import lzma
 import subprocess
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -64,17 +64,17 @@ class Ledger:
         data = self.path.read_bytes()
         return (lzma.decompress(data) if self.path.suffix == ".xz" else data).decode()
 
-    def add(self, record: Record) -> None:
-        self.records[record.key] = record
+    def add(self, *records: Record) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a") as file:
-            file.write(json.dumps(asdict(record)) + "\n")
+            for record in records:
+                self.records[record.key] = record
+                file.write(_line(record))
 
     def merge(self, other: Ledger) -> int:
         """Adds what another has, which ran later; how many records that were."""
         new = [record for key, record in other.records.items() if self.records.get(key) != record]
-        for record in new:
-            self.add(record)
+        self.add(*new)
         return len(new)
 
     def passed(self, key: tuple[str, str, str]) -> Record | None:
@@ -85,8 +85,12 @@ class Ledger:
 
 def keep(records: Iterable[Record], path: Path) -> None:
     """Writes records in order of their keys, compressed."""
-    lines = [json.dumps(asdict(record)) + "\n" for record in sorted(records, key=lambda record: record.key)]
+    lines = map(_line, sorted(records, key=lambda record: record.key))
     path.write_bytes(lzma.compress("".join(lines).encode(), preset=9 | lzma.PRESET_EXTREME))
+
+
+def _line(record: Record) -> str:
+    return json.dumps({name: getattr(record, name) for name in Record.__dataclass_fields__}) + "\n"
 
 
 @cache

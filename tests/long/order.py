@@ -132,12 +132,12 @@ def _resume(stream: Stream, ledger: Ledger) -> None:
 
 
 def cheapest(every: list[Stream], seed: int) -> Iterator[Work | None]:
-    """Work of the kind of cases that has had the least time so far, of each what took the least first; None where all
-    that is left waits for a list."""
+    """Work of the kind of cases that has had the least time so far, of each what took the least first, and last what
+    ran with this simulator; None where all that is left waits for a list."""
     spent: dict[tuple[str, str], float] = {(s.family.name, s.arch): 0.0 for s in every}
     mine, live = dict.fromkeys(every, 0.0), list(every)
     for stream in every:
-        stream.again.sort(key=lambda work: -work.seconds)
+        stream.again.sort(key=lambda work: (not work.seen, -work.seconds))
     while live:
         ready = [stream for stream in live if not stream.waits]
         if not ready:

@@ -418,12 +418,15 @@ def test_the_same_time_for_each_kind_of_cases_the_cheapest_first(tmp_path) -> No
     for name, seconds in (("gemv", (4.0, 1.0, 2.0)), ("quantize", (0.5, 0.25, 0.75))):
         for took in seconds:
             ledger.add(Record(name, f'{{"seed":{took}}}', "sm_90a", "passed", **COMMON | {"seconds": took}))
+    simulator, seen = FAMILIES["gemv"].state("sm_90a")[0], '{"seed":9}'
+    now = COMMON | {"simulator": simulator, "seconds": 0.1}
+    ledger.add(Record("gemv", seen, "sm_90a", "passed", kernels=("k",), **now))
     every = streams([FAMILIES[name] for name in ("gemv", "quantize")], ledger, 0, ["sm_90a"])
     for stream in every:
         stream.left = 0
     works = [(work.stream.family.name, work.seconds) for work in cheapest(every, 0)]
     quantize, gemv = [("quantize", t) for t in (0.25, 0.5, 0.75)], [("gemv", t) for t in (1.0, 2.0, 4.0)]
-    assert works == [gemv[0], *quantize, gemv[1], gemv[2]]
+    assert works == [gemv[0], *quantize, gemv[1], gemv[2], ("gemv", 0.1)]
 
 
 def test_a_fuzzed_text_differs_in_few_places_and_always_the_same() -> None:

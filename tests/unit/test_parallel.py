@@ -197,6 +197,11 @@ def _two_layers(input_rule: str | None, count: int) -> dict[str, torch.Tensor]:
     found = {"qkv": qkv, "y": y, "dx": x.grad, "gathered": gathered}
     with torch.no_grad():
         found["without gradients"] = model["o"](attention(qkv, 64 // count))
+        if count == 2 and input_rule is None:
+            traced = torch.compile(
+                lambda x: model["o"](attention(model["qkv"](x), 32)), backend="eager", fullgraph=True
+            )
+            assert traced(x.detach()).equal(found["without gradients"])
     for wrong in (model["o"], torch.nn.Linear(4, 4)):
         with pytest.raises((OperandError, OperandTypeError), match=r"a shard already|expected NVFP4Linear"):
             NVFP4RowwiseParallel()._apply(wrong, mesh)

@@ -9,6 +9,8 @@ import torch
 
 from cute_nvfp4 import NVFP4Linear, quantize, quantize_model, simulating
 from cute_nvfp4.errors import OperandError
+from cute_nvfp4.nn.awq import column_factors
+from cute_nvfp4.nn.divergence import Judged
 from cute_nvfp4.nn.gptq import gptq, output_error
 from cute_nvfp4.nn.selection import select_linears
 
@@ -92,6 +94,71 @@ def test_gptq_is_closer(input_rule: str | None) -> None:
         assert made.layers[0].up.input_global_scale.equal(first.input_global_scale)
 
 
+@pytest.mark.parametrize("input_rule", [None, "max"])
+def test_awq_where_columns_differ(input_rule: str | None) -> None:
+    """Activations with a few large columns: their weights are scaled up, layers with one input share the factors, and
+    products of other tokens are closer."""
+    loud = torch.ones(WIDTH)
+    loud[[3, 17, 40]] = 30.0
+
+    def given() -> Model:
+        made = model()
+        made.embed.weight.data *= loud
+        for layer in made.layers:
+            # so that what counts is the small columns' share, too
+            layer.gate.weight.data /= loud.sqrt()
+            layer.up.weight.data /= loud.sqrt()
+        return made
+
+    held_out, distances = tokens(1), {}
+    calibration = [tokens(seed) for seed in (2, 3, 4)]
+    want = given()(held_out)
+    for awq in (False, True):
+        options = {"ignore": ["head"], "input_rule": input_rule, "calibration": calibration}
+        made, report = quantize_model(given(), awq=awq, **options)
+        distances[awq] = float(((made(held_out) - want).norm() / want.norm()).detach())
+        assert all(0 < layer.output_error < 0.5 for layer in report.layers)
+    assert distances[True] < 0.8 * distances[False]
+    first = made.layers[0]
+    assert first.gate.input_scale.equal(first.up.input_scale) and report.layers[0].method == "awq, nearest"
+    # the values that a layer multiplies are near the weight's
+    decoded = first.gate.weight.dequantize() * first.gate.input_scale
+    assert (decoded - given().layers[0].gate.weight).norm() < 0.2 * given().layers[0].gate.weight.norm()
+
+
+def test_factors_of_alike_columns_are_none() -> None:
+    w, x = (torch.randn(40, 64, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    exact = x.sign()
+    assert column_factors([w], exact) is None
+    assert column_factors([w], exact * torch.linspace(0.1, 30, 64)) is not None
+
+
+def test_divergence_of_predictions() -> None:
+    """That of torch's distributions on the judged batches; none of a model that stays what it is."""
+
+    def given() -> Model:
+        made = model()
+        # with the head's weights, predictions that are not sure, and that layers change
+        made.embed.weight.data *= 0.3
+        for layer in made.layers:
+            layer.down.weight.data *= 20
+        return made
+
+    judge = [tokens(1, 30), tokens(5, 50)]
+    before = torch.cat([given()(x).detach()[0] for x in judge])
+    made, report = quantize_model(given(), judge=judge)
+    after = torch.cat([made(x).detach()[0] for x in judge])
+    p, q = (torch.distributions.Categorical(logits=x) for x in (before, after))
+    exact = torch.distributions.kl_divergence(p, q).mean()
+    found = report.divergence
+    assert found.mean == pytest.approx(float(exact), rel=1e-3) and found.rows == 80 and 0 < found.error < found.mean
+    assert found.agreement == pytest.approx(float((p.logits.argmax(-1) == q.logits.argmax(-1)).float().mean()))
+    assert "nats a row" in str(report) and report.as_dict()["divergence"]["rows"] == 80
+    assert Judged(made, judge).divergence(made) == (0.0, 0.0, 1.0, 80)
+    with pytest.raises(OperandError, match="judge: got no batch"):
+        quantize_model(model(), judge=[])
+
+
 def test_a_head_that_is_untied() -> None:
     made, report = quantize_model(model(), ignore=["layers"], untie=True)
     assert [layer.name for layer in report.layers] == ["head"] and type(made.head) is NVFP4Linear
@@ -159,6 +226,7 @@ BAD = {
     "rule": ({"rule": "nearest"}, "rule for nvfp4"),
     "hessian": ({"rule": "hessian"}, "a rule that needs only values"),
     "no calibration": ({"method": "gptq"}, "calibration: got None"),
+    "no calibration of awq": ({"awq": True}, "calibration: got None, expected batches: AWQ"),
     "no batch": ({"method": "gptq", "calibration": []}, "calibration: got no batch"),
 }
 

@@ -76,8 +76,9 @@ def plan_prepared_rows(
     a, b, out = r.a, r.b, r.out
     floats = isinstance(a, torch.Tensor)
     scalar, factors = factors_of_products(r, len(b.global_scales))
+    rows = out.shape[0] if slots is None else len(r.slots)
     problem = PackedGroups(
-        sizes=((out.shape[0], b.rows, b.k),),
+        sizes=((rows, b.rows, b.k),),
         stack=b.batch,
         dtype=MMA_DTYPES[b.dtype],
         out=DTYPE_NAMES[out.dtype],
@@ -90,7 +91,7 @@ def plan_prepared_rows(
         decoded=isinstance(a, GroupedRows),
     )
     plan = choose_groups(problem, target.arch, sm_count(target, b.device), r.config)
-    rows, k_tiles, config, quantized_first = out.shape[0], b.packed.shape[-2], plan.config, None
+    k_tiles, config, quantized_first = b.packed.shape[-2], plan.config, None
     data, stride, scales = "a" if floats else "decoded", a.stride(0) if floats else b.k, None
     if b.row_factor is not None:
         data, stride, scales, first, quantized_first = Fp8Rows.of(a, b, target.arch)
@@ -115,7 +116,7 @@ def plan_prepared_rows(
     arguments = GroupedWgmmaArguments(groups, one, slots, quantized_first, scalar, of_groups, plan.workers)
     extra, dtype, backend, device = None, b.dtype, target.backend, b.device
     if quantized_first:
-        size = rows, b.k
+        size = len(a), b.k
         extra = "scratch", lambda given, kept: LikeRows.of(size, device), LikeRows.of(size)
     elif isinstance(a, GroupedRows):
         like = torch.empty((rows, b.k), dtype=dtype, device="meta")

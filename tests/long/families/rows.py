@@ -249,7 +249,8 @@ def _pack(case: CodesCase) -> Once:
 FAMILIES = (
     Family("gemv", GemvCase, _gemv, _random_gemv, archs=ARCHS, weight=2, goal=500, rooms=("gemv",)),
     Family(
-        "quantize", QuantizeCase, _quantize, _random_quantize, archs=ARCHS, weight=3, goal=1000, rooms=("quantize",)
+        "quantize", QuantizeCase, _quantize, _random_quantize, archs=ARCHS, weight=3, goal=1000,
+        rooms=("quantize", "kernels/gemm/gates.py"),
     ),
     Family(
         "dequantize", CodesCase, _dequantize, _random_dequantize, archs=ARCHS, goal=250,

@@ -1,0 +1,79 @@
+"""Times sums over two GPUs alone, by size: ``python benchmarks/parallel_sums.py``. No kernel of this package runs.
+
+Rows of bfloat16, 8 KiB to 64 MiB: an all-reduce by NCCL under each of ``SETTINGS``, loads of the peer's memory in one
+kernel, and copies by the copy engines with an addition (``parallel.py``). CUDA graphs, L2 cold, medians, slower GPU.
+
+Exit codes: 0 done, 1 a result is wrong or a process failed, 2 fewer than two GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from common import machine, results_path, write
+from parallel import Rank, run
+from parallel_layers import Add, CopiedSums, all_reduced
+
+from cute_nvfp4.nn import PeerSums
+
+KIB = tuple(2**n for n in range(3, 17))
+"""Sizes of a rank's rows."""
+SETTINGS = {"NCCL": {}, "NCCL, LL128": {"NCCL_PROTO": "LL128"}, "NCCL, 32 CTAs": {"NCCL_MIN_CTAS": "32"}}
+"""Environments of the processes, by name."""
+
+
+def sums(r: Rank, options: argparse.Namespace) -> None:
+    """The record of one setting: added to the file."""
+    path, first = options.output, options.setting == next(iter(SETTINGS))
+    record = json.loads(path.read_text()) if path.exists() and not first else None
+    record = record or machine() | {"nccl": ".".join(map(str, torch.cuda.nccl.version())), "us": {}}
+    peers = PeerSums(max(KIB) * 512, device=r.device) if first else None
+    copied = CopiedSums(max(KIB) * 512, r.device) if first else None
+    for kib in KIB:
+        zeros = torch.zeros(kib * 512, dtype=torch.bfloat16, device=r.device)
+        forms: dict[str, Add] = {options.setting: all_reduced}
+        if first:
+            # an even number of calls
+            forms |= {"peer loads": peers, "copy engine": lambda y: copied(copied(y))}
+        for name, add in forms.items():
+            found = add(zeros + 1.0 + r.rank)
+            if not r.agreed(bool((found == (6.0 if name == "copy engine" else 3.0)).all())):
+                raise AssertionError(f"{name}, {kib} KiB: a wrong sum")
+        calls = {name: r.captured(lambda add=add, y=zeros: add(y)) for name, add in forms.items()}
+        times = r.times(calls)
+        if first:
+            times["copy engine"] = round(times["copy engine"] / 2, 2)
+        for name, us in times.items():
+            record["us"].setdefault(name, {})[str(kib)] = us
+        r.say(f"{kib:6} KiB  " + "  ".join(f"{name} {us:.1f}" for name, us in times.items()))
+    if not r.rank:
+        write(record, path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="default: benchmarks/results/parallel_sums_<gpu>.json")
+    parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--seconds", type=float, default=60, help="after which the processes of a setting are ended")
+    options = parser.parse_args()
+    options.smoke = options.quick = False
+    if options.output is None and torch.cuda.is_available():
+        options.output = results_path("parallel_sums")
+    for name, variables in SETTINGS.items():
+        options.setting = name
+        os.environ.update(variables)
+        code = run(sums, options)
+        for variable in variables:
+            del os.environ[variable]
+        if code:
+            return code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""Columns of weights scaled by their activations before rounding, as AWQ does it.
+
+Lin, Tang, Tang, Yang, Dang and Han, "AWQ: Activation-aware Weight Quantization" (2023). Columns that large activations
+meet are multiplied by a factor, and the activations divided by it: what they lose by rounding is less. Here the inverse
+stays in the layer (``NVFP4Linear.input_scale``, ModelOpt's ``pre_quant_scale``), and multiplies x in each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from cute_nvfp4.formats import NVFP4
+from cute_nvfp4.nn.training import fake_quantize
+from cute_nvfp4.quantization.blocks import global_scale_from_amax
+from cute_nvfp4.quantization.rules import resolve_rule
+
+POWERS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
+"""Exponents of the magnitudes of activations that are tried; 0 leaves the columns as they are."""
+
+
+def column_factors(
+    weights: Sequence[torch.Tensor],
+    x: torch.Tensor,
+    rule: str = "max",
+    input_rule: str | None = None,
+    *,
+    amax: torch.Tensor | None = None,
+    powers: Sequence[float] = POWERS,
+) -> torch.Tensor | None:
+    """The factors (K,) of the columns of ``weights`` (N, K), which read the same x (rows, K): the power of the mean
+    magnitudes of x with the least error of the products, rounded to nearest. None where no factors are best.
+
+    rule, input_rule: how weights and x are quantized; None leaves x. amax: the largest magnitudes (K,) of all x, where
+    ``x`` is a sample of it.
+    """
+    x = x.float()
+    exact = [x @ w.float().T for w in weights]
+    magnitudes = x.abs().mean(0)
+    magnitudes = magnitudes.clamp(min=torch.finfo(torch.float32).tiny).maximum(magnitudes.max() * 1e-4)
+    amax = x.abs().amax(0) if amax is None else amax
+    best, found = float("inf"), None
+    for power in powers:
+        factors = magnitudes**power
+        factors = factors / (factors.max() * factors.min()).sqrt()
+        rows = x / factors
+        if input_rule is not None:
+            scale = global_scale_from_amax((amax / factors).amax(), resolve_rule(input_rule, NVFP4))
+            rows = fake_quantize(rows, rule=input_rule, global_scale=scale)
+        error = 0.0
+        for w, y in zip(weights, exact):
+            made = fake_quantize(w.float() * factors, rule=rule)
+            error += float((rows @ made.T - y).square().sum() / y.square().sum().clamp(min=1e-30))
+        if error < best:
+            best, found = error, None if power == 0 else factors
+    return found
