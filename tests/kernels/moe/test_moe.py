@@ -153,7 +153,7 @@ def test_launches() -> None:
         problem = Problem(layer)
         with simulating("sm_90a") as runs:
             problem.run()
-        assert [x.name for x in runs] == ["moe_maps", "moe_product", "moe_product", "moe_combine"]
+        assert [x.name for x in runs] == ["moe_maps", "stream_groups", "stream_groups", "moe_combine"]
         grids.append([x.launch.grid for x in runs])
     assert grids[0] == grids[1]
 

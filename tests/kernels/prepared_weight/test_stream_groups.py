@@ -114,6 +114,7 @@ def test_products_of_experts(name: str, poisoned: None) -> None:
 
 
 @pytest.mark.sim_only("runs schedules")
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("schedule", adversarial(4), ids=str)
 def test_any_schedule_gives_the_same_bits(schedule) -> None:
     problem = Problem(CUT)

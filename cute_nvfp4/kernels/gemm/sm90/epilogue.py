@@ -56,7 +56,7 @@ class WarpgroupEpilogue:
             return self
         row = self.first_packed_row(tile) + self.thread % WARP // 4
         columns = tile.n * cfg.tile_n, self.x_rows
-        place = self.shared + cfg.epilogue_bytes + self.group * (4 * cfg.tile_n)
+        place = self.shared + cfg.epilogue_bytes + self.group * cfg.factor_pitch
         return replace(self, rows=row_factors(cfg, self.arguments.row_scales, row, columns, place, self.thread))
 
     def share_factors(self) -> None:

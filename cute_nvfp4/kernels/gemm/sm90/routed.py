@@ -68,7 +68,7 @@ class RoutedEpilogue(WarpgroupEpilogue):
         if cfg.fp8:
             scale = self.arguments.row_scales.weight + (self.first_packed_row(tile) + self.thread % WARP // 4)
             of_weight = device_scalar(scale), device_scalar(scale + 8)
-        shared = self.shared + cfg.epilogue_bytes + self.group * (4 * cfg.tile_n)
+        shared = self.shared + cfg.epilogue_bytes + self.group * cfg.factor_pitch
         return replace(self, rows=RowFactors(cfg, of_weight, tuple(found), shared, self.thread))
 
     @cute.jit
