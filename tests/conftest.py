@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import backends, forked, sampling
+from support import backends, forked, sampling, stored_kernels
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.harness import process
@@ -38,6 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--backend", choices=backends.BACKENDS, default="sim", help="where kernels are tested (default: sim)"
     )
+    parser.addoption("--note-kernels", type=Path, metavar="FOLDER", help="note which kernels are asked for")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,6 +48,10 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError("--backend cuda: torch finds no CUDA device")
         # deterministic matrix products, which references are compared with
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    else:
+        stored_kernels.install()
+        if folder := config.getoption("--note-kernels"):
+            stored_kernels.note(folder, os.environ.get("PYTEST_XDIST_WORKER", "main"))
     if "PYTEST_XDIST_WORKER" not in os.environ:
         # inductor's code for the vector instructions of another run (ATEN_CPU_CAPABILITY) ends in a segmentation fault
         folder = tempfile.TemporaryDirectory(prefix="inductor-", ignore_cleanup_errors=True)

@@ -95,8 +95,8 @@ class Arena:
         fcntl.fcntl(self.fd, _ADD_SEALS, _SEAL_SIZE)  # a file cut short would end the device, which maps it
 
     def write(self, offset: int, tensor: torch.Tensor) -> None:
-        """Writes the bytes of a contiguous tensor of the CPU."""
-        data = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+        """Writes the bytes of a tensor, one of a GPU by way of the CPU."""
+        data = memoryview(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy())
         while len(data):
             done = os.pwrite(self.fd, data, offset)
             data, offset = data[done:], offset + done

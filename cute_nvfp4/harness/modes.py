@@ -14,9 +14,10 @@ import torch
 
 from .checker import Check
 from .errors import CallFailed
+from .plausible import check_bandwidth, check_samples
 from .problem import Problem, mix_seed
 from .results import CaseResult
-from .runner import Outcome, Runner, check_bandwidth, check_samples
+from .runner import Outcome, Runner
 from .schema import Limits
 from .timing import L2_CLEAR_BYTES, ColdL2, StopRule, Timing, time_cuda
 

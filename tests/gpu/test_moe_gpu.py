@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 LAYERS = {
     "Qwen3": Layer(48, 8, 64, 1024, 384, listed=True),
     "gpt-oss": Layer(
-        200, 4, 32, 720, 720, "mxfp4", "clamped_swiglu", biases=True, interleaved=True, elsewhere=2, ids=torch.int32
+        200, 4, 32, 736, 672, "mxfp4", "clamped_swiglu", biases=True, interleaved=True, elsewhere=2, ids=torch.int32
     ),
     "Mixtral": Layer(1, 2, 8, 512, 1792),
     "Nemotron": Layer(33, 6, 12, 672, 464, activation="relu2", routing="same", dtype=torch.float16),

@@ -7,7 +7,8 @@ import math
 import pytest
 
 from cute_nvfp4.harness import timing
-from cute_nvfp4.harness.runner import CallFailed, check_bandwidth, check_samples
+from cute_nvfp4.harness.errors import CallFailed
+from cute_nvfp4.harness.plausible import check_bandwidth, check_samples
 
 
 def test_statistics():

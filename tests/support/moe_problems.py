@@ -10,6 +10,7 @@ import torch
 from cute_nvfp4 import BlockScaledTensor, moe, prepare_experts, quantize
 from cute_nvfp4.formats import FORMATS
 from cute_nvfp4.ops.moe.experts import Experts
+from cute_nvfp4.row_scaled import by_rows
 from support import backends
 
 GUARD = 64
@@ -22,7 +23,7 @@ class Layer:
 
     routing: "random"; "crowded", where all tokens choose one or two of them; "same", where a token chooses one expert
     several times. elsewhere: of how many experts before and after those here ids may be, too. quantized: whether x is
-    quantized by each call.
+    quantized by each call; fp8: by rows, for weights prepared for it.
     """
 
     tokens: int
@@ -40,13 +41,14 @@ class Layer:
     weights: torch.dtype = torch.float32
     dtype: torch.dtype = torch.bfloat16
     quantized: bool = False
+    fp8: bool = False
     listed: bool = False
     seed: int = 0
 
     def __str__(self) -> str:
         words = [f"{self.tokens}x{self.top} of {self.experts}", f"{self.hidden}x{self.inner}", self.format]
         words += [self.activation, self.routing, f"elsewhere{self.elsewhere}"]
-        words += [name for name in ("biases", "interleaved", "quantized", "listed") if getattr(self, name)]
+        words += [name for name in ("biases", "interleaved", "quantized", "fp8", "listed") if getattr(self, name)]
         return "-".join(words)
 
 
@@ -99,7 +101,7 @@ class Problem:
             gate_up_bias=self.biases[0],
             down_bias=self.biases[1],
             interleaved=layer.interleaved,
-            dtype=None if layer.quantized else layer.dtype,
+            dtype=None if layer.quantized else torch.float8_e4m3fn if layer.fp8 else layer.dtype,
         )
 
     def run(self, **options: Any) -> torch.Tensor:
@@ -116,11 +118,26 @@ class Problem:
             return weight.dequantize(torch.float64)
         return torch.stack([x.dequantize(torch.float64) for x in weight])
 
+    def _rounded_weights(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The values that weights prepared for FP8 have: gate, up, and then down."""
+        e = self.experts
+        found = [w.dequantize(torch.float64) for w in (e.gate_up, e.down)]
+        found = [
+            w * (1.0 if f is None else f.double().view(-1, *[1] * (w.ndim - 1)))
+            for w, f in zip(found, (e.gate_up_factor, e.down_factor))
+        ]
+        first = found[0].flatten(1, 2) if e.gated else found[0]
+        if self.layer.interleaved:
+            first = torch.stack(first.chunk(2, dim=1), dim=2).flatten(1, 2)
+        return first, found[1]
+
     def _rounded(self, rows: torch.Tensor) -> torch.Tensor:
         """The values that the products see of rows in float64."""
         rows = rows.to(self.layer.dtype)
         if self.layer.quantized:
             return quantize(rows, self.layer.format, backend="reference").dequantize(torch.float64)
+        if self.layer.fp8:
+            return by_rows(rows).dequantize(torch.float64)
         return rows.double()
 
     def exact(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -129,6 +146,8 @@ class Problem:
         Rows are rounded where the operation rounds them, and nowhere else.
         """
         gate_up, down = self._values(self.gate_up), self._values(self.down)
+        if self.layer.fp8:
+            gate_up, down = self._rounded_weights()
         chosen = self.ids.long() - self.offset
         tokens, places = torch.where((chosen >= 0) & (chosen < self.layer.experts))
         out = torch.zeros(self.x.shape, dtype=torch.float64, device=self._device)
@@ -160,14 +179,15 @@ class Problem:
         gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
         return gate * torch.sigmoid(1.702 * gate) * (up + 1)
 
-    def right(self, out: torch.Tensor) -> bool:
+    def right(self, out: torch.Tensor, roundings: int = 0) -> bool:
         """Whether a result is near enough: each element by what is added for it; of quantized rows, whose codes may be
-        others where a sum is a tie, each row by its norm."""
+        others where a sum is a tie, each row by its norm. roundings: of sums, beside those of the deterministic way."""
         want, magnitudes = self.exact()
         error = (out.double() - want).abs()
-        if self.layer.quantized:
+        if self.layer.quantized or self.layer.fp8:
             return bool((error.norm(dim=1) <= 0.03 * want.norm(dim=1) + 1e-6).all())
-        return bool((error <= magnitudes * 2.0 ** (-7 if self.layer.dtype is torch.bfloat16 else -9) + 1e-6).all())
+        unit = 2.0 ** (-9 if self.layer.dtype is torch.bfloat16 else -11)
+        return bool((error <= magnitudes * (4 + roundings) * unit + 1e-6).all())
 
 
 def _products(rows: torch.Tensor, weights: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:
@@ -178,8 +198,10 @@ def _products(rows: torch.Tensor, weights: torch.Tensor, expert: torch.Tensor) -
     return out
 
 
-def random_layer(seed: int, quantized: bool) -> Layer:
-    """A layer at random: every remainder of H and I that the format has, empty and crowded experts."""
+def random_layer(seed: int, arch: str) -> Layer:
+    """A layer at random: every remainder of H and I that the format has, empty and crowded experts. On sm_100a x is
+    quantized to the weights' format, on sm_90a sometimes to FP8."""
+    quantized = arch == "sm_100a"
     generator = torch.Generator().manual_seed(seed)
 
     def pick(*choices: Any) -> Any:
@@ -190,13 +212,15 @@ def random_layer(seed: int, quantized: bool) -> Layer:
 
     format = pick("nvfp4", "mxfp4")
     block = 32 if quantized else FORMATS[format].block
+    experts = pick(1, number(2, 32), number(2, 32), number(33, 300))
+    most = 224 if experts <= 32 else 96
     activation = pick("silu", "silu", "clamped_swiglu", "relu2")
     return Layer(
         tokens=pick(1, 2, number(3, 40)),
-        top=number(1, 6),
-        experts=pick(1, number(2, 32)),
-        hidden=block * number(2, 224 // block),
-        inner=block * number(2, 208 // block),
+        top=pick(number(1, 6), number(1, 10)),
+        experts=experts,
+        hidden=block * number(2, most // block),
+        inner=block * number(2, most // block),
         format=format,
         activation=activation,
         biases=activation == "clamped_swiglu" or pick(True, False, False),
@@ -206,6 +230,7 @@ def random_layer(seed: int, quantized: bool) -> Layer:
         ids=pick(torch.int32, torch.int64),
         weights=pick(torch.float32, torch.bfloat16),
         quantized=quantized,
+        fp8=arch == "sm_90a" and pick(True, False, False),
         listed=pick(True, False),
         seed=seed,
     )

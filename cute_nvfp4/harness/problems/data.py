@@ -226,13 +226,14 @@ def partner_limit(codes: torch.Tensor, bound: float | torch.Tensor) -> torch.Ten
 
 def varied(contents: Mapping[str, torch.Tensor], mask: int, roll: bool, seed: int) -> dict[str, torch.Tensor]:
     """Other contents of the same kind, far cheaper than new draws: each column of bytes of an operand is exclusive-ored
-    with a byte under ``mask``, and its rows change places if ``roll``. No answer to the old contents helps."""
+    with a byte under ``mask``, and its rows change places if ``roll``. No answer to the old contents helps. They are
+    where the old ones are, and the same on a GPU as on the CPU."""
     generator, found = torch.Generator().manual_seed(seed), {}
     for name in [name for name in contents if f"sf{name}" in contents]:
         elements, scales = contents[name], contents[f"sf{name}"]
         batch, rows, columns = elements.shape
         by = int(torch.randint(rows, (), generator=generator)) if roll else 0
-        flips = draw_bytes((batch, 1, columns), mask, generator)
+        flips = draw_bytes((batch, 1, columns), mask, generator).to(elements.device)
         wide = torch.int64 if columns % 8 == 0 else torch.uint8
         changed = elements.roll(by, 1).view(wide).bitwise_xor_(flips.view(wide)).view(torch.uint8)
         found |= stored(name, changed, scales.roll(by, 1))

@@ -34,10 +34,12 @@ def maps_size(experts: int, slots: int) -> int:
 
 @dataclass(frozen=True)
 class MapsConfig:
-    """One variant of the kernel that makes the maps: dtype of the ids, and warps of a CTA."""
+    """One variant of the kernel that makes the maps: dtype of the ids, warps of a CTA, and whether other CTAs zero the
+    rows that products will be added to."""
 
     ids: str
     warps: int
+    zeroed: bool
     arch: Architecture
 
 
@@ -69,13 +71,14 @@ class ActivationConfig:
 @dataclass(frozen=True)
 class CombineConfig:
     """One variant of the combination: dtypes of rows, of router weights ("": rows are weighted already) and of the
-    output, whether there is a bias, and slots of a token."""
+    output, whether there is a bias, slots of a token, and whether a row of each is added to them ("shared")."""
 
     dtype: str
     weights: str
     out: str
     bias: bool
     top: int
+    shared: bool
     arch: Architecture
 
 
@@ -98,14 +101,25 @@ def router_weights(dtype: str) -> Pointer:
 _BIAS = PerConfig(lambda c: Pointer("Float32", VECTOR_BYTES) if c.bias else None)
 
 
+class ZeroedRows(NamedTuple):
+    """``count`` rows of ``row_bytes``, ``stride`` bytes apart, which ``ctas`` CTAs zero."""
+
+    data: Pointer = Pointer("Uint8", VECTOR_BYTES)
+    count: Scalar = INT32
+    row_bytes: Scalar = INT32
+    stride: Scalar = INT64
+    ctas: Scalar = INT32
+
+
 class MapsArguments(NamedTuple):
-    """maps (:func:`maps_size`) of ids (slots,), of which ``offset`` is expert 0 here."""
+    """maps (:func:`maps_size`) of ids (slots,), of which ``offset`` is expert 0 here. sums: rows to be zeroed."""
 
     ids: Pointer = Pointer(lambda c: DSL_DTYPES[c.ids], lambda c: int(c.ids[3:]) // 8)
     maps: Pointer = Pointer("Int32", 4)
     slots: Scalar = INT32
     experts: Scalar = INT32
     offset: Scalar = INT32
+    sums: ZeroedRows | None = PerConfig(lambda c: ZeroedRows() if c.zeroed else None)
 
 
 class GatherArguments(NamedTuple):
@@ -136,14 +150,16 @@ class ActivationArguments(NamedTuple):
 
 class CombineArguments(NamedTuple):
     """out (tokens, hidden), rows ``stride`` bytes apart, of rows (slots, hidden); weights (slots,) and the bias
-    (experts, hidden), where rows have neither yet."""
+    (experts, hidden), where rows have neither yet; shared (tokens, hidden), rows ``shared_stride`` bytes apart."""
 
     rows: Pointer = Pointer("Uint8", VECTOR_BYTES)
     weights: Pointer | None = PerConfig(lambda c: router_weights(c.weights) if c.weights else None)
     bias: Pointer | None = _BIAS
+    shared: Pointer | None = PerConfig(lambda c: Pointer("Uint8", VECTOR_BYTES) if c.shared else None)
     maps: Pointer = Pointer("Int32", 4)
     out: Pointer = Pointer("Uint8", VECTOR_BYTES)
     tokens: Scalar = INT32
     experts: Scalar = INT32
     hidden: Scalar = INT32
     stride: Scalar = INT64
+    shared_stride: Scalar | None = PerConfig(lambda c: INT64 if c.shared else None)

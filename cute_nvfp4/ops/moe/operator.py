@@ -18,8 +18,10 @@ ARGUMENTS = (
     "Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor gate_up, Tensor? gate_up_scale, "
     "Tensor? gate_up_global_scale, Tensor? up_global_scale, Tensor down, Tensor? down_scale, "
     "Tensor? down_global_scale, Tensor? gate_up_factor=None, Tensor? down_factor=None, Tensor? gate_up_bias=None, "
-    "Tensor? down_bias=None, *, int inner, ScalarType? dtype=None, bool gated=False, str weight_format, "
-    'str activation="silu", float activation_alpha=1.702, float activation_limit=7.0, int offset=0, str backend="auto"'
+    "Tensor? down_bias=None, Tensor? shared=None, *, int inner, ScalarType? dtype=None, bool gated=False, "
+    "str weight_format, "
+    'str activation="silu", float activation_alpha=1.702, float activation_limit=7.0, int offset=0, '
+    'bool deterministic=True, str backend="auto"'
 )
 
 
@@ -41,6 +43,7 @@ class Flat(NamedTuple):
     down_factor: torch.Tensor | None
     gate_up_bias: torch.Tensor | None
     down_bias: torch.Tensor | None
+    shared: torch.Tensor | None
     inner: int
     dtype: torch.dtype | None
     gated: bool
@@ -49,6 +52,7 @@ class Flat(NamedTuple):
     activation_alpha: float
     activation_limit: float
     offset: int
+    deterministic: bool
     out: torch.Tensor | None
     backend: str
 
@@ -67,6 +71,7 @@ class Flat(NamedTuple):
             e.down_factor,
             e.gate_up_bias,
             e.down_bias,
+            r.shared,
             inner=e.inner,
             dtype=e.dtype,
             gated=e.gated,
@@ -75,15 +80,16 @@ class Flat(NamedTuple):
             activation_alpha=e.activation.alpha,
             activation_limit=e.activation.limit,
             offset=r.offset,
+            deterministic=r.deterministic,
             out=r.out,
             backend=r.backend,
         )
 
 
 def _parts(weight: Any, prepared: bool) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """The bytes of a stack, its scales, and its global scale."""
+    """The bytes of a stack, its scales or factors of its rows, and its global scale."""
     if prepared:
-        return weight.packed, None, weight.global_scale
+        return weight.packed, weight.row_factor, weight.global_scale
     return weight.data, blocked_flat(weight.scale), weight.global_scale
 
 
@@ -114,4 +120,4 @@ def _weight(name: str, values: dict[str, Any], rows: int, k: int, gated: bool) -
     if dtype is None:
         return BlockScaledTensor(data, values[f"{name}_scale"], factor, resolve_format(kind))
     up = values["up_global_scale"] if gated else None
-    return PreparedWeight(data, rows, k, dtype, factor, gated, up, kind)
+    return PreparedWeight(data, rows, k, dtype, factor, gated, up, kind, row_factor=values[f"{name}_scale"])

@@ -77,8 +77,9 @@ def plan_prepared_rows(
     a, b, out = r.a, r.b, r.out
     floats = isinstance(a, torch.Tensor)
     scalar, factors = factors_of_products(r, len(b.global_scales))
+    rows = out.shape[0] if slots is None else len(r.slots)
     problem = PackedGroups(
-        sizes=((out.shape[0], b.rows, b.k),),
+        sizes=((rows, b.rows, b.k),),
         stack=b.batch,
         dtype=MMA_DTYPES[b.dtype],
         out=DTYPE_NAMES[out.dtype],
@@ -88,9 +89,10 @@ def plan_prepared_rows(
         packing=b.packing,
         routed=routed,
         promoted=b.promoted,
+        decoded=isinstance(a, GroupedRows),
     )
     plan = choose_groups(problem, target.arch, sm_count(target, b.device), r.config)
-    rows, k_tiles, config, quantized_first = out.shape[0], b.packed.shape[-2], plan.config, None
+    k_tiles, config, quantized_first = b.packed.shape[-2], plan.config, None
     data, stride, scales = "a" if floats else "decoded", a.stride(0) if floats else b.k, None
     if b.row_factor is not None:
         data, stride, scales, first, quantized_first = Fp8Rows.of(a, b, target.arch)
@@ -109,15 +111,13 @@ def plan_prepared_rows(
     )
     of_groups = tuple(tuple(map(of_group, some)) for some in factors)
     if plan.streams:
-        if not floats:
-            raise OperandError.of("a of a streaming plan", got="GroupedRows", expected=f"rows of {b.dtype}")
         sums = PartialSums("scratch.sums", "scratch.flags")
         streamed = GroupedStreamArguments(groups, one, slots, scalar, of_groups, sums, plan.workers)
         return RowsLaunch(STREAM_GROUPS, plan.config, streamed, scratch_for(plan.scratch(b.rows), target, b.device))
     arguments = GroupedWgmmaArguments(groups, one, slots, quantized_first, scalar, of_groups, plan.workers)
     extra, dtype, backend, device = None, b.dtype, target.backend, b.device
     if quantized_first:
-        size = rows, b.k
+        size = len(a), b.k
         extra = "scratch", lambda given, kept: LikeRows.of(size, device), LikeRows.of(size)
     elif isinstance(a, GroupedRows):
         like = torch.empty((rows, b.k), dtype=dtype, device="meta")

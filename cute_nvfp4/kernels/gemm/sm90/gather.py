@@ -1,6 +1,6 @@
 """Rows of x that lie anywhere, from global memory to the stages of a WGMMA kernel: ``cp.async`` by each row's index.
 
-Two warps copy sixteen bytes a lane, eight rows and the 64 elements that are swizzled together at a time: a lane's place
+Two warps copy sixteen bytes a lane, eight rows and the 128 bytes that are swizzled together at a time: a lane's place
 in the swizzle is the same in each. Rows are those of slots, of which a token has ``top``. A thread says at the stage's
 barrier when its copies have come, and who multiplies orders them before its reads (``Mainloop.take``).
 """
@@ -16,7 +16,6 @@ from cutlass import Int32, Int64
 
 from ....ptx import mbarrier
 from ....ptx.async_copy import copy_async
-from ....weight_layout import TILE_K
 from ...arith import ceil_div, div, mod
 from ..barriers import Ring
 from ..packed.loaders import StageOrder
@@ -29,6 +28,7 @@ CHUNK = 16
 """Bytes that a lane copies at a time."""
 CHUNKS = 8
 """Chunks that are swizzled together: 128 bytes of a row."""
+ROW_BYTES = CHUNK * CHUNKS
 ROWS = GATHER_THREADS // CHUNKS
 """Rows that the two warps copy at a time: as many as a swizzle has."""
 
@@ -64,18 +64,19 @@ class GatheredX:
         """Copies a stage of as many rows as the width of the tile covers; zeros beyond the last element of K."""
         cfg, one = self.groups.config, self.groups.arguments.one
         chunk, row = mod(self.thread, CHUNKS), div(self.thread, CHUNKS)
-        k = step * cfg.stage_k + chunk * (CHUNK // 2)
-        source = one.x.data.toint() + Int64(k) * 2
+        k = step * cfg.stage_k + chunk * (CHUNK // cfg.x_item)
+        source = one.x.data.toint() + Int64(k) * cfg.x_item
         # chunk c of row r lies at chunk c ^ r % 8, as TMA would swizzle it
-        target = self.shared + stage * cfg.x_bytes + row * (2 * TILE_K) + (chunk ^ row) * CHUNK
-        valid = [cutlass.select_(k + part * TILE_K < one.k, Int32(CHUNK), Int32(0)) for part in range(cfg.stage_tiles)]
+        target = self.shared + stage * cfg.x_bytes + row * ROW_BYTES + (chunk ^ row) * CHUNK
+        boxes = range(cfg.stage_boxes)
+        valid = [cutlass.select_(k + part * cfg.box_k < one.k, Int32(CHUNK), Int32(0)) for part in boxes]
         for box in cutlass.range_constexpr(cfg.tile_n // cfg.box_rows):
             if box * cfg.box_rows < width:
                 for i in cutlass.range_constexpr(box * cfg.box_rows // ROWS, (box + 1) * cfg.box_rows // ROWS):
                     lane = (self.thread & (WARP - CHUNKS)) + i % CHUNKS
                     token = cute.arch.shuffle_sync(tokens[i // CHUNKS], lane)
-                    address = source + Int64(token) * (one.x.row_stride * 2)
-                    for part in cutlass.range_constexpr(cfg.stage_tiles):
-                        place = target + i * (ROWS * 2 * TILE_K) + part * (cfg.x_bytes // cfg.stage_tiles)
-                        copy_async(place, address + part * (2 * TILE_K), CHUNK, valid[part])
+                    address = source + Int64(token) * (one.x.row_stride * cfg.x_item)
+                    for part in cutlass.range_constexpr(cfg.stage_boxes):
+                        place = target + i * (ROWS * ROW_BYTES) + part * (cfg.x_bytes // cfg.stage_boxes)
+                        copy_async(place, address + part * ROW_BYTES, CHUNK, valid[part])
         mbarrier.arrive_after_copies(ring.full(stage))

@@ -14,6 +14,8 @@ GROUP_TILE_N = (8, 16, 32, 64, 128, 256)
 """The most rows of x in a tile."""
 ACTIVATIONS = {"clamped_swiglu": 2, "relu2": 1}
 """What may stand between the products of an expert beside gates, and of how many matrices."""
+SWIZZLED_BYTES = 128
+"""The most bytes of a row of x that are swizzled together."""
 _WIDTHS = {128: (32, 64, 96, 128), 256: (96, 128, 192, 256)}
 """More of them, or two in 80 registers, and ptxas lets no two wgmma run at the same time (its note C7512)."""
 
@@ -25,11 +27,11 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     A tile has at most ``tile_n`` rows of x; those of a group are all of the narrowest of ``widths`` that covers it.
     maps: where the tensor maps of x are: "rows", one for the rows of all groups, which have one N and K; "parameters"
     of the kernel, one for each of ``slots`` groups; or a "workspace" in global memory. capacity: groups that the table
-    has room for, a multiple of 32.
+    has room for, a multiple of 32. widest: of the configuration of one of ``widths``, the ``tile_n`` of all; else 0.
 
     Of a mixture of experts, whose rows are slots (``RoutedRows``): whether x is ``gathered``, and products ``biased``
     for each group; an activation instead of ``gate``'s (``gates.activate``) and its constants; weighted: dtype of the
-    router weights that multiply rows of the output, or "".
+    router weights that multiply rows of the output, or ""; whether those are ``added`` to the rows of their tokens.
     """
 
     tables: ClassVar[tuple[str, ...]] = ("rows", "parameters", "workspace")
@@ -44,6 +46,8 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     activation: str = ""
     constants: tuple[float, ...] = ()
     weighted: str = ""
+    added: bool = False
+    widest: int = 0
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -72,9 +76,14 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
         return self.fp8 or bool(self.weighted)
 
     @property
+    def factor_pitch(self) -> int:
+        # warpgroups may be at tiles of different widths
+        return 4 * (self.widest or self.tile_n)
+
+    @property
     def box_k(self) -> int:
         """Elements along K of a box of x: as many as are swizzled together, 128 bytes at most."""
-        return min(self.stage_k, 128 // self.x_item)
+        return min(self.stage_k, SWIZZLED_BYTES // self.x_item)
 
     @property
     def stage_boxes(self) -> int:
@@ -114,12 +123,19 @@ def can_implement_groups(c: GroupedWgmmaConfig) -> str:
 
 def _routed(c: GroupedWgmmaConfig) -> str:
     """Limits of rows that are slots."""
-    if c.routed and (c.maps != "rows" or c.fp8):
-        got = f"maps {c.maps}, {c.dtype}"
-        return explain("routed rows", got=got, expected="maps 'rows', of bfloat16 or float16")
+    if c.routed and c.maps != "rows":
+        return explain("maps of routed rows", got=c.maps, expected="rows")
+    if c.gathered and c.box_k * c.x_item != SWIZZLED_BYTES:
+        return explain("bytes of a gathered row in a stage", got=c.box_k * c.x_item, expected=SWIZZLED_BYTES)
+    if c.fp8 and c.routed and (c.weighted or not c.gathered):
+        got = f"gathered {c.gathered}, weighted {c.weighted!r}"
+        return explain("routed rows in FP8", got=got, expected="the first product of experts")
     if c.activation not in ("", *(name for name, products in ACTIVATIONS.items() if products == c.products)):
         expected = f"one of {', '.join(ACTIVATIONS)}, with as many products as it takes"
         return explain("activation", got=f"{c.activation!r} of {c.products} products", expected=expected)
+    if c.added and not (c.weighted and c.vector):
+        got = f"weighted {c.weighted!r}, vector {c.vector}"
+        return explain("rows added to those of tokens", got=got, expected="weighted ones, stored in vectors")
     if c.weighted and c.gate:
         return explain("router weights", got="a gated product", expected="the second product of experts")
     return ""

@@ -12,8 +12,9 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, Uint32
 
+from ....ptx.memory import add_16bit_global
 from ...factors import Factor
 from ..epilogue import device_scalar
 from ..gates import activate
@@ -30,7 +31,7 @@ from .groups import GroupScheduler, GroupTile, PackedGroups
 from .row_factors import RowFactors
 
 AHEAD_COLUMNS = 128
-"""Columns of a tile up to which registers are left, beside its sums, for what the epilogue will need."""
+"""Columns of a tile up to which registers are left, beside its sums, for factors that the epilogue will need."""
 
 
 @dataclass(frozen=True)
@@ -41,31 +42,41 @@ class RoutedEpilogue(WarpgroupEpilogue):
     routed: RoutedRows | None = None
 
     def of_tile(self, tile: WorkTile) -> RoutedEpilogue:
-        """This epilogue with the router weights of the tile's rows, asked for before its products."""
-        return self.with_weights() if self.config.tile_n <= AHEAD_COLUMNS else self
+        """This epilogue with the factors of the tile's rows, asked for before its products if there are registers."""
+        return self.with_factors(tile) if self.config.tile_n <= AHEAD_COLUMNS else self
 
     @cute.jit
     def store(self, acc: cute.Tensor, tile: WorkTile):
         """Stores a work tile."""
-        storing = self.with_weights() if self.rows is None else self
+        storing = self.with_factors(tile) if self.rows is None else self
         WarpgroupEpilogue.store(storing, acc, tile)
 
-    def with_weights(self) -> RoutedEpilogue:
-        """This epilogue with the router weights of the tile's rows, if there are, asked for now."""
-        cfg, found = self.config, []
-        if not cfg.weighted:
+    def with_factors(self, tile: WorkTile) -> RoutedEpilogue:
+        """This epilogue with the factors of the tile's rows, if there are, asked for now: router weights of slots, or
+        in FP8 the scales of tokens and of the weight's rows."""
+        cfg, found, of_weight = self.config, [], None
+        if not cfg.row_factors:
             return self
         for i in range(-(-cfg.tile_n // WARPGROUP)):
             row = cutlass.min(self.thread + i * WARPGROUP, self.x_rows - 1)
             slot = cute.make_tensor(self.routed.slots + row, cute.make_layout(1))[0]
-            found.append(device_scalar(self.routed.weights + slot).to(Float32))
-        place = self.shared + cfg.epilogue_bytes + self.group * (4 * cfg.tile_n)
-        return replace(self, rows=RowFactors(cfg, None, tuple(found), place, self.thread))
+            if cfg.fp8:
+                place = self.scheduler.groups.arguments.one.row_scales.x + slot // self.routed.top
+            else:
+                place = self.routed.weights + slot
+            found.append(device_scalar(place).to(Float32))
+        if cfg.fp8:
+            scale = self.arguments.row_scales.weight + (self.first_packed_row(tile) + self.thread % WARP // 4)
+            of_weight = device_scalar(scale), device_scalar(scale + 8)
+        shared = self.shared + cfg.epilogue_bytes + self.group * cfg.factor_pitch
+        return replace(self, rows=RowFactors(cfg, of_weight, tuple(found), shared, self.thread))
 
     @cute.jit
     def store_tile(self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]):
         """weight · activation(alpha · acc + bias): columns ``begin`` to ``end`` of the tile."""
         cfg = self.config
+        if cutlass.const_expr(cfg.fp8):
+            self.rows.scale(acc, begin, end)
         self.shift(acc, begin, end)
         self.scale(acc, begin, end)
         if cutlass.const_expr(cfg.biased):
@@ -74,6 +85,20 @@ class RoutedEpilogue(WarpgroupEpilogue):
         if cutlass.const_expr(cfg.weighted):
             self.rows.scale(acc, begin, end)
         self.store_columns(acc, tile, begin, end)
+
+    def target(self, first: cute.Pointer, m: Int32, n: Int32) -> cute.Pointer:
+        if not self.config.added:
+            return super().target(first, m, n)
+        # the row of the token, in an output of all tokens
+        row = self.routed.slots + cutlass.min(m, self.x_rows - 1)
+        token = cute.make_tensor(row, cute.make_layout(1))[0] // self.routed.top
+        return super().target(first, token, n)
+
+    def put(self, target: cute.Pointer, vector: list[Uint32]) -> None:
+        if self.config.added:
+            add_16bit_global(target.toint(), vector, self.config.out)
+        else:
+            super().put(target, vector)
 
     def scale(self, acc: cute.Tensor, begin: int, end: int) -> None:
         """Each product's alpha."""
@@ -122,10 +147,12 @@ class RoutedWgmma(GroupedWgmma):
     """The host function and the kernel of one ``GroupedWgmmaConfig`` of routed rows."""
 
     def wait_for_groups(self) -> None:
-        """Waits for the launch before, which made the maps or the rows, and lets the next one begin: nothing is read or
-        written before."""
+        """Waits for the launch before, which made the maps or the rows: nothing is read or written before. The second
+        product lets the combination begin. The first lets nobody: CTAs of the second would be put two by two on the
+        multiprocessors that are free by then, and others would stay empty."""
         cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
+        if not self.config.gathered:
+            cute.arch.griddepcontrol_launch_dependents()
 
     def loads_x(self, warp: Int32) -> cutlass.Boolean:
         return warp <= GATHER_THREADS // WARP if self.config.gathered else super().loads_x(warp)
@@ -173,5 +200,8 @@ class RoutedWgmma(GroupedWgmma):
         bias = None
         if self.config.biased:
             bias = routed.bias + Int64(tile.group) * (made.arguments.weight.rows * self.config.products)
+        if self.config.added:
+            arguments = made.arguments._replace(out=groups.arguments.one.out)
+            made = replace(made, arguments=arguments)
         fields = {name: getattr(made, name) for name in made.__dataclass_fields__}
         return RoutedEpilogue(**fields, routed=routed._replace(slots=slots, bias=bias))

@@ -1,0 +1,339 @@
+"""Compiled kernels that tests need not compile again: each is used as long as the sources it was compiled from stay.
+
+What a kernel is compiled from is its configuration, the DSL, and the source of its host function and of all that this
+imports; a digest of those is stored with it. After a change a kernel is compiled as ever, until it is stored anew:
+
+    python -m tests.support.stored_kernels            how many are up to date
+    python -m tests.support.stored_kernels --write    compile the others, and store them
+
+``pytest --note-kernels FOLDER`` notes which kernels a run of tests asks for; ``--write --noted FOLDER`` stores those
+and no others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import base64
+import functools
+import hashlib
+import inspect
+import io
+import json
+import pickle
+import string
+import sys
+import tarfile
+import textwrap
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cute_nvfp4.errors import CompileError, OperandError
+from cute_nvfp4.lazy import Lazily
+from cute_nvfp4.runtime import cache
+from cute_nvfp4.runtime.compile import CompiledKernel
+from cute_nvfp4.runtime.kernel import Kernel
+
+from . import import_graph
+from .ptx_fingerprints import versions
+
+FOLDER = Path(__file__).parents[1] / "data" / "kernels"
+DECIDES = ("kernels", "ptx", "scale_layout", "formats", "target")
+"""Rooms whose modules decide what is traced. Besides them only how the compiler is called does:"""
+COMPILING = {"runtime.compile": ("build",), "runtime.kernel": ("Kernel",), "runtime.signature": ("*",)}
+_CUBIN = "<cubin>"
+_PLAIN = {ord(x) for x in string.printable if x.isprintable()} - {ord('"'), ord("\\")}
+
+
+class Stored(NamedTuple):
+    """A stored kernel. configuration: pickled; sources: the digest of what it was compiled from."""
+
+    configuration: bytes
+    sources: str
+    kernel: CompiledKernel
+
+
+# ---- what a kernel is compiled from ----------------------------------------------------------------------------------
+
+
+Symbol = tuple[str, str]
+"""A module, and a name at its top level; no name stands for all that is neither a function nor a class."""
+
+
+@functools.cache
+def text_of(module: str) -> str:
+    return import_graph.package()[module].read_text(encoding="utf-8")
+
+
+def digest(kernel: Kernel, config: Any, text_of: Callable[[str], str] = text_of) -> str:
+    """A digest of all that ``kernel`` is compiled from for configurations like ``config``, but for their values."""
+    return _digest(kernel.host, kernel.arguments, type(config), text_of)
+
+
+@functools.cache
+def _digest(host: Callable, arguments: type, config: type, text_of: Callable[[str], str]) -> str:
+    texts = [repr(host) if isinstance(host, Lazily) else inspect.getsource(host), json.dumps(versions())]
+    for module, name in sorted(sources(host, arguments, config, text_of)):
+        texts.append(f"{module}\0{name}\0{module_of(module, text_of).text(name)}")
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def sources(
+    host: Callable, arguments: type, config: type, text_of: Callable[[str], str] = text_of
+) -> frozenset[Symbol]:
+    """The functions and classes, and the rest of their modules, that decide what is traced of a host function."""
+    found: set[Symbol] = set()
+    left = [(x.__module__, x.__name__) for x in (arguments, config)] + [*_named_by(host)]
+    left += [(f"{import_graph.NAME}.{x}", name) for x, names in COMPILING.items() for name in names]
+    while left:
+        module, name = symbol = left.pop()
+        if symbol not in found and (module.split(".")[1] in DECIDES or module.split(".", 1)[1] in COMPILING):
+            found.add(symbol)
+            left += [(module, ""), *module_of(module, text_of).uses(name)]
+    return frozenset(found)
+
+
+def _named_by(host: Callable) -> set[Symbol]:
+    """What a host function imports, and the globals that it names."""
+    if isinstance(host, Lazily):
+        return {(f"{import_graph.NAME}.{host.module}", host.name)}
+    node, package = ast.parse(textwrap.dedent(inspect.getsource(host))), import_graph.package()
+    named = {x.id: host.__globals__.get(x.id) for x in ast.walk(node) if isinstance(x, ast.Name)}
+    found = {(getattr(x, "__module__", None), getattr(x, "__name__", name)) for name, x in named.items()}
+    return {x for x in found if x[0] in package} | _imported(node, host.__module__, False).keys()
+
+
+def _imported(node: ast.AST, module: str, is_package: bool) -> dict[Symbol, str]:
+    """What imports within ``node`` bring: (module, name), "*" of a whole module; and what it is called there."""
+    package, found = import_graph.package(), {}
+    for x in ast.walk(node):
+        if isinstance(x, ast.ImportFrom):
+            base = module.split(".")
+            base = base[: len(base) - x.level + is_package] if x.level else []
+            source = ".".join([*base, *([x.module] if x.module else [])])
+            for alias in x.names:
+                whole = f"{source}.{alias.name}"
+                if whole in package or source in package:
+                    found[(whole, "*") if whole in package else (source, alias.name)] = alias.asname or alias.name
+    return found
+
+
+class Module:
+    """The top level of a module: its functions and classes, what each of them uses, and the rest."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self._name, self._lines = name, text.splitlines()
+        tree = ast.parse(text)
+        said = [x for x in ast.walk(tree) if isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant)]
+        self._said = {line for x in said for line in range(x.lineno, x.end_lineno + 1)}
+        nodes = [x for x in tree.body if x not in said]
+        self._is_package = import_graph.package()[name].name == "__init__.py"
+        self._defined = {x.name: x for x in nodes if isinstance(x, (ast.FunctionDef, ast.ClassDef))}
+        imports = [x for x in nodes if isinstance(x, (ast.ImportFrom, ast.Import, ast.If)) and _only_imports(x)]
+        self._rest = [x for x in nodes if x not in imports and x not in self._defined.values()]
+        found = [_imported(x, name, self._is_package) for x in imports]
+        self._names = {called: symbol for one in found for symbol, called in one.items()}
+
+    def _nodes(self, name: str) -> list[ast.AST]:
+        if name == "*":
+            return [*self._defined.values()]
+        return [self._defined[name]] if name in self._defined else [] if name else self._rest
+
+    def text(self, name: str) -> str:
+        """The source of a function or a class; without a name of all that is none, but for imports. Comments and
+        docstrings are left out."""
+        numbers = [n for x in self._nodes(name) for n in range(_first_line(x), x.end_lineno + 1) if n not in self._said]
+        lines = [self._lines[n - 1] for n in numbers]
+        return "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
+
+    def at(self, line: int) -> str:
+        """The function or class in which a line stands, or no name."""
+        found = (name for name, x in self._defined.items() if _first_line(x) <= line <= x.end_lineno)
+        return next(found, "")
+
+    def uses(self, name: str) -> set[Symbol]:
+        """What it names: of this module, and of others. A name that was imported here is what it is there."""
+        found = {self._names[name]} if name in self._names else set()
+        for node in self._nodes(name):
+            names = {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
+            # annotations of dataclasses, and names in strings
+            names |= {x.value for x in ast.walk(node) if isinstance(x, ast.Constant) and isinstance(x.value, str)}
+            found |= {(self._name, x) for x in names & self._defined.keys()}
+            found |= {self._names[x] for x in names & self._names.keys()}
+            found |= _imported(node, self._name, self._is_package).keys()
+        return found
+
+
+def _first_line(node: Any) -> int:
+    return min([node.lineno, *(x.lineno for x in getattr(node, "decorator_list", ()))])
+
+
+def _only_imports(node: ast.AST) -> bool:
+    """Whether it is an import, or a block of those that are for annotations."""
+    return not isinstance(node, ast.If) or all(isinstance(x, (ast.Import, ast.ImportFrom)) for x in node.body)
+
+
+@functools.cache
+def module_of(name: str, text_of: Callable[[str], str]) -> Module:
+    return Module(name, text_of(name))
+
+
+# ---- the files -------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def stored(name: str) -> dict[str, Stored]:
+    """The stored kernels called ``name``, by the words of their configurations."""
+    path = FOLDER / f"{name}.tar.xz"
+    if not path.exists():
+        return {}
+    with tarfile.open(path, "r:xz") as archive:
+        parts = {x.name: archive.extractfile(x).read() for x in archive}
+    found = {}
+    for i, (words, pickled, sources, arch, entry) in enumerate(json.loads(parts.pop("index.json"))):
+        cubin = parts.pop(f"{i}.cubin")
+        host_ir = parts.pop(f"{i}.mlir").decode().replace(_CUBIN, escaped(cubin))
+        kernel = CompiledKernel(name, arch, entry, parts.pop(f"{i}.ptx").decode(), cubin, host_ir)
+        found[words] = Stored(base64.b64decode(pickled), sources, kernel)
+    return found
+
+
+def write(name: str, kernels: dict[str, Stored]) -> None:
+    """Stores these kernels called ``name``, and no others. Parts of a kind stand together, as one is like the next."""
+    ordered = sorted(kernels.items())
+    index = [
+        (words, base64.b64encode(x.configuration).decode(), x.sources, x.kernel.arch, x.kernel.entry)
+        for words, x in ordered
+    ]
+    parts = {"index.json": json.dumps(index).encode()}
+    for i, (_, x) in enumerate(ordered):
+        parts[f"{i}.mlir"] = x.kernel.host_ir.replace(escaped(x.kernel.cubin), _CUBIN).encode()
+    parts |= {f"{i}.ptx": x.kernel.ptx.encode() for i, (_, x) in enumerate(ordered)}
+    parts |= {f"{i}.cubin": x.kernel.cubin for i, (_, x) in enumerate(ordered)}
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    if not kernels:
+        (FOLDER / f"{name}.tar.xz").unlink(missing_ok=True)
+        return
+    with tarfile.open(FOLDER / f"{name}.tar.xz", "w:xz", preset=9) as archive:
+        for part, content in parts.items():
+            info = tarfile.TarInfo(part)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+def escaped(cubin: bytes) -> str:
+    """A cubin as it stands in MLIR."""
+    return "".join(chr(x) if x in _PLAIN else "\\\\" if x == ord("\\") else f"\\{x:02X}" for x in cubin)
+
+
+# ---- use -------------------------------------------------------------------------------------------------------------
+
+noted: dict[tuple[str, str], bytes] = {}
+"""What was asked for: by the kernel's name and the words of a configuration the configuration, pickled."""
+compiled_anew = Kernel.build
+
+
+def find(kernel: Kernel, config: Any) -> CompiledKernel | None:
+    """The stored kernel, if nothing that it was compiled from has changed since."""
+    found = stored(kernel.name).get(repr(config))
+    return found.kernel if found and found.sources == digest(kernel, config) else None
+
+
+def _build(self: Kernel, config: Any) -> CompiledKernel:
+    # where caches are off, the compiler is what a test is about
+    usable = cache.enabled() and not self.can_implement(config)
+    return (usable and find(self, config)) or compiled_anew(self, config)
+
+
+def install() -> None:
+    """Has this process use stored kernels before it compiles."""
+    Kernel.build = _build
+
+
+def note(folder: Path, process: str) -> None:
+    """Has this process note which kernels it is asked for, in a file of ``folder``, whenever there is another one."""
+    compile_ = Kernel.compile
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def compile_noted(self: Kernel, config: Any) -> CompiledKernel:
+        kernel = compile_(self, config)
+        if (self.name, repr(config)) not in noted:
+            noted[self.name, repr(config)] = pickle.dumps(config)
+            (folder / process).write_bytes(pickle.dumps(noted))
+        return kernel
+
+    Kernel.compile = compile_noted
+
+
+@functools.cache
+def kernels() -> dict[str, Kernel]:
+    """The kernels of the operations, by name."""
+    from cute_nvfp4.ops import library  # noqa: F401 (loads all operations)
+
+    modules = [module for name, module in sys.modules.items() if name.startswith("cute_nvfp4.ops.")]
+    return {x.name: x for module in modules for x in vars(module).values() if isinstance(x, Kernel)}
+
+
+def _wanted(folder: Path | None) -> dict[tuple[str, str], bytes]:
+    """What is to be stored: what was noted, or else what is stored already; tests' own kernels are not, nor is what no
+    longer exists."""
+    if folder is not None:
+        found = {key: x for path in folder.iterdir() for key, x in pickle.loads(path.read_bytes()).items()}
+    else:
+        found = {(name, words): x.configuration for name in kernels() for words, x in stored(name).items()}
+    return {(name, words): x for (name, words), x in found.items() if name in kernels() and loads(x, words)}
+
+
+def loads(configuration: bytes, words: str) -> bool:
+    try:
+        return repr(pickle.loads(configuration)) == words
+    except (AttributeError, ImportError, TypeError) as error:
+        print(f"dropped: {words} ({error})")
+        return False
+
+
+def _renewed(name: str, pickled: bytes) -> Stored | None:
+    """A kernel compiled now; None of a configuration that can no longer be."""
+    kernel, config = kernels()[name], pickle.loads(pickled)
+    try:
+        compiled = kernel.compile(config)
+        if "\n\t.file\t" in compiled.ptx:
+            # it was compiled to tell source lines, and names this machine's folders
+            compiled = compiled_anew(kernel, config)
+    except (OperandError, CompileError) as error:
+        print(f"dropped: {config} ({error})")
+        return None
+    return Stored(pickled, digest(kernel, config), compiled)
+
+
+def stale(wanted: dict[tuple[str, str], bytes]) -> list[tuple[str, str]]:
+    """Those that are not stored, or were compiled from other sources."""
+    return [key for key, pickled in wanted.items() if find(kernels()[key[0]], pickle.loads(pickled)) is None]
+
+
+def main(arguments: Iterable[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="compile those that are not up to date")
+    parser.add_argument("--noted", type=Path, metavar="FOLDER", help="store what was noted there, and nothing else")
+    parser.add_argument("--jobs", type=int, default=2)
+    args = parser.parse_args(arguments)
+    wanted = _wanted(args.noted)
+    old = stale(wanted)
+    print(f"{len(wanted)} kernels, {len(old)} of other sources or not stored")
+    if not args.write:
+        return 0
+    with ProcessPoolExecutor(args.jobs) as pool:
+        renewed = dict(zip(old, pool.map(_renewed, [x[0] for x in old], [wanted[x] for x in old])))
+    for name in sorted(kernels()):
+        before = stored(name)
+        mine = {words: renewed.get((name, words), before.get(words)) for n, words in wanted if n == name}
+        if mine != before:
+            write(name, {words: x for words, x in mine.items() if x is not None})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

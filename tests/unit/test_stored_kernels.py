@@ -1,0 +1,144 @@
+"""Stored kernels are what the compiler makes of the present sources; one that was made of others is not used."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import import_graph, sampling, stored_kernels
+from support.ptx_fingerprints import difference, fingerprint, normalised
+
+from cute_nvfp4.kernels.gemv.config import GemvConfig
+from cute_nvfp4.runtime import cache
+from cute_nvfp4.runtime.compile import CompiledKernel
+from cute_nvfp4.target import architecture
+
+NAMES = sorted(path.name.removesuffix(".tar.xz") for path in stored_kernels.FOLDER.glob("*.tar.xz"))
+GEMV = stored_kernels.kernels()["gemv"]
+
+
+def up_to_date(name: str) -> dict[str, tuple[Any, CompiledKernel]]:
+    kernel = stored_kernels.kernels()[name]
+    stored = {words: x.configuration for words, x in stored_kernels.stored(name).items()}
+    configs = {words: pickle.loads(x) for words, x in stored.items() if stored_kernels.loads(x, words)}
+    found = {words: (config, stored_kernels.find(kernel, config)) for words, config in configs.items()}
+    return {words: x for words, x in found.items() if x[1] is not None}
+
+
+@contextmanager
+def functions_run() -> Iterator[set[tuple[str, int]]]:
+    """The functions of the package that run, by module and line."""
+    found: set[tuple[str, int]] = set()
+    paths = {str(path): module for module, path in import_graph.package().items()}
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        code = frame.f_code
+        # bodies of modules and classes run where they are imported
+        if event == "call" and code.co_flags & inspect.CO_OPTIMIZED and (module := paths.get(code.co_filename)):
+            found.add((module, code.co_firstlineno))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        yield found
+    finally:
+        sys.setprofile(before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_of_each_name_is_what_the_compiler_makes(name: str) -> None:
+    """And what runs while it is traced is among the sources that the digest is made of."""
+    found = up_to_date(name)
+    if not found:
+        pytest.skip(
+            f"stored kernels called {name} are of other sources: python -m tests.support.stored_kernels --write"
+        )
+    config, stored = found[min(found, key=sampling.rank)]
+    # what refuses configurations does not decide what is traced; modules are imported before
+    kernel = replace(stored_kernels.kernels()[name], can_implement=lambda config: "")
+    kernel.host(config)
+    with functions_run() as run:
+        compiled = stored_kernels.compiled_anew(kernel, config)
+    assert difference_of(stored, compiled) == ""
+    traced = {(module, stored_kernels.module_of(module, stored_kernels.text_of).at(line)) for module, line in run}
+    decide = {x for x in traced if x[0].split(".")[1] in stored_kernels.DECIDES}
+    sources = stored_kernels.sources(kernel.host, kernel.arguments, type(config))
+    assert len(decide) > 1 and {x for x in decide - sources if (x[0], "*") not in sources} == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_all_are_what_the_compiler_makes(name: str) -> None:
+    for config, kernel in up_to_date(name).values():
+        assert difference_of(kernel, stored_kernels.compiled_anew(stored_kernels.kernels()[name], config)) == ""
+
+
+def difference_of(kernel: CompiledKernel, other: CompiledKernel) -> str:
+    return difference(fingerprint(normalised(kernel.ptx)), fingerprint(normalised(other.ptx)))
+
+
+def test_another_instruction_is_noticed() -> None:
+    kernel = next(iter(stored_kernels.stored("gemv").values())).kernel
+    assert difference_of(kernel, replace(kernel, ptx=kernel.ptx.replace("add.s32", "sub.s32", 1))) != ""
+
+
+CONFIG = GemvConfig(architecture("sm_100a"))
+
+
+@pytest.mark.parametrize(
+    "module,old,new,counts",
+    [
+        ("kernels.gemv.kernel", "class Gemv:", "class Gemv:\n    changed = 1", True),
+        ("kernels.gemv.kernel", "class Gemv:", "# a comment\nclass Gemv:", False),
+        ("kernels.arith", "def ceil_div(", "changed = 1\n\n\ndef ceil_div(", True),
+        ("kernels.arith", "def ceil_div(", "def nobody_names_it(): ...\n\n\ndef ceil_div(", False),
+        ("ptx.memory", "def load_global(", "@changed\ndef load_global(", True),
+        ("scale_layout", "ATOM_SHAPE = ", "ATOM_SHAPE = changed = ", True),
+        ("runtime.compile", "--keep-ptx", "--keep-ptx --changed", True),
+        ("kernels.quantize.row", "class QuantizeRow", "class Changed: ...\n\n\nclass QuantizeRow", False),
+        ("planning.gemv", "def ", "def changed(): ...\n\n\ndef ", False),
+    ],
+)
+def test_a_change_of_a_source_is_noticed(module: str, old: str, new: str, counts: bool) -> None:
+    """But for one in what no part of the kernel names, and in what is said of it."""
+    changed_module = f"{import_graph.NAME}.{module}"
+    assert old in stored_kernels.text_of(changed_module)
+
+    def changed(name: str) -> str:
+        text = stored_kernels.text_of(name)
+        return text.replace(old, new, 1) if name == changed_module else text
+
+    assert (stored_kernels.digest(GEMV, CONFIG, changed) != stored_kernels.digest(GEMV, CONFIG)) == counts
+
+
+@pytest.mark.parametrize("how", ["as stored", "of other sources", "caches off", "cannot be"])
+def test_when_a_stored_kernel_is_used(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = CompiledKernel("gemv", "sm_100a", "host", "ptx", b"cubin", "ir")
+    sources = "others" if how == "of other sources" else stored_kernels.digest(GEMV, CONFIG)
+    found = {repr(CONFIG): stored_kernels.Stored(b"", sources, stored)}
+    monkeypatch.setattr(stored_kernels, "stored", lambda name: found)
+    monkeypatch.setattr(stored_kernels, "compiled_anew", lambda kernel, config: "compiled")
+    kernel = replace(GEMV, can_implement=lambda config: "refused" * (how == "cannot be"))
+    with cache.switched_off() if how == "caches off" else nullcontext():
+        assert kernel.build(CONFIG) == (stored if how == "as stored" else "compiled")
+
+
+def test_a_file_gives_back_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cubins stand in the host function, too, where they are not stored again."""
+    cubin = bytes(range(256))
+    ir = f'a = "{stored_kernels.escaped(cubin)}"'
+    kernels = {
+        words: stored_kernels.Stored(words.encode(), "digest", CompiledKernel("k", "sm_90a", "host", "ptx", cubin, ir))
+        for words in ("one", "another")
+    }
+    monkeypatch.setattr(stored_kernels, "FOLDER", tmp_path)
+    stored_kernels.write("k", kernels)
+    assert stored_kernels.stored.__wrapped__("k") == kernels and not stored_kernels.stored.__wrapped__("other")
+    assert ir.isprintable() and ir.count("\\") == 256 - 95 + 2 + 1
