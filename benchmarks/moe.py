@@ -4,6 +4,7 @@ For the layers of Qwen3-30B-A3B, gpt-oss-20b and Mixtral-8x7B, from 1 to 8192 to
 (expert e is chosen in proportion to 1 / (e + 1)), with bf16 rows, or on sm_100a rows that are quantized in the call:
 
 - ``moe``: everything from the router's choice to the combined rows, weights in NVFP4, MXFP4 for gpt-oss;
+- ``added``: the same with ``deterministic=False``, a launch less;
 - ``w4a8`` on sm_90a: the same with rows in FP8, quantized in the call before each product;
 - ``torch``: the same layer in bf16: a sort, ``x[token]``, ``_grouped_mm`` twice with the activation between as torch's
   operations, the sum over choices. Its weights have four times the bytes.
@@ -28,6 +29,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -102,6 +104,10 @@ class Weights:
         biases = self.biases if self.layer.biased else [None, None]
         options = {"gate_up_bias": biases[0], "down_bias": biases[1], "dtype": dtype}
         return prepare_experts(*self.stacks, activation=self.layer.activation, **options)
+
+    def run(self, r: Routing, experts: Experts | None = None, **options: bool) -> torch.Tensor:
+        """The layer's rows, by experts in the bytes that were made first or by others."""
+        return moe(r.x, r.ids, r.weights, self.experts if experts is None else experts, **options)
 
     def _stack(self, n: int, k: int, generator: torch.Generator, device: str) -> BlockScaledTensor:
         layer, format = self.layer, FORMATS[self.layer.format]
@@ -179,18 +185,20 @@ def measure(layer: Layer, options: argparse.Namespace, copy: float, quantized: b
     weights, found = Weights(layer, "cuda", quantized), []
     if not options.quick:
         check(layer, weights, "cuda")
-    wide, clear, contestants = weights.in_bf16(), ColdL2(), {"moe": weights.experts}
+    wide, clear, contestants = weights.in_bf16(), ColdL2(), {"moe": weights.run}
+    if not quantized:
+        contestants["added"] = partial(weights.run, deterministic=False)
     if fp8:
-        contestants["w4a8"] = weights.prepared(torch.float8_e4m3fn)
+        contestants["w4a8"] = partial(weights.run, experts=weights.prepared(torch.float8_e4m3fn))
     for skewed in (False,) if options.quick else (False, True):
         for count in options.tokens:
             r = Routing.random(layer, count, skewed, "cuda")
             calls = {
-                **{name: capture(lambda r=r, e=e: moe(r.x, r.ids, r.weights, e)) for name, e in contestants.items()},
+                **{name: capture(lambda r=r, run=run: run(r)) for name, run in contestants.items()},
                 "torch": capture(lambda r=r: by_torch(layer, wide, weights.biases, r)),
             }
             times = {name: statistics.median(x) for name, x in take_turns(calls, options.rounds, clear).items()}
-            for name, most in () if quantized else (("moe", 0.02), ("w4a8", OFF_BY_FP8)):
+            for name, most in () if quantized else (("moe", 0.02), ("added", 0.02), ("w4a8", OFF_BY_FP8)):
                 if name in calls:
                     check_near(layer, count, calls[name].result, calls["torch"].result, most)
             used = len(r.ids.unique())
@@ -231,12 +239,12 @@ def show(rows: list[dict]) -> None:
         for name, launches in row["parts"].items():
             words = ", ".join(f"{x['kernel']} {x['us']:.1f} (+{x['until_next_us']:.1f})" for x in launches)
             print(f"{row['model']:>14} {row['tokens']:5} {name}: {words}")
-    columns = ("moe us", "w4a8 us", "torch us", "ratio", "floor us")
+    columns = ("moe us", "added us", "w4a8 us", "torch us", "ratio", "floor us")
     print(f"{'layer':>14} {'T':>5} {'routing':>7} " + " ".join(f"{x:>8}" for x in columns))
     for row in rows:
         kind, us = "skewed" if row["skewed"] else "uniform", row["us"]
-        fp8 = f"{us['w4a8']:8.1f}" if "w4a8" in us else " " * 8
-        words = f"{us['moe']:8.1f} {fp8} {us['torch']:8.1f} {us['torch'] / us['moe']:8.2f} {row['floor_us']:8.1f}"
+        own = " ".join(f"{us[name]:8.1f}" if name in us else " " * 8 for name in ("moe", "added", "w4a8"))
+        words = f"{own} {us['torch']:8.1f} {us['torch'] / us['moe']:8.2f} {row['floor_us']:8.1f}"
         print(f"{row['model']:>14} {row['tokens']:5} {kind:>7} {words}")
 
 

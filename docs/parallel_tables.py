@@ -19,10 +19,11 @@ EXCHANGES = {
 STEPS = ("there", "experts", "back")
 
 
-def of_records(write: Callable[[dict[str, Any]], str]) -> str:
-    """What ``write`` makes of each record, one below the other; a line where there is none."""
-    paths = sorted((ROOT / "benchmarks" / "results").glob("parallel_*.json"))
-    found = [write(json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+def of_records(name: str) -> str:
+    """The table ``name`` of each record, one below the other; a line where there is none."""
+    files = "parallel_sums_nvidia_*.json" if name == "sums" else "parallel_nvidia_*.json"
+    paths = sorted((ROOT / "benchmarks" / "results").glob(files))
+    found = [TABLES[name](json.loads(path.read_text(encoding="utf-8"))) for path in paths]
     return "\n".join(found) or "*Not measured yet.*\n"
 
 
@@ -67,3 +68,14 @@ def experts(record: dict[str, Any]) -> str:
         rows.append([row["model"], str(row["tokens"]), us(of["one"]), *cells, *steps])
     head = ["layer of", "tokens a GPU", "one GPU", *EXCHANGES.values(), "bf16: there · experts · back", "NVFP4"]
     return where(record) + table(head, rows)
+
+
+def sums(record: dict[str, Any]) -> str:
+    """Sums over two GPUs alone, by the size of a GPU's rows."""
+    of = record["us"]
+    sizes = list(next(iter(of.values())))
+    rows = [[f"{int(kib):,}", *(us(times_of[kib]) for times_of in of.values())] for kib in sizes]
+    return where(record) + table(["KiB", *of], rows)
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], str]] = {f.__name__: f for f in (dense, parts, experts, sums)}

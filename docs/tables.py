@@ -260,7 +260,7 @@ def _over_two_gpus(name: str) -> str:
     """A table of ``parallel_tables``."""
     import parallel_tables
 
-    return parallel_tables.of_records(getattr(parallel_tables, name))
+    return parallel_tables.of_records(name)
 
 
 def fingerprints() -> str:
@@ -279,7 +279,9 @@ TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (*_OF_RECORDS, *_
 TABLES |= {"fused-bounds": fused_bounds}
 TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": lambda: modelled.clock(record)}
 TABLES |= {"commands": summaries.commands, "gates": summaries.gates, "tolerances": judging.tolerances}
-TABLES |= {f"parallel-{name}": functools.partial(_over_two_gpus, name) for name in ("dense", "parts", "experts")}
+TABLES |= {
+    f"parallel-{name}": functools.partial(_over_two_gpus, name) for name in ("dense", "parts", "experts", "sums")
+}
 COUNTS: dict[str, Callable[[], str]] = {f.__name__: f for f in (fingerprints, programs)}
 COUNTS |= {"clock_error": lambda: modelled.error(record), "launch_us": modelled.launch_us}
 

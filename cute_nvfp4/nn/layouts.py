@@ -141,8 +141,7 @@ def read_layer(name: str, layout: Layout, tensors: Mapping[str, torch.Tensor]) -
         name,
         layout.name,
         BlockScaledTensor(
-            # a file need not align its tensors
-            data if data.data_ptr() % _ALIGNMENT == 0 else data.clone(),
+            aligned(data),
             scale.view(torch.uint8),
             _multiplier(f"{name}, weights", tensors[layout.global_scale], layout) if layout.format is NVFP4 else None,
             layout.format,
@@ -152,6 +151,11 @@ def read_layer(name: str, layout: Layout, tensors: Mapping[str, torch.Tensor]) -
         tensors.get("bias"),
         {part: x for part, x in tensors.items() if part not in (layout.weight, "weight_scale", "bias")},
     )
+
+
+def aligned(data: torch.Tensor) -> torch.Tensor:
+    """Packed bytes where kernels can read them: a file need not align its tensors."""
+    return data if data.data_ptr() % _ALIGNMENT == 0 else data.clone()
 
 
 def tensors_of(linear: NVFP4Linear, layout: Layout) -> dict[str, torch.Tensor]:

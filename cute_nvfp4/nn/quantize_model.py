@@ -215,7 +215,8 @@ def quantize_model(
             made.prepare(linear.weight.dtype if linear.weight.dtype is torch.float16 else torch.bfloat16)
         progress(report.layers[-1])
 
-    with torch.no_grad(), _without_cache(model):
+    runs = calibration is not None or judge is not None
+    with torch.no_grad(), _without_cache(model) if runs else contextlib.nullcontext():
         judged = None if judge is None else Judged(model, judge)
         if calibration is not None:
             _calibrated(model, layers, list(calibration), recipe, replace)

@@ -13,7 +13,7 @@ from cute_nvfp4.formats import MXFP4
 from cute_nvfp4.nn.checkpoint import headers
 from cute_nvfp4.nn.expert_modules import GATED, activation_of, first_stack
 from cute_nvfp4.nn.experts import STACKS, ExpertForm, PackedExperts, Stack
-from cute_nvfp4.nn.layouts import CheckpointLayer, Layout, TensorInfo, quantized_layers, read_layer, tensors_of
+from cute_nvfp4.nn.layouts import CheckpointLayer, Layout, TensorInfo, aligned, quantized_layers, read_layer, tensors_of
 from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.runtime.backend import Backend
 
@@ -208,7 +208,7 @@ class StoredStacks(torch.nn.Module):
             if got != (want, want[:3]) or blocks.dtype is not torch.uint8 or scales.dtype is not torch.uint8:
                 got = f"{got[0]}, scales {got[1]}, {blocks.dtype}, {scales.dtype}"
                 raise OperandError.of(f"{name} of {self.name}", got=got, expected=f"{want}, {want[:3]}, torch.uint8")
-            stacks.append(Stack(blocks.flatten(-2).contiguous(), scales.contiguous(), None))
+            stacks.append(Stack(aligned(blocks.flatten(-2).contiguous()), scales.contiguous(), None))
         biases = {f"{stack}_bias": self._buffers[f"{name}_bias"] for stack, name in zip(STACKS, _EXPERTS)}
         form = ExpertForm(MXFP4, self.activation, self.interleaved)
         return PackedExperts(*stacks, form, **biases, input_rule=input_rule, backend=backend)

@@ -21,7 +21,7 @@ from ..runtime.launch import Launcher, SimLauncher, Tensors
 from ..runtime.overlap import OverlapCheck
 from ..target import Target
 
-WRITTEN = ("out", "status", "scratch", "data", "scale", "computed", "values", "residual_out")
+WRITTEN = ("out", "status", "scratch", "data", "scale", "computed", "values", "residual_out", "sums")
 """Fields of a call that a kernel writes."""
 
 

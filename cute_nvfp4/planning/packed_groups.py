@@ -42,6 +42,7 @@ class RoutedGroups:
     activation: str
     constants: tuple[float, ...]
     weighted: str
+    added: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -116,6 +116,14 @@ def store_global_byte(address: Any, word: Uint32) -> None:
     asm("st.global.b8 [$0], $1;", [], [Int64(address), Uint32(word)], volatile=True)
 
 
+def add_16bit_global(address: Any, words: Sequence[Any], dtype: str) -> None:
+    """Adds eight bfloat16 or float16 to those of global memory at a multiple of sixteen bytes, each rounded (PTX 8.1,
+    sm_90 or later): ``red.global.add.noftz.v4``."""
+    pair = {"bfloat16": "bf16x2", "float16": "f16x2"}[dtype]
+    text = f"red.relaxed.gpu.global.add.noftz.v4.{pair} [$0], {refs(1, 4)};"
+    asm(text, [], [Int64(address), *map(Uint32, words)], volatile=True)
+
+
 def atomic_max_global(address: Any, value: Uint32) -> None:
     """Raises a word of global memory to ``value``. PTX 1.2: ``red.global.max.u32``."""
     text = "red.relaxed.gpu.global.max.u32 [$0], $1;"

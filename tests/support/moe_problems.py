@@ -179,14 +179,15 @@ class Problem:
         gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
         return gate * torch.sigmoid(1.702 * gate) * (up + 1)
 
-    def right(self, out: torch.Tensor) -> bool:
+    def right(self, out: torch.Tensor, roundings: int = 0) -> bool:
         """Whether a result is near enough: each element by what is added for it; of quantized rows, whose codes may be
-        others where a sum is a tie, each row by its norm."""
+        others where a sum is a tie, each row by its norm. roundings: of sums, beside those of the deterministic way."""
         want, magnitudes = self.exact()
         error = (out.double() - want).abs()
         if self.layer.quantized or self.layer.fp8:
             return bool((error.norm(dim=1) <= 0.03 * want.norm(dim=1) + 1e-6).all())
-        return bool((error <= magnitudes * 2.0 ** (-7 if self.layer.dtype is torch.bfloat16 else -9) + 1e-6).all())
+        unit = 2.0 ** (-9 if self.layer.dtype is torch.bfloat16 else -11)
+        return bool((error <= magnitudes * (4 + roundings) * unit + 1e-6).all())
 
 
 def _products(rows: torch.Tensor, weights: torch.Tensor, expert: torch.Tensor) -> torch.Tensor:

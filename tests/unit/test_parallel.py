@@ -17,11 +17,21 @@ import torch
 from support.parallel_benchmark import measured
 from support.ranks import ranks
 
-from cute_nvfp4 import BlockScaledTensor, NVFP4Linear, moe, prepare_experts, prepare_weight, quantize, to_blocked
+from cute_nvfp4 import (
+    BlockScaledTensor,
+    NVFP4Linear,
+    moe,
+    prepare_experts,
+    prepare_weight,
+    quantize,
+    simulating,
+    to_blocked,
+)
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.nn import PeerSums
 from cute_nvfp4.nn.expert_parallel import ExpertParallel, shard_experts
 from cute_nvfp4.ops.moe.experts import Experts
+from cute_nvfp4.scale_layout import blocked_flat
 from cute_nvfp4.weight_shards import shard_columns, shard_rows, shard_stack
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docs"))
@@ -119,6 +129,23 @@ def test_shards_of_stacks_are_views() -> None:
 def test_what_cannot_be_cut(cut: Callable[[], object], words: str) -> None:
     with pytest.raises(OperandError, match=words):
         cut()
+
+
+@pytest.mark.parametrize("release", [True, False])
+def test_a_prepared_layer_stays_prepared(release: bool) -> None:
+    """Its bytes are those of the prepared shard, and its state_dict those of the shard."""
+    w = weight(256, 256)
+    with simulating("sm_90a"):
+        layer = NVFP4Linear(w, input_rule=None).prepare(release=release)
+        layer.replace_weight(shard_columns(layer.weight, 1, 2), 128)
+        packed = layer.weight_prepared_bfloat16
+        mine = shard_columns(w, 1, 2)
+        assert packed.equal(prepare_weight(mine, backend="reference").packed)
+        assert packed.equal(shard_columns(prepare_weight(w, backend="reference"), 1, 2).packed)
+    assert (layer.in_features, layer.out_features, layer.weight_data is None) == (128, 256, release)
+    state = layer.state_dict()
+    assert state["weight_data"].equal(mine.data)
+    assert state["weight_scale"].equal(blocked_flat(mine.blocked_scale()))
 
 
 # --- layers over processes

@@ -126,6 +126,13 @@ def test_awq_where_columns_differ(input_rule: str | None) -> None:
     assert (decoded - given().layers[0].gate.weight).norm() < 0.2 * given().layers[0].gate.weight.norm()
 
 
+def test_modes_of_a_model_that_is_not_run_stay() -> None:
+    made = model()
+    made.layers[1].eval()
+    quantize_model(made)
+    assert made.training and not made.layers[1].training and made.layers[0].gate.training
+
+
 def test_factors_of_alike_columns_are_none() -> None:
     w, x = (torch.randn(40, 64, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
     exact = x.sign()

@@ -34,10 +34,12 @@ def maps_size(experts: int, slots: int) -> int:
 
 @dataclass(frozen=True)
 class MapsConfig:
-    """One variant of the kernel that makes the maps: dtype of the ids, and warps of a CTA."""
+    """One variant of the kernel that makes the maps: dtype of the ids, warps of a CTA, and whether other CTAs zero the
+    rows that products will be added to."""
 
     ids: str
     warps: int
+    zeroed: bool
     arch: Architecture
 
 
@@ -98,14 +100,25 @@ def router_weights(dtype: str) -> Pointer:
 _BIAS = PerConfig(lambda c: Pointer("Float32", VECTOR_BYTES) if c.bias else None)
 
 
+class ZeroedRows(NamedTuple):
+    """``count`` rows of ``row_bytes``, ``stride`` bytes apart, which ``ctas`` CTAs zero."""
+
+    data: Pointer = Pointer("Uint8", VECTOR_BYTES)
+    count: Scalar = INT32
+    row_bytes: Scalar = INT32
+    stride: Scalar = INT64
+    ctas: Scalar = INT32
+
+
 class MapsArguments(NamedTuple):
-    """maps (:func:`maps_size`) of ids (slots,), of which ``offset`` is expert 0 here."""
+    """maps (:func:`maps_size`) of ids (slots,), of which ``offset`` is expert 0 here. sums: rows to be zeroed."""
 
     ids: Pointer = Pointer(lambda c: DSL_DTYPES[c.ids], lambda c: int(c.ids[3:]) // 8)
     maps: Pointer = Pointer("Int32", 4)
     slots: Scalar = INT32
     experts: Scalar = INT32
     offset: Scalar = INT32
+    sums: ZeroedRows | None = PerConfig(lambda c: ZeroedRows() if c.zeroed else None)
 
 
 class GatherArguments(NamedTuple):

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Int32
+from cutlass import Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
+from ...ptx.memory import store_global
 from ..arith import ceil_div, div, mod
-from .config import WARP, MapsArguments, MapsConfig
+from .config import VECTOR_BYTES, WARP, MapsArguments, MapsConfig, ZeroedRows
 
 NOWHERE, BEYOND = -1, -2
 """Instead of an expert: the slot's is not here, and there is no such slot."""
@@ -47,15 +48,37 @@ class RoutingMaps:
 
     @cute.jit
     def __call__(self, arguments: MapsArguments, stream: CUstream):
-        """Launches a CTA for each expert."""
-        block = (WARP * self.config.warps, 1, 1)
-        self.kernel(arguments).launch(grid=(arguments.experts, 1, 1), block=block, stream=stream)
+        """Launches a CTA for each expert, and those that zero rows."""
+        block, ctas = (WARP * self.config.warps, 1, 1), arguments.experts
+        if cutlass.const_expr(self.config.zeroed):
+            ctas = ctas + arguments.sums.ctas
+        self.kernel(arguments).launch(grid=(ctas, 1, 1), block=block, stream=stream)
 
     @cute.kernel
     def kernel(self, arguments: MapsArguments):
-        warps = self.config.warps
         thread, _, _ = cute.arch.thread_idx()
         expert, _, _ = cute.arch.block_idx()
+        if cutlass.const_expr(self.config.zeroed):
+            if expert < arguments.experts:
+                self.sort(arguments, expert, thread)
+            else:
+                self.zero(arguments.sums, expert - arguments.experts, thread)
+        else:
+            self.sort(arguments, expert, thread)
+
+    @cute.jit
+    def zero(self, sums: ZeroedRows, cta: Int32, thread: Int32):
+        """Zeroes every so many rows."""
+        for row in cutlass.range(cta, sums.count, sums.ctas, unroll=1):
+            first = sums.data.toint() + Int64(row) * sums.stride
+            step = WARP * self.config.warps * VECTOR_BYTES
+            for at in cutlass.range(thread * VECTOR_BYTES, sums.row_bytes, step, unroll=1):
+                store_global(first + at, [Uint32(0)] * 4)
+
+    @cute.jit
+    def sort(self, arguments: MapsArguments, expert: Int32, thread: Int32):
+        """Writes the maps of an expert's slots."""
+        warps = self.config.warps
         lane, warp = mod(thread, WARP), div(thread, WARP)
         maps = maps_of(arguments.maps, arguments.experts, arguments.slots)
         # a strip is the slots of the lanes of a warp

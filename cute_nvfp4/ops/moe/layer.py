@@ -33,6 +33,7 @@ def moe(
     experts: Experts,
     *,
     offset: int = 0,
+    deterministic: bool = True,
     out: torch.Tensor | None = None,
     backend: Backend = "auto",
 ) -> torch.Tensor:
@@ -45,6 +46,8 @@ def moe(
         topk_weights: (T, k), float32, bfloat16 or float16.
         experts: what ``prepare_experts`` made of the weights.
         offset: the number of the first of these experts among all.
+        deterministic: whether the k summands of an element are added in the order of the choices. If not, prepared
+            experts in 16 bits add them as they come, in three launches instead of four, and round after each.
         out: where to put the result, (T, H) of x's dtype, rows at multiples of 16 bytes.
         backend: as for ``gemm``.
 
@@ -58,7 +61,7 @@ def moe(
         OperandError, OperandTypeError: tensors that do not fit together, or that require a gradient.
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
-    return MOE.call(x, topk_ids, topk_weights, experts, offset, out, backend)
+    return MOE.call(x, topk_ids, topk_weights, experts, offset, deterministic, out, backend)
 
 
 def _check(r: Any) -> torch.Tensor:
@@ -83,6 +86,8 @@ def _check(r: Any) -> torch.Tensor:
     if len(ids) != 2 or ids[0] != len(x) or ids[1] < 1 or weights != ids:
         expected = f"({len(x)}, k) both"
         raise OperandError.of("shapes of topk_ids and topk_weights", got=f"{ids} and {weights}", expected=expected)
+    if not isinstance(r.deterministic, bool):
+        raise OperandTypeError.of("deterministic", got=type(r.deterministic).__name__, expected="bool")
     if isinstance(r.offset, bool) or not isinstance(r.offset, int):
         raise OperandTypeError.of("offset", got=type(r.offset).__name__, expected="int")
     if not 0 <= r.offset < 2**31 - experts.count:
@@ -117,16 +122,22 @@ def layer(r: Any, out: torch.Tensor | None, backend: Backend) -> torch.Tensor:
     """The result of a checked request: the operations one after the other."""
     e, top = r.experts, r.topk_ids.shape[1]
     x, ids, weights = readable(r.x.detach()), r.topk_ids.contiguous(), r.topk_weights.detach().contiguous()
-    whole = routing_maps(ids, e.count, r.offset, None, backend)
+    added = not r.deterministic and e.dtype in DTYPES
+    if added:
+        out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+    whole = routing_maps(ids, e.count, r.offset, None, backend, out if added else None)
     maps = Maps.of(whole, e.count)
     if e.dtype is not None:
         first = e.gate_up_factor, e.gate_up_bias, e.activation, None
-        inner = expert_product(x, e.gate_up, maps.offsets, maps.slots, top, *first, backend=backend)
+        routed = maps.offsets, maps.slots, top
+        inner = expert_product(x, e.gate_up, *routed, True, *first, backend=backend)
         if e.dtype is FP8:
             rows = CONTIGUOUS.run(inner, e.down, maps.offsets, "", e.down_factor, None, x.dtype, None, None, backend)
             return combined(rows, weights, e.down_bias, whole, e.count, top, out, backend)
         second = e.down_factor, e.down_bias, None, weights
-        rows = expert_product(inner, e.down, maps.offsets, maps.slots, 0, *second, backend=backend)
+        rows = expert_product(inner, e.down, *routed, False, *second, added, out if added else None, backend=backend)
+        if added:
+            return rows
         return combined(rows, None, None, whole, e.count, top, out, backend)
     rows = gathered(x, whole, e.count, top, None, backend)
     product = quantized_product(rows, e.gate_up, maps.offsets, e.gate_up_factor, backend)

@@ -7,14 +7,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...kernels.moe.config import MAPS_WARPS, WARP, MapsArguments, MapsConfig, maps_size
+from ...kernels.moe.config import MAPS_WARPS, WARP, MapsArguments, MapsConfig, ZeroedRows, maps_size
 from ...runtime.backend import Backend
 from ...runtime.kernel import Kernel
 from ...target import Target
-from ..arguments import TENSOR
+from ..arguments import STATUS, TENSOR
 from ..operation import Operation
 from ..planned import PlannedCall
 
+ZEROING_CTAS = 132
+"""CTAs that zero rows, at most."""
 ID_DTYPES = {torch.int32: "int32", torch.int64: "int64"}
 
 
@@ -39,11 +41,17 @@ class Maps(NamedTuple):
 
 
 def routing_maps(
-    ids: torch.Tensor, experts: int, offset: int = 0, out: torch.Tensor | None = None, backend: Backend = "auto"
+    ids: torch.Tensor,
+    experts: int,
+    offset: int = 0,
+    out: torch.Tensor | None = None,
+    backend: Backend = "auto",
+    sums: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The maps (``Maps``) of ids (T, k), contiguous, in one int32 tensor. A stable sort: rows of an expert are in the
-    order of their slots. Ids are numbers of experts from ``offset`` on; others have no row."""
-    return MAPS.call(ids, experts, offset, out, backend)
+    order of their slots. Ids are numbers of experts from ``offset`` on; others have no row. sums: rows (T, H) that are
+    zeroed meanwhile, at multiples of 16 bytes."""
+    return MAPS.run(ids, experts, offset, out, backend, sums)
 
 
 def _check(r: Any) -> torch.Tensor:
@@ -52,14 +60,20 @@ def _check(r: Any) -> torch.Tensor:
 
 
 def _plan(r: Any, target: Target) -> PlannedCall:
-    slots = r.ids.numel()
-    config = MapsConfig(ID_DTYPES[r.ids.dtype], MAPS_WARPS[slots > WARP], target.arch)
-    return MAPS.planned(KERNEL, config, target, MapsArguments("ids", "out", slots, r.experts, r.offset), r)
+    slots, sums = r.ids.numel(), None
+    config = MapsConfig(ID_DTYPES[r.ids.dtype], MAPS_WARPS[slots > WARP], r.sums is not None, target.arch)
+    if r.sums is not None:
+        (count, width), size = r.sums.shape, r.sums.element_size()
+        sums = ZeroedRows("sums", count, width * size, r.sums.stride(0) * size, min(count, ZEROING_CTAS))
+    arguments = MapsArguments("ids", "out", slots, r.experts, r.offset, sums)
+    return MAPS.planned(KERNEL, config, target, arguments, r)
 
 
 def _reference(r: Any) -> torch.Tensor:
     """By torch's stable sort."""
     out, count = torch.full_like(r.out, -1), r.experts
+    if r.sums is not None:
+        r.sums.zero_()
     offsets, slots, experts, rows = Maps.of(out, count)[1:]
     chosen = r.ids.reshape(-1).long() - r.offset
     chosen = torch.where((chosen >= 0) & (chosen < count), chosen, count)
@@ -80,4 +94,4 @@ def _host(config: MapsConfig) -> Callable[..., Any]:
 
 
 KERNEL = Kernel("moe_maps", MapsArguments, _host)
-MAPS = Operation(routing_maps, {"ids": TENSOR}, check=_check, reference=_reference, plan=_plan)
+MAPS = Operation(routing_maps, {"ids": TENSOR, "sums": STATUS}, check=_check, reference=_reference, plan=_plan)

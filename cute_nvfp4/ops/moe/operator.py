@@ -19,7 +19,8 @@ ARGUMENTS = (
     "Tensor? gate_up_global_scale, Tensor? up_global_scale, Tensor down, Tensor? down_scale, "
     "Tensor? down_global_scale, Tensor? gate_up_factor=None, Tensor? down_factor=None, Tensor? gate_up_bias=None, "
     "Tensor? down_bias=None, *, int inner, ScalarType? dtype=None, bool gated=False, str weight_format, "
-    'str activation="silu", float activation_alpha=1.702, float activation_limit=7.0, int offset=0, str backend="auto"'
+    'str activation="silu", float activation_alpha=1.702, float activation_limit=7.0, int offset=0, '
+    'bool deterministic=True, str backend="auto"'
 )
 
 
@@ -49,6 +50,7 @@ class Flat(NamedTuple):
     activation_alpha: float
     activation_limit: float
     offset: int
+    deterministic: bool
     out: torch.Tensor | None
     backend: str
 
@@ -75,6 +77,7 @@ class Flat(NamedTuple):
             activation_alpha=e.activation.alpha,
             activation_limit=e.activation.limit,
             offset=r.offset,
+            deterministic=r.deterministic,
             out=r.out,
             backend=r.backend,
         )

@@ -30,11 +30,13 @@ def expert_product(
     b: PreparedWeight,
     offsets: torch.Tensor,
     slots: torch.Tensor,
-    top: int = 0,
+    top: int,
+    gathered: bool,
     alpha: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     activation: ActivationFunction | None = None,
     row_weights: torch.Tensor | None = None,
+    added: bool = False,
     out: torch.Tensor | None = None,
     status: torch.Tensor | None = None,
     config: Any = None,
@@ -42,11 +44,28 @@ def expert_product(
 ) -> torch.Tensor:
     """weight · activation(alphaₑ · row · b[e]ᵀ + bias[e]) of the rows of each expert e, (slots, N).
 
-    Rows are in the order of the routing maps, of which ``offsets`` (E + 1) and ``slots`` are two: row r is
-    ``a[slots[r] // top]``, or ``a[r]`` where top is 0, and its weight ``row_weights`` of its slot, or 1. bias: (E, N),
-    of gate and up (E, 2 N); activation: with gate and up one of two matrices. Rows of no slot are not written.
+    Rows are in the order of the routing maps, of which ``offsets`` (E + 1) and ``slots`` are two, with ``top`` slots a
+    token: row r is ``a[slots[r] // top]`` of gathered rows, else ``a[r]``, and its weight ``row_weights`` of its slot,
+    or 1. bias: (E, N), of gate and up (E, 2 N); activation: with gate and up one of two matrices. Rows of no slot are
+    not written. added: rows are added to those of their tokens in ``out`` (T, N), in any order, each sum rounded.
     """
-    given = a, b, offsets, slots, top, alpha, bias, activation, row_weights, out, status, config, backend
+    given = (
+        a,
+        b,
+        offsets,
+        slots,
+        top,
+        gathered,
+        alpha,
+        bias,
+        activation,
+        row_weights,
+        added,
+        out,
+        status,
+        config,
+        backend,
+    )
     return EXPERT_PRODUCT.run(*given)
 
 
@@ -59,15 +78,14 @@ def _check(r: Any) -> torch.Tensor:
 def _plan(r: Any, target: Target) -> PlannedCall:
     f, weights = r.activation, r.row_weights
     routed = RoutedGroups(
-        gathered=r.top > 0,
+        gathered=r.gathered,
         biased=r.bias is not None,
         weighted="" if weights is None else DTYPE_NAMES[weights.dtype],
         activation="" if f is None or f.name == "silu" else f.name,
+        added=r.added,
         constants=(f.alpha, f.limit) if f is not None and f.name == "clamped_swiglu" else (),
     )
-    record = RoutedRows(
-        "slots", r.top or 1, "row_weights" if routed.weighted else None, "bias" if routed.biased else None
-    )
+    record = RoutedRows("slots", r.top, "row_weights" if routed.weighted else None, "bias" if routed.biased else None)
     found = plan_prepared_rows(r, target, "silu" if r.b.gated else "", routed, record)
     options = {"new": status_of(r.b.device), "extra": found.extra}
     return EXPERT_PRODUCT.planned(found.kernel, found.config, target, found.arguments, r, **options)
@@ -75,7 +93,7 @@ def _plan(r: Any, target: Target) -> PlannedCall:
 
 def _reference(r: Any) -> torch.Tensor:
     """Expert by expert in float64. Reads the offsets, so it waits for the device."""
-    edges, out = r.offsets.tolist(), torch.zeros(r.out.shape, dtype=torch.float64, device=r.out.device)
+    edges, out = r.offsets.tolist(), r.out.double() if r.added else torch.zeros_like(r.out, dtype=torch.float64)
     x, weights = exact_values(r.a, r.b)
     if r.b.row_factor is not None:
         x = by_rows(r.a).dequantize(torch.float64)
@@ -83,7 +101,10 @@ def _reference(r: Any) -> torch.Tensor:
         if start == end:
             continue
         slots = r.slots[start:end].long()
-        rows, matrices = (x[slots // r.top] if r.top else x[start:end]), (weights[e] if r.b.gated else [weights[e]])
+        rows, matrices = (
+            (x[slots // r.top] if r.gathered else x[start:end]),
+            (weights[e] if r.b.gated else [weights[e]]),
+        )
         scales = r.b.global_scales
         product = torch.cat(
             [times(rows @ w.mT, alpha_of_group(r.alpha, e), scale) for w, scale in zip(matrices, scales)], dim=1
@@ -94,7 +115,10 @@ def _reference(r: Any) -> torch.Tensor:
             product = r.activation(product)
         if r.row_weights is not None:
             product = product * r.row_weights.reshape(-1)[slots, None].double()
-        out[start:end] = product
+        if r.added:
+            out.index_add_(0, slots // r.top, product)
+        else:
+            out[start:end] = product
     return out
 
 

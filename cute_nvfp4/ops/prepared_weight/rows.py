@@ -76,8 +76,9 @@ def plan_prepared_rows(
     a, b, out = r.a, r.b, r.out
     floats = isinstance(a, torch.Tensor)
     scalar, factors = factors_of_products(r, len(b.global_scales))
+    rows = out.shape[0] if slots is None else len(r.slots)
     problem = PackedGroups(
-        sizes=((out.shape[0], b.rows, b.k),),
+        sizes=((rows, b.rows, b.k),),
         stack=b.batch,
         dtype=MMA_DTYPES[b.dtype],
         out=DTYPE_NAMES[out.dtype],
@@ -89,7 +90,7 @@ def plan_prepared_rows(
         promoted=b.promoted,
     )
     plan = choose_groups(problem, target.arch, sm_count(target, b.device), r.config)
-    rows, k_tiles, config, quantized_first = out.shape[0], b.packed.shape[-2], plan.config, None
+    k_tiles, config, quantized_first = b.packed.shape[-2], plan.config, None
     data, stride, scales = "a" if floats else "decoded", a.stride(0) if floats else b.k, None
     if b.row_factor is not None:
         data, stride, scales, first, quantized_first = Fp8Rows.of(a, b, target.arch)

@@ -48,6 +48,17 @@ def test_models(name: str, arch: str, poisoned: None) -> None:
     assert torch.equal(problem.run(backend=backends.backend()), out)
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_120a"], indirect=True)
+@pytest.mark.parametrize("name", ["gpt-oss", "Nemotron"])
+def test_sums_in_any_order(name: str, arch: str, poisoned: None) -> None:
+    """Rows are added to those of their tokens, which are zeroed before: three launches."""
+    problem = Problem(NAMED[name])
+    out = problem.run(backend=backends.backend(), deterministic=False)
+    assert problem.right(out, problem.layer.top)
+    assert not problem.right(out + problem.run(backend=backends.backend()) / 16, problem.layer.top)
+
+
 @pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)
 def test_rows_in_fp8(arch: str, poisoned: None) -> None:
     """gpt-oss's, W4A8: six launches; wrong if the scale of a row is another's."""
@@ -167,7 +178,7 @@ X, IDS, WEIGHTS, EXPERTS = SMALL.x, SMALL.ids, SMALL.topk_weights, SMALL.experts
 def test_operator(problem: Problem) -> None:
     """opcheck, the operator's results and those of its out variant, and a graph without breaks."""
     given = problem.x, problem.ids, problem.topk_weights, problem.experts
-    operator, request = torch.ops.cute_nvfp4.moe, MOE.request(*given, 0, None, "reference")
+    operator, request = torch.ops.cute_nvfp4.moe, MOE.request(*given, 0, True, None, "reference")
     flat = MOE.operator(request).adapted(request)
     names = [x.name for x in operator.default._schema.arguments]
     tensors = [getattr(flat, name) for name in names[:14]]
@@ -194,6 +205,7 @@ BAD = (
     (lambda: moe(X, IDS[:2], WEIGHTS, EXPERTS), OperandError, "shapes of topk_ids and topk_weights"),
     (lambda: moe(X, IDS, WEIGHTS[:, :1], EXPERTS), OperandError, "shapes of topk_ids and topk_weights"),
     (lambda: moe(X, IDS, WEIGHTS.double(), EXPERTS), OperandTypeError, "dtype of topk_weights"),
+    (lambda: moe(X, IDS, WEIGHTS, EXPERTS, deterministic=1), OperandTypeError, "deterministic: got int"),
     (lambda: moe(X, IDS, WEIGHTS, EXPERTS, offset=-1), OperandError, "offset: got -1"),
     (lambda: moe(X, IDS, WEIGHTS, EXPERTS, offset=True), OperandTypeError, "offset: got bool"),
     (lambda: moe(X, IDS, WEIGHTS, EXPERTS, out=X), OperandError, "overlap x"),

@@ -150,6 +150,16 @@ def test_lists(count: int, gate: str) -> None:
 
 
 CUT = CASES[2]
+MIXED = Case((41, 1, 41, 1), 116, 160, workers=1, tiling={"tile_n": 128})
+"""Warpgroups are at tiles of different widths at a time."""
+
+
+@pytest.mark.sim_only("finds races")
+def test_factors_of_tiles_of_different_widths_are_apart() -> None:
+    problem = Contiguous(MIXED)
+    assert problem.right(run(problem))
+    together = Source(GroupedWgmmaConfig, "factor_pitch", property(lambda config: 4 * config.tile_n))
+    assert outcome(together, lambda: problem.right(problem.run()), "sm_90a") == "Race"
 
 
 @pytest.mark.sim_only("runs schedules")

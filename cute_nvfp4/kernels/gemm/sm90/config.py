@@ -203,7 +203,12 @@ class WgmmaConfig:
     @property
     def factor_bytes(self) -> int:
         """Bytes of shared memory, after those, for each warpgroup's factors of a tile's rows of x."""
-        return 4 * self.warpgroups * self.tile_n if self.row_factors else 0
+        return self.warpgroups * self.factor_pitch if self.row_factors else 0
+
+    @property
+    def factor_pitch(self) -> int:
+        """Bytes from a warpgroup's factors to the next one's."""
+        return 4 * self.tile_n
 
     @property
     def k_parts(self) -> int:

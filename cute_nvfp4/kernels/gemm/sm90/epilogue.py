@@ -56,7 +56,7 @@ class WarpgroupEpilogue:
             return self
         row = self.first_packed_row(tile) + self.thread % WARP // 4
         columns = tile.n * cfg.tile_n, self.x_rows
-        place = self.shared + cfg.epilogue_bytes + self.group * (4 * cfg.tile_n)
+        place = self.shared + cfg.epilogue_bytes + self.group * cfg.factor_pitch
         return replace(self, rows=row_factors(cfg, self.arguments.row_scales, row, columns, place, self.thread))
 
     def share_factors(self) -> None:
@@ -219,15 +219,23 @@ class WarpgroupEpilogue:
         limit = self.x_rows
         if cutlass.const_expr(column + cfg.epilogue_columns > end):
             limit = cutlass.min(limit, x_row + end)
-        target = first + (Int64(m) * self.arguments.out.row_stride + n)
+        target = self.target(first, m, n)
         if m < limit:
             if n + 8 <= rows:
-                store_global(target.toint(), vector)
+                self.put(target, vector)
             elif n < rows:
                 for i in cutlass.range_constexpr(8):
                     if n + i < rows:
                         _store_half(target + i, vector[i // 2] >> (16 * (i % 2)))
         cute.arch.sync_warp()
+
+    def target(self, first: cute.Pointer, m: Int32, n: Int32) -> cute.Pointer:
+        """Where an element of row ``m`` of the output is."""
+        return first + (Int64(m) * self.arguments.out.row_stride + n)
+
+    def put(self, target: cute.Pointer, vector: list[Uint32]) -> None:
+        """Stores eight elements of the output."""
+        store_global(target.toint(), vector)
 
     @cute.jit
     def store_elements(

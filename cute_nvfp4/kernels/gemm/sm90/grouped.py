@@ -303,7 +303,8 @@ class GroupedWgmma(WgmmaGemm):
     ) -> WarpgroupEpilogue:
         """The epilogue of a work tile of ``width`` rows of x, whose output and rows begin where the tile does."""
         arguments = arguments_of(scheduler.groups, tile)
-        config, rows = replace(self.config, tile_n=width), tile.x_rows - tile.x_row
+        config = replace(self.config, tile_n=width, widest=self.config.tile_n)
+        rows = tile.x_rows - tile.x_row
         return WarpgroupEpilogue(config, arguments, rows, factors, shared, scheduler, *own)
 
     def in_group(self, tile: GroupTile) -> WorkTile:

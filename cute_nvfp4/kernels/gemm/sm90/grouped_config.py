@@ -27,11 +27,11 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     A tile has at most ``tile_n`` rows of x; those of a group are all of the narrowest of ``widths`` that covers it.
     maps: where the tensor maps of x are: "rows", one for the rows of all groups, which have one N and K; "parameters"
     of the kernel, one for each of ``slots`` groups; or a "workspace" in global memory. capacity: groups that the table
-    has room for, a multiple of 32.
+    has room for, a multiple of 32. widest: of the configuration of one of ``widths``, the ``tile_n`` of all; else 0.
 
     Of a mixture of experts, whose rows are slots (``RoutedRows``): whether x is ``gathered``, and products ``biased``
     for each group; an activation instead of ``gate``'s (``gates.activate``) and its constants; weighted: dtype of the
-    router weights that multiply rows of the output, or "".
+    router weights that multiply rows of the output, or ""; whether those are ``added`` to the rows of their tokens.
     """
 
     tables: ClassVar[tuple[str, ...]] = ("rows", "parameters", "workspace")
@@ -46,6 +46,8 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     activation: str = ""
     constants: tuple[float, ...] = ()
     weighted: str = ""
+    added: bool = False
+    widest: int = 0
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -72,6 +74,11 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     @property
     def row_factors(self) -> bool:
         return self.fp8 or bool(self.weighted)
+
+    @property
+    def factor_pitch(self) -> int:
+        # warpgroups may be at tiles of different widths
+        return 4 * (self.widest or self.tile_n)
 
     @property
     def box_k(self) -> int:
@@ -126,6 +133,9 @@ def _routed(c: GroupedWgmmaConfig) -> str:
     if c.activation not in ("", *(name for name, products in ACTIVATIONS.items() if products == c.products)):
         expected = f"one of {', '.join(ACTIVATIONS)}, with as many products as it takes"
         return explain("activation", got=f"{c.activation!r} of {c.products} products", expected=expected)
+    if c.added and not (c.weighted and c.vector):
+        got = f"weighted {c.weighted!r}, vector {c.vector}"
+        return explain("rows added to those of tokens", got=got, expected="weighted ones, stored in vectors")
     if c.weighted and c.gate:
         return explain("router weights", got="a gated product", expected="the second product of experts")
     return ""

@@ -12,8 +12,9 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, Uint32
 
+from ....ptx.memory import add_16bit_global
 from ...factors import Factor
 from ..epilogue import device_scalar
 from ..gates import activate
@@ -67,7 +68,7 @@ class RoutedEpilogue(WarpgroupEpilogue):
         if cfg.fp8:
             scale = self.arguments.row_scales.weight + (self.first_packed_row(tile) + self.thread % WARP // 4)
             of_weight = device_scalar(scale), device_scalar(scale + 8)
-        shared = self.shared + cfg.epilogue_bytes + self.group * (4 * cfg.tile_n)
+        shared = self.shared + cfg.epilogue_bytes + self.group * cfg.factor_pitch
         return replace(self, rows=RowFactors(cfg, of_weight, tuple(found), shared, self.thread))
 
     @cute.jit
@@ -84,6 +85,20 @@ class RoutedEpilogue(WarpgroupEpilogue):
         if cutlass.const_expr(cfg.weighted):
             self.rows.scale(acc, begin, end)
         self.store_columns(acc, tile, begin, end)
+
+    def target(self, first: cute.Pointer, m: Int32, n: Int32) -> cute.Pointer:
+        if not self.config.added:
+            return super().target(first, m, n)
+        # the row of the token, in an output of all tokens
+        row = self.routed.slots + cutlass.min(m, self.x_rows - 1)
+        token = cute.make_tensor(row, cute.make_layout(1))[0] // self.routed.top
+        return super().target(first, token, n)
+
+    def put(self, target: cute.Pointer, vector: list[Uint32]) -> None:
+        if self.config.added:
+            add_16bit_global(target.toint(), vector, self.config.out)
+        else:
+            super().put(target, vector)
 
     def scale(self, acc: cute.Tensor, begin: int, end: int) -> None:
         """Each product's alpha."""
@@ -185,5 +200,8 @@ class RoutedWgmma(GroupedWgmma):
         bias = None
         if self.config.biased:
             bias = routed.bias + Int64(tile.group) * (made.arguments.weight.rows * self.config.products)
+        if self.config.added:
+            arguments = made.arguments._replace(out=groups.arguments.one.out)
+            made = replace(made, arguments=arguments)
         fields = {name: getattr(made, name) for name in made.__dataclass_fields__}
         return RoutedEpilogue(**fields, routed=routed._replace(slots=slots, bias=bias))
