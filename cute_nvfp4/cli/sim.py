@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .eval_options import ClockName
 from .output import check_writable, fail, say, shown_errors, stderr, write_json
 from .sim_findings import show_findings
 from .sim_options import Options
@@ -60,10 +61,7 @@ def sim(
     timed: Annotated[
         bool, typer.Option("--time", help="Say how long each launch would take: a modelled time.")
     ] = False,
-    clock_name: Annotated[
-        str,
-        typer.Option("--clock", metavar="GPU", help="GPU of modelled times (h100).", show_default="--arch's"),
-    ] = "",
+    clock_name: ClockName = "",
     launch_us: Annotated[
         float | None,
         typer.Option(metavar="US", help="What a launch costs on your host.", show_default="the machine file's"),
