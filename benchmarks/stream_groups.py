@@ -164,9 +164,9 @@ def whole_layer(both: list[Operands], plans: list[PackedPlan]) -> torch.Tensor:
     experts, top = first.weight.batch, r.ids.shape[1]
     whole = routing_maps(r.ids, experts)
     maps = Maps.of(whole, experts)
-    inner = expert_product(r.x, first.weight, maps.offsets, maps.slots, top, config=plans[0])
+    inner = expert_product(r.x, first.weight, maps.offsets, maps.slots, top, True, config=plans[0])
     weighted = {"row_weights": r.weights, "config": plans[1]}
-    rows = expert_product(inner, second.weight, maps.offsets, maps.slots, **weighted)
+    rows = expert_product(inner, second.weight, maps.offsets, maps.slots, top, False, **weighted)
     return combined(rows, None, None, whole, experts, top, None, "auto")
 
 

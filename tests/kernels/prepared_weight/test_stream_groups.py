@@ -98,9 +98,9 @@ def test_products_of_experts(name: str, poisoned: None) -> None:
     def products(plans: list[PackedPlan | None], backend: str) -> tuple[torch.Tensor, ...]:
         first = e.gate_up_factor, e.gate_up_bias, e.activation, None
         options = [{"config": plan, "backend": backend} for plan in plans]
-        inner = expert_product(problem.x, e.gate_up, maps.offsets, maps.slots, layer.top, *first, **options[0])
+        inner = expert_product(problem.x, e.gate_up, maps.offsets, maps.slots, layer.top, True, *first, **options[0])
         second = e.down_factor, e.down_bias, None, problem.topk_weights
-        return inner, expert_product(inner, e.down, maps.offsets, maps.slots, 0, *second, **options[1])
+        return inner, expert_product(inner, e.down, maps.offsets, maps.slots, layer.top, False, *second, **options[1])
 
     early = {"programmatic": "x" if tiling.get("programmatic") else ""}
     plans = [PackedPlan(GroupedStreamConfig(**x), ctas) for x in (tiling, tiling | early)]
