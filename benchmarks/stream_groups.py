@@ -3,8 +3,8 @@ benchmarks/stream_groups.py``.
 
 The layers of ``moe.py``, rows sorted by expert beforehand, uniform routing: ``first`` is gate and up joined by silu,
 ``second`` is down. ``tile`` is the plan that the planner has for tiles; the others are tilings of the streaming kernel,
-by slabs of a work tile, warps along them and along K, packed tiles of a stage, and rows of x (columns). ``layer`` is
-all from the router's choice to the combined rows, as ``moe`` runs it, with tiles or with streaming products; "early":
+by slabs of a work tile, warps along them and along K, packed tiles of a stage, CTAs of an SM, and rows of x. ``layer``
+is all from the router's choice to the combined rows, as ``moe`` runs it, with tiles or streaming products; "early":
 these by programmatic launches. Each call is a CUDA graph; all take turns, L2 is cleared before each, times are medians
 between two CUDA events. What each gives is first compared with what tiles give. ``floor``: bytes of the experts used at
 the bandwidth of a copy of the same run.
@@ -46,14 +46,13 @@ from cute_nvfp4.weight_layout import PACKINGS, packed_rows, tiles
 
 TOKENS = (1, 4, 16, 64, 128)
 TILINGS = {
+    "8x4x2x2 twice": {"slabs": 8, "warps_m": 4, "warps_k": 2, "stage_tiles": 2, "stages": 8, "ctas_per_sm": 2},
     "8x8x2x2": {"slabs": 8, "warps_m": 8, "warps_k": 2, "stage_tiles": 2, "stages": 16},
     "8x4x4x2": {"slabs": 8, "warps_m": 4, "warps_k": 4, "stage_tiles": 2, "stages": 16},
-    "8x2x8x2": {"slabs": 8, "warps_m": 2, "warps_k": 8, "stage_tiles": 2, "stages": 16},
     "4x2x4x2": {"slabs": 4, "warps_m": 2, "warps_k": 4, "stage_tiles": 2, "stages": 16},
-    "2x1x8x2": {"slabs": 2, "warps_m": 1, "warps_k": 8, "stage_tiles": 2, "stages": 16},
 }
 
-IN_LAYERS = {name: TILINGS[name] for name in ("8x8x2x2", "2x1x8x2")}
+IN_LAYERS = {name: TILINGS[name] for name in ("8x4x2x2 twice", "8x8x2x2")}
 
 
 def columns_for(rows: float) -> tuple[int, ...]:
@@ -100,7 +99,7 @@ class Operands:
         for (name, tiling), columns in product(tilings.items(), columns_for(self.rows / self.used)):
             config = GroupedStreamConfig(columns=columns, **tiling)
             if not can_implement_groups(config):
-                found[f"{name}.{columns}"] = PackedPlan(config, ctas)
+                found[f"{name}.{columns}"] = PackedPlan(config, ctas * config.ctas_per_sm)
         return found
 
 
@@ -149,7 +148,9 @@ def layers(both: list[Operands], ctas: int, tilings: dict[str, Any]) -> dict[str
     for tiling, columns in product(tilings, columns_for(both[0].rows / both[0].used)[:1]):
         for kind, waits in (("", ("", "")), (" early", ("all", "x"))):
             configs = [GroupedStreamConfig(columns=columns, programmatic=x, **tilings[tiling]) for x in waits]
-            calls[f"{tiling}.{columns}{kind}"] = partial(whole_layer, both, [PackedPlan(x, ctas) for x in configs])
+            calls[f"{tiling}.{columns}{kind}"] = partial(
+                whole_layer, both, [PackedPlan(x, ctas * x.ctas_per_sm) for x in configs]
+            )
     want = calls["tile"]().double()
     for name, call in calls.items():
         if not (call().double() - want).norm() < 2.0**-6 * want.norm():
@@ -163,9 +164,9 @@ def whole_layer(both: list[Operands], plans: list[PackedPlan]) -> torch.Tensor:
     experts, top = first.weight.batch, r.ids.shape[1]
     whole = routing_maps(r.ids, experts)
     maps = Maps.of(whole, experts)
-    inner = expert_product(r.x, first.weight, maps.offsets, maps.slots, top, config=plans[0])
+    inner = expert_product(r.x, first.weight, maps.offsets, maps.slots, top, True, config=plans[0])
     weighted = {"row_weights": r.weights, "config": plans[1]}
-    rows = expert_product(inner, second.weight, maps.offsets, maps.slots, **weighted)
+    rows = expert_product(inner, second.weight, maps.offsets, maps.slots, top, False, **weighted)
     return combined(rows, None, None, whole, experts, top, None, "auto")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cells import table
+from table_cells import table
 
 from cute_nvfp4.harness.problem import get_problem, known_problems
 from cute_nvfp4.harness.schema import Tolerances, load_task

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from cells import table
+from table_cells import table
 
 
 def plans(of: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cells import table, times, us
+from table_cells import table, times, us
 
 
 def of_products(record: dict[str, Any]) -> dict[str, Any]:

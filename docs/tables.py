@@ -22,8 +22,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "docs")]
 import judging  # noqa: E402
 import modelled  # noqa: E402
 import summaries  # noqa: E402
-from cells import table, times, us  # noqa: E402
 from side_by_side import of_products, side_by_side  # noqa: E402
+from table_cells import table, times, us  # noqa: E402
 
 TABLE = re.compile(r"<!-- table: (\w[\w-]*) -->\n(.*?)<!-- table: end -->", re.DOTALL)
 COUNT = re.compile(r"<!-- count: (\w[\w-]*) -->(.*?)<!-- end -->")

@@ -169,7 +169,7 @@ class ExpertParallel:
         if not len(back):
             return back.new_zeros((tokens, self.experts.hidden))
         out = back.new_empty((tokens, self.experts.hidden))
-        return combined(back, None, None, exchange.maps, self.ranks, self.ranks, out, self.backend)
+        return combined(back, None, None, exchange.maps, self.ranks, self.ranks, None, out, self.backend)
 
     @property
     def _words(self) -> tuple[int, int]:

@@ -25,6 +25,10 @@ from .packed_problem import TILING, PackedPlan, packed_tiles
 STAGE_US = {8: 0.38, 16: 0.39, 32: 0.41, 64: 0.50, 96: 0.60, 128: 0.68, 192: 1.10, 256: 1.40}
 """µs of a multiprocessor for 128 rows of the weight and 128 of K, by rows of x in a tile: up to 128 those of
 ``packed``, and between them; the wide ones, which load x without multicast, fitted on an NVIDIA H200 on 2026-11-22."""
+STREAMED = {"slabs": 8, "warps_m": 8, "warps_k": 2, "stage_tiles": 2, "stages": 16}
+"""The tiling of the streaming kernel that was fastest for most products of experts (H100, 2026-11-24)."""
+FEW_ROWS, EIGHT_COLUMNS = 8.0, 4.5
+"""Rows of an expert that is used, on average, up to which its products stream, and up to which by eight columns."""
 STREAM_TILING = "columns", "cut_bytes", "programmatic"
 """What a plan of the streaming kernel of groups decides beside what one without groups does."""
 MOST_STEPS = 1 << 32
@@ -61,6 +65,7 @@ class PackedGroups:
     packing: str = "nvfp4"
     routed: RoutedGroups | None = None
     promoted: bool = False
+    decoded: bool = False
 
     def streaming(self, arch: Architecture, **tiling: Any) -> GroupedStreamConfig:
         """The configuration of the streaming kernel with this tiling."""
@@ -117,7 +122,7 @@ def choose_groups(
     if reason := too_many_groups(problem.stack or len(problem.sizes)):
         raise OperandError(reason)
     if given is None:
-        plan = choose_tiles(problem, arch, sm_count)
+        plan = choose_stream(problem, arch, sm_count) or choose_tiles(problem, arch, sm_count)
     elif isinstance(given, PackedPlan) and isinstance(given.config, GroupedWgmmaConfig):
         c = given.config
         tiling = {name: getattr(c, name) for name in ("tile_n", "warpgroups", "ctas_per_sm", "stage_tiles", "stages")}
@@ -136,6 +141,26 @@ def choose_groups(
     return plan
 
 
+def choose_stream(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedPlan | None:
+    """The plan of the streaming kernel for products of experts that have few rows each; else None.
+
+    The second product may start while the first one runs, and needs its rows only.
+    """
+    if p.routed is None or arch.generation != "sm90":
+        return None
+    rows = rows_of_used(p.sizes[0][0], p.stack)
+    if rows > FEW_ROWS:
+        return None
+    early = "all" if p.routed.gathered else "x"
+    config = p.streaming(arch, columns=8 if rows <= EIGHT_COLUMNS else 16, programmatic=early, **STREAMED)
+    return None if can_stream(p, config) else PackedPlan(config, sm_count * config.ctas_per_sm)
+
+
+def rows_of_used(rows: int, groups: int) -> float:
+    """Rows of a group that has some, on average, where each row takes any group."""
+    return rows / (groups * (1.0 - (1.0 - 1.0 / groups) ** rows))
+
+
 def choose_tiles(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedPlan:
     """The fastest plan by tiles, or one that no kernel can run."""
     most = max(GROUP_TILE_N if arch.generation == "sm90" else MMA_SYNC_TILE_N)
@@ -148,6 +173,8 @@ def can_stream(p: PackedGroups, c: GroupedStreamConfig) -> str:
     """Why the streaming kernel cannot run the problem so, or an empty string."""
     if not p.stack:
         return explain("groups of the streaming kernel", got="a list", expected="rows of one x, and a stack of weights")
+    if p.decoded:
+        return explain("x of the streaming kernel of groups", got="block-scaled", expected="numbers of 16 bits")
     if c.weights.by_table:
         expected = "bfloat16 or float16"
         return explain("dtype of a weight of the streaming kernel", got=p.dtype, expected=expected)

@@ -71,13 +71,14 @@ class ActivationConfig:
 @dataclass(frozen=True)
 class CombineConfig:
     """One variant of the combination: dtypes of rows, of router weights ("": rows are weighted already) and of the
-    output, whether there is a bias, and slots of a token."""
+    output, whether there is a bias, slots of a token, and whether a row of each is added to them ("shared")."""
 
     dtype: str
     weights: str
     out: str
     bias: bool
     top: int
+    shared: bool
     arch: Architecture
 
 
@@ -149,14 +150,16 @@ class ActivationArguments(NamedTuple):
 
 class CombineArguments(NamedTuple):
     """out (tokens, hidden), rows ``stride`` bytes apart, of rows (slots, hidden); weights (slots,) and the bias
-    (experts, hidden), where rows have neither yet."""
+    (experts, hidden), where rows have neither yet; shared (tokens, hidden), rows ``shared_stride`` bytes apart."""
 
     rows: Pointer = Pointer("Uint8", VECTOR_BYTES)
     weights: Pointer | None = PerConfig(lambda c: router_weights(c.weights) if c.weights else None)
     bias: Pointer | None = _BIAS
+    shared: Pointer | None = PerConfig(lambda c: Pointer("Uint8", VECTOR_BYTES) if c.shared else None)
     maps: Pointer = Pointer("Int32", 4)
     out: Pointer = Pointer("Uint8", VECTOR_BYTES)
     tokens: Scalar = INT32
     experts: Scalar = INT32
     hidden: Scalar = INT32
     stride: Scalar = INT64
+    shared_stride: Scalar | None = PerConfig(lambda c: INT64 if c.shared else None)

@@ -123,8 +123,8 @@ class Activation:
 
 class Combine:
     """The host function and the kernel of one :class:`CombineConfig`: Σ over a token's slots, in their order, of
-    weight · (row + bias), or of rows that have both already, in fp32 and rounded once. Slots without a row are left
-    out."""
+    weight · (row + bias), or of rows that have both already, after what is shared, in fp32 and rounded once. Slots
+    without a row are left out."""
 
     def __init__(self, config: CombineConfig) -> None:
         self.config = config
@@ -149,6 +149,10 @@ class Combine:
         if column < hidden:
             sums = cute.make_rmem_tensor(VECTOR, Float32)
             sums.fill(0.0)
+            if cutlass.const_expr(cfg.shared):
+                row = arguments.shared.toint() + Int64(token) * arguments.shared_stride
+                for i, value in enumerate(load_values(row + column * 2, cfg.dtype)):
+                    sums[i] = value
             for begin in cutlass.range_constexpr(0, cfg.top, AHEAD):
                 first = token * cfg.top + begin
                 summands = self.summands(arguments, maps, first, min(AHEAD, cfg.top - begin), column)

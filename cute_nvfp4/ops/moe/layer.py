@@ -12,7 +12,7 @@ from ...operand import BlockScaledTensor, row_alignment
 from ...runtime.backend import Backend
 from ...target import Target
 from ...tensors import check_dense
-from ..arguments import TENSOR, Argument
+from ..arguments import TENSOR, TYPED, Argument
 from ..checks import DTYPE_NAMES, check_overlap, checked_output
 from ..fused import readable
 from ..grouped_gemm_contiguous import CONTIGUOUS
@@ -33,11 +33,12 @@ def moe(
     experts: Experts,
     *,
     offset: int = 0,
+    shared: torch.Tensor | None = None,
     deterministic: bool = True,
     out: torch.Tensor | None = None,
     backend: Backend = "auto",
 ) -> torch.Tensor:
-    """out[t] = Σ over the choices j of token t of topk_weights[t, j] · expert topk_ids[t, j] (x[t]), (T, H).
+    """out[t] = Σ over the choices j of token t of topk_weights[t, j] · expert topk_ids[t, j] (x[t]), (T, H), + shared.
 
     Args:
         x: (T, H), bfloat16 or float16, of ``experts.dtype`` where that is one of them.
@@ -46,8 +47,10 @@ def moe(
         topk_weights: (T, k), float32, bfloat16 or float16.
         experts: what ``prepare_experts`` made of the weights.
         offset: the number of the first of these experts among all.
+        shared: None, or what shared experts gave for the same rows: (T, H) of x's dtype.
         deterministic: whether the k summands of an element are added in the order of the choices. If not, prepared
-            experts in 16 bits add them as they come, in three launches instead of four, and round after each.
+            experts in 16 bits, without ``shared``, add them as they come, in three launches instead of four, and round
+            after each.
         out: where to put the result, (T, H) of x's dtype, rows at multiples of 16 bytes.
         backend: as for ``gemm``.
 
@@ -61,7 +64,7 @@ def moe(
         OperandError, OperandTypeError: tensors that do not fit together, or that require a gradient.
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
-    return MOE.call(x, topk_ids, topk_weights, experts, offset, deterministic, out, backend)
+    return MOE.call(x, topk_ids, topk_weights, experts, offset, shared, deterministic, out, backend)
 
 
 def _check(r: Any) -> torch.Tensor:
@@ -86,6 +89,7 @@ def _check(r: Any) -> torch.Tensor:
     if len(ids) != 2 or ids[0] != len(x) or ids[1] < 1 or weights != ids:
         expected = f"({len(x)}, k) both"
         raise OperandError.of("shapes of topk_ids and topk_weights", got=f"{ids} and {weights}", expected=expected)
+    _check_shared(r.shared, x)
     if not isinstance(r.deterministic, bool):
         raise OperandTypeError.of("deterministic", got=type(r.deterministic).__name__, expected="bool")
     if isinstance(r.offset, bool) or not isinstance(r.offset, int):
@@ -101,9 +105,20 @@ def _check(r: Any) -> torch.Tensor:
     return out
 
 
+def _check_shared(shared: torch.Tensor | None, x: torch.Tensor) -> None:
+    """Raises unless what shared experts gave can be added to the result for x."""
+    if shared is None:
+        return
+    check_dense("shared", shared)
+    if shared.dtype is not x.dtype or shared.shape != x.shape or shared.device != x.device:
+        got, expected = (f"{y.dtype} {tuple(y.shape)} on {y.device}" for y in (shared, x))
+        raise OperandError.of("shared", got=got, expected=f"{expected}, as x")
+
+
 def _read(r: Any) -> dict[str, torch.Tensor]:
     """Every tensor that a call reads, by name."""
-    return {"x": r.x, "topk_ids": r.topk_ids, "topk_weights": r.topk_weights} | r.experts.tensors()
+    given = {"x": r.x, "topk_ids": r.topk_ids, "topk_weights": r.topk_weights}
+    return given | ({} if r.shared is None else {"shared": r.shared}) | r.experts.tensors()
 
 
 def quantized_product(
@@ -122,7 +137,8 @@ def layer(r: Any, out: torch.Tensor | None, backend: Backend) -> torch.Tensor:
     """The result of a checked request: the operations one after the other."""
     e, top = r.experts, r.topk_ids.shape[1]
     x, ids, weights = readable(r.x.detach()), r.topk_ids.contiguous(), r.topk_weights.detach().contiguous()
-    added = not r.deterministic and e.dtype in DTYPES
+    shared = None if r.shared is None else readable(r.shared.detach())
+    added = not r.deterministic and e.dtype in DTYPES and shared is None
     if added:
         out = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     whole = routing_maps(ids, e.count, r.offset, None, backend, out if added else None)
@@ -133,17 +149,17 @@ def layer(r: Any, out: torch.Tensor | None, backend: Backend) -> torch.Tensor:
         inner = expert_product(x, e.gate_up, *routed, True, *first, backend=backend)
         if e.dtype is FP8:
             rows = CONTIGUOUS.run(inner, e.down, maps.offsets, "", e.down_factor, None, x.dtype, None, None, backend)
-            return combined(rows, weights, e.down_bias, whole, e.count, top, out, backend)
+            return combined(rows, weights, e.down_bias, whole, e.count, top, shared, out, backend)
         second = e.down_factor, e.down_bias, None, weights
         rows = expert_product(inner, e.down, *routed, False, *second, added, out if added else None, backend=backend)
         if added:
             return rows
-        return combined(rows, None, None, whole, e.count, top, out, backend)
+        return combined(rows, None, None, whole, e.count, top, shared, out, backend)
     rows = gathered(x, whole, e.count, top, None, backend)
     product = quantized_product(rows, e.gate_up, maps.offsets, e.gate_up_factor, backend)
     inner = activated(product, e.gate_up_bias, whole, e.count, e.activation, None, backend)
     rows = quantized_product(inner, e.down, maps.offsets, e.down_factor, backend)
-    return combined(rows, weights, e.down_bias, whole, e.count, top, out, backend)
+    return combined(rows, weights, e.down_bias, whole, e.count, top, shared, out, backend)
 
 
 def _plan(r: Any, target: Target) -> Any:
@@ -168,7 +184,14 @@ def _plan(r: Any, target: Target) -> Any:
 
 MOE = Operation(
     moe,
-    {"x": TENSOR, "topk_ids": TENSOR, "topk_weights": TENSOR, "experts": Argument("{x}.key", "", "", "")},
+    {
+        "x": TENSOR,
+        "topk_ids": TENSOR,
+        "topk_weights": TENSOR,
+        "shared": TENSOR._replace(on_cpu=""),
+        "experts": Argument("{x}.key", "", "", ""),
+        "deterministic": TYPED,
+    },
     check=_check,
     reference=lambda r: layer(r, r.out, "reference"),
     plan=_plan,

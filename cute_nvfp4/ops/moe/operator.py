@@ -18,7 +18,8 @@ ARGUMENTS = (
     "Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor gate_up, Tensor? gate_up_scale, "
     "Tensor? gate_up_global_scale, Tensor? up_global_scale, Tensor down, Tensor? down_scale, "
     "Tensor? down_global_scale, Tensor? gate_up_factor=None, Tensor? down_factor=None, Tensor? gate_up_bias=None, "
-    "Tensor? down_bias=None, *, int inner, ScalarType? dtype=None, bool gated=False, str weight_format, "
+    "Tensor? down_bias=None, Tensor? shared=None, *, int inner, ScalarType? dtype=None, bool gated=False, "
+    "str weight_format, "
     'str activation="silu", float activation_alpha=1.702, float activation_limit=7.0, int offset=0, '
     'bool deterministic=True, str backend="auto"'
 )
@@ -42,6 +43,7 @@ class Flat(NamedTuple):
     down_factor: torch.Tensor | None
     gate_up_bias: torch.Tensor | None
     down_bias: torch.Tensor | None
+    shared: torch.Tensor | None
     inner: int
     dtype: torch.dtype | None
     gated: bool
@@ -69,6 +71,7 @@ class Flat(NamedTuple):
             e.down_factor,
             e.gate_up_bias,
             e.down_bias,
+            r.shared,
             inner=e.inner,
             dtype=e.dtype,
             gated=e.gated,

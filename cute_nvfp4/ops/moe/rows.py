@@ -23,7 +23,7 @@ from ...kernels.moe.config import (
 from ...runtime.backend import Backend
 from ...runtime.kernel import Kernel
 from ...target import Target
-from ..arguments import TENSOR
+from ..arguments import STATUS, TENSOR
 from ..checks import DTYPE_NAMES
 from ..operation import Operation
 from ..planned import PlannedCall
@@ -104,13 +104,14 @@ def combined(
     maps: torch.Tensor,
     experts: int,
     top: int,
+    shared: torch.Tensor | None,
     out: torch.Tensor | None,
     backend: Backend,
 ) -> torch.Tensor:
-    """Σ over the ``top`` slots of each token, in their order, of weight · (row + bias of its expert), (T, H), of rows
-    (T · top, H) and weights (T, top); or of rows that have both already, which are None then. In fp32, rounded once.
-    Slots without a row are left out."""
-    return COMBINE.call(rows, weights, bias, maps, experts, top, out, backend)
+    """shared (T, H), if there is one, + Σ over the ``top`` slots of each token, in their order, of weight · (row + bias
+    of its expert), of rows (T · top, H) and weights (T, top); or of rows that have both already, which are None then.
+    In fp32, rounded once. Slots without a row are left out."""
+    return COMBINE.call(rows, weights, bias, maps, experts, top, shared, out, backend)
 
 
 def _check_combined(r: Any) -> torch.Tensor:
@@ -127,14 +128,17 @@ def _plan_combined(r: Any, target: Target) -> PlannedCall:
         rows="rows",
         weights=None if r.weights is None else "weights",
         bias="bias" if biased else None,
+        shared=None if r.shared is None else "shared",
         maps="maps",
         out="out",
         tokens=tokens,
         experts=r.experts,
         hidden=hidden,
         stride=stride,
+        shared_stride=None if r.shared is None else r.shared.stride(0) * r.shared.element_size(),
     )
-    return COMBINE.planned(COMBINE_KERNEL, CombineConfig(*names, biased, r.top, target.arch), target, arguments, r)
+    config = CombineConfig(*names, biased, r.top, r.shared is not None, target.arch)
+    return COMBINE.planned(COMBINE_KERNEL, config, target, arguments, r)
 
 
 def _combine_reference(r: Any) -> torch.Tensor:
@@ -148,7 +152,8 @@ def _combine_reference(r: Any) -> torch.Tensor:
         values = values + r.bias[expert].double()
     # what is left out may be anything
     weights = 1.0 if r.weights is None else r.weights.double()[..., None]
-    return torch.where(here[..., None], values * weights, 0.0).sum(1)
+    sums = torch.where(here[..., None], values * weights, 0.0).sum(1)
+    return sums if r.shared is None else sums + r.shared.double()
 
 
 def _gather_host(config: GatherConfig) -> Callable[..., Any]:
@@ -188,7 +193,7 @@ ACTIVATE = Operation(
 )
 COMBINE = Operation(
     combined,
-    {"rows": TENSOR, "weights": TENSOR, "bias": TENSOR, "maps": TENSOR},
+    {"rows": TENSOR, "weights": TENSOR, "bias": TENSOR, "maps": TENSOR, "shared": STATUS},
     check=_check_combined,
     reference=_combine_reference,
     plan=_plan_combined,

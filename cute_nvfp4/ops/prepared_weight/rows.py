@@ -88,6 +88,7 @@ def plan_prepared_rows(
         packing=b.packing,
         routed=routed,
         promoted=b.promoted,
+        decoded=isinstance(a, GroupedRows),
     )
     plan = choose_groups(problem, target.arch, sm_count(target, b.device), r.config)
     k_tiles, config, quantized_first = b.packed.shape[-2], plan.config, None
@@ -109,8 +110,6 @@ def plan_prepared_rows(
     )
     of_groups = tuple(tuple(map(of_group, some)) for some in factors)
     if plan.streams:
-        if not floats:
-            raise OperandError.of("a of a streaming plan", got="GroupedRows", expected=f"rows of {b.dtype}")
         sums = PartialSums("scratch.sums", "scratch.flags")
         streamed = GroupedStreamArguments(groups, one, slots, scalar, of_groups, sums, plan.workers)
         return RowsLaunch(STREAM_GROUPS, plan.config, streamed, scratch_for(plan.scratch(b.rows), target, b.device))

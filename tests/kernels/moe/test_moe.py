@@ -59,6 +59,21 @@ def test_sums_in_any_order(name: str, arch: str, poisoned: None) -> None:
     assert not problem.right(out + problem.run(backend=backends.backend()) / 16, problem.layer.top)
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"], indirect=True)
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_shared_experts(deterministic: bool, arch: str, poisoned: None) -> None:
+    """Their result is one more summand: of tokens that chose nobody here the only one."""
+    problem = problem_for(dataclasses.replace(GPT_OSS, tokens=4), arch)
+    problem.ids[1] = -1
+    shared = torch.randn_like(problem.x) * 8
+    out = problem.run(backend=backends.backend(), shared=shared, deterministic=deterministic)
+    assert torch.equal(out[1], shared[1])
+    rest = (out.double() - shared.double()).to(problem.x.dtype)
+    want = problem.run(backend="reference")
+    assert (rest.double() - want.double()).norm() < 0.03 * want.double().norm()
+
+
 @pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)
 def test_rows_in_fp8(arch: str, poisoned: None) -> None:
     """gpt-oss's, W4A8: six launches; wrong if the scale of a row is another's."""
@@ -138,7 +153,7 @@ def test_launches() -> None:
         problem = Problem(layer)
         with simulating("sm_90a") as runs:
             problem.run()
-        assert [x.name for x in runs] == ["moe_maps", "moe_product", "moe_product", "moe_combine"]
+        assert [x.name for x in runs] == ["moe_maps", "stream_groups", "stream_groups", "moe_combine"]
         grids.append([x.launch.grid for x in runs])
     assert grids[0] == grids[1]
 
@@ -178,20 +193,20 @@ X, IDS, WEIGHTS, EXPERTS = SMALL.x, SMALL.ids, SMALL.topk_weights, SMALL.experts
 def test_operator(problem: Problem) -> None:
     """opcheck, the operator's results and those of its out variant, and a graph without breaks."""
     given = problem.x, problem.ids, problem.topk_weights, problem.experts
-    operator, request = torch.ops.cute_nvfp4.moe, MOE.request(*given, 0, True, None, "reference")
+    operator, request = torch.ops.cute_nvfp4.moe, MOE.request(*given, 0, problem.x.flip(0), True, None, "reference")
     flat = MOE.operator(request).adapted(request)
     names = [x.name for x in operator.default._schema.arguments]
-    tensors = [getattr(flat, name) for name in names[:14]]
-    options = {name: getattr(flat, name) for name in names[14:] if getattr(flat, name) is not None}
+    tensors = [getattr(flat, name) for name in names[:15]]
+    options = {name: getattr(flat, name) for name in names[15:] if getattr(flat, name) is not None}
     torch.library.opcheck(operator.default, tensors, options)
     torch.library.opcheck(operator.out, tensors, options | {"out": torch.empty_like(problem.x)})
-    want = moe(*given, backend="reference")
+    want = moe(*given, shared=problem.x.flip(0), backend="reference")
     assert torch.equal(operator.default(*tensors, **options), want)
     out = torch.empty_like(want)
     operator.out(*tensors, **options, out=out)
     assert torch.equal(out, want)
     compiled = torch.compile(lambda x: moe(x, *given[1:], backend="reference"), backend="eager", fullgraph=True)
-    assert torch.equal(compiled(problem.x), want)
+    assert torch.equal(compiled(problem.x), moe(*given, backend="reference"))
 
 
 G, D = SMALL.gate_up, SMALL.down
@@ -205,6 +220,7 @@ BAD = (
     (lambda: moe(X, IDS[:2], WEIGHTS, EXPERTS), OperandError, "shapes of topk_ids and topk_weights"),
     (lambda: moe(X, IDS, WEIGHTS[:, :1], EXPERTS), OperandError, "shapes of topk_ids and topk_weights"),
     (lambda: moe(X, IDS, WEIGHTS.double(), EXPERTS), OperandTypeError, "dtype of topk_weights"),
+    (lambda: moe(X, IDS, WEIGHTS, EXPERTS, shared=X[:1]), OperandError, "shared: got torch.bfloat16"),
     (lambda: moe(X, IDS, WEIGHTS, EXPERTS, deterministic=1), OperandTypeError, "deterministic: got int"),
     (lambda: moe(X, IDS, WEIGHTS, EXPERTS, offset=-1), OperandError, "offset: got -1"),
     (lambda: moe(X, IDS, WEIGHTS, EXPERTS, offset=True), OperandTypeError, "offset: got bool"),

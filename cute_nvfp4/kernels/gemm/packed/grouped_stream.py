@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -22,9 +22,12 @@ from ....ptx import mbarrier
 from ....ptx.async_copy import copy_async
 from ....weight_layout import TILE_K
 from ...arith import ceil_div, div, mod
+from ...factors import factor_of
 from ..barriers import Ring, initialise_in_turn
 from ..epilogue import device_scalar
 from ..gates import activate
+from ..group_source import LAST
+from ..grouped_config import WINDOW
 from ..grouped_scheduler import Table, group_of
 from ..reduction import FLOATS
 from ..sm90.groups import PackedRows
@@ -52,28 +55,50 @@ class GroupPlace(NamedTuple):
     columns: Int32
 
 
-class RoutedTile(NamedTuple):
-    """A thread's biases, of each product for its four rows of the output; and router weights of its columns, of which
-    every ``thread_columns``-th is one."""
+class Asked(NamedTuple):
+    """What a thread has asked for of memory: device scalars of each product; biases, of each product for its four rows
+    of the output; slots of its columns, of which every ``thread_columns``-th is one."""
 
+    scalars: tuple[tuple[Float32, ...], ...]
     bias: tuple[tuple[Float32, ...], ...]
-    weights: tuple[Float32, ...]
+    slots: tuple[Int32, ...]
+    weights: tuple[Float32, ...] = ()
 
 
 @dataclass(frozen=True)
-class RoutedSums(Sums):
-    """Sums of rows that are slots: weight · activation(alpha · sum + bias)."""
+class GroupSums(Sums):
+    """Sums of groups: weight · activation(alpha · sum + bias) where rows are slots."""
+
+    config: GroupedStreamConfig
+    groups: Any = None
+
+    def completed(self, out: TileOutput) -> TileOutput:
+        """``out`` with its factors, and router weights asked for."""
+        asked, arguments, power = out.asked, self.groups.arguments, self.config.weights.factor
+        factors = tuple(factor_of(arguments.alpha, scalars, power) for scalars in asked.scalars)
+        weights = tuple(device_scalar(arguments.routed.weights + slot).to(Float32) for slot in asked.slots)
+        return out._replace(factors=factors, asked=asked._replace(weights=weights))
+
+    @cute.jit
+    def after(self, segment: Segment):
+        """Adds up the work tile that is this CTA's to add up after its first whole one: all parts are there, and
+        meanwhile stages are filled."""
+        shares = self.shares
+        if segment.work_tile == shares.cut + self.cta * shares.whole:
+            self.add_cut(self.thread, WARP * self.config.warps)
 
     def joined(self, sums: cute.Tensor, i: int, column: Int32, out: TileOutput) -> Float32:
         cfg = self.config
+        if not cfg.routed:
+            return super().joined(sums, i, column, out)
         values = [sums[i, p] * out.factors[p].alpha for p in range(cfg.products)]
         if cfg.biased:
-            values = [value + of_rows[i] for value, of_rows in zip(values, out.routed.bias)]
+            values = [value + of_rows[i] for value, of_rows in zip(values, out.asked.bias)]
         name = cfg.activation or cfg.gate
         number = activate(name, *values, constants=cfg.constants) if name else values[0]
         if cfg.weighted:
-            weight, turn = out.routed.weights[0], div(column, cfg.thread_columns)
-            for j, other in enumerate(out.routed.weights[1:]):
+            weight, turn = out.asked.weights[0], div(column, cfg.thread_columns)
+            for j, other in enumerate(out.asked.weights[1:]):
                 weight = cutlass.select_(turn == j + 1, other, weight)
             number = number * weight
         return number
@@ -86,6 +111,43 @@ class StreamGroups(PackedRows):
 
     config: GroupedStreamConfig
     arguments: GroupedStreamArguments
+
+    @cute.jit
+    def fill(self):
+        """One warp writes the table; offsets that are as they should be take no scan of their largest."""
+        groups, rows, lane = self.arguments.groups, self.arguments.one.x.rows, cute.arch.lane_idx()
+        offsets = cute.make_tensor(groups.offsets, cute.make_layout(groups.count + 1))
+        starts, ends, bad = [], [], (offsets[0] < 0)
+        for index in cutlass.range_constexpr(self.config.capacity // WINDOW):
+            # groups that are not there are empty ones at the end
+            group = cutlass.min(index * WINDOW + lane, groups.count)
+            starts.append(offsets[group])
+            ends.append(offsets[cutlass.min(group + 1, groups.count)])
+        for start, end in zip(starts, ends):
+            bad = bad | (end < start) | (end > rows)
+        if cute.arch.vote_any_sync(bad):
+            PackedRows.fill(self)
+        else:
+            self.enter_all(starts, ends)
+            _, _, worker = cute.arch.block_idx()
+            if (worker == 0) & (lane == 0):
+                cute.make_tensor(groups.status, cute.make_layout(1))[0] = Int32(0)
+
+    def enter_all(self, starts: list[Int32], ends: list[Int32]) -> None:
+        """Writes the groups from ``starts`` to ``ends``, of which a lane has one of each window; the sums of all
+        windows go on side by side."""
+        lane, total = cute.arch.lane_idx(), Int32(0)
+        tiles = [self.tiles(end - start, self.n(lane)) for start, end in zip(starts, ends)]
+        through = tiles
+        for i in range(5):
+            before = [cute.arch.shuffle_sync_up(x, 1 << i) for x in through]
+            through = [x + cutlass.select_(lane >= (1 << i), y, Int32(0)) for x, y in zip(through, before)]
+        for index, start in enumerate(starts):
+            values = {"start": total + through[index] - tiles[index], "m": ends[index] - start, "row": start}
+            for column, value in values.items():
+                self.table.write(column, index * WINDOW + lane, value)
+            total = total + cute.arch.shuffle_sync(through[index], LAST)
+        self.table.write("total", 0, total)
 
     def passes(self, rows: Int32) -> Int32:
         return ceil_div(rows, self.config.columns)
@@ -107,24 +169,26 @@ class StreamGroups(PackedRows):
         """Where a work tile's sums go, and what this thread multiplies them by and adds, asked for now."""
         place, out = self.place(work_tile), self.arguments.one.out
         first = out.pointer + Int64(place.row) * out.row_stride
-        row_tile, rows, factors = place.row_tile, self.n(place.group), self.factors(place.group)
-        routed = self.routed(thread, place) if self.config.routed else None
-        return TileOutput(row_tile, rows, place.columns, first, out.row_stride, factors, routed)
+        rows, asked = self.n(place.group), self.ask(thread, place)
+        return TileOutput(place.row_tile, rows, place.columns, first, out.row_stride, (), asked)
 
-    def routed(self, thread: Int32, place: GroupPlace) -> RoutedTile:
-        """What the rows of a tile have that are slots: biases of the thread's rows, weights of its columns."""
+    def ask(self, thread: Int32, place: GroupPlace) -> Asked:
+        """Asks for what a thread needs to store a work tile. Nothing waits for it before the tile is multiplied."""
         cfg, routed, rows = self.config, self.arguments.routed, self.n(place.group)
-        bias, weights, columns = [], [], div(thread, cfg.column_quads)
+        scalars = [
+            tuple(device_scalar(x.pointer + place.group * x.stride) for x in of_product)
+            for of_product in self.arguments.factors
+        ]
+        bias, slots, column = [], [], div(thread, cfg.column_quads)
         if cfg.biased:
             row = place.row_tile * cfg.out_rows + mod(thread, cfg.column_quads) * FLOATS
             matrix = routed.bias + Int64(place.group) * (rows * cfg.products)
             places = [cutlass.min(row + i, rows - 1) for i in range(FLOATS)]
-            bias = [[device_scalar(matrix + (p * rows + at)) for at in places] for p in range(cfg.products)]
+            bias = [tuple(device_scalar(matrix + (p * rows + at)) for at in places) for p in range(cfg.products)]
         if cfg.weighted:
-            for column in range(0, cfg.columns, cfg.thread_columns):
-                row = place.row + cutlass.min(columns + column, place.columns - 1)
-                weights.append(device_scalar(routed.weights + device_scalar(routed.slots + row)).to(Float32))
-        return RoutedTile(tuple(map(tuple, bias)), tuple(weights))
+            for i in range(0, cfg.columns, cfg.thread_columns):
+                slots.append(device_scalar(routed.slots + (place.row + cutlass.min(column + i, place.columns - 1))))
+        return Asked(tuple(scalars), tuple(bias), tuple(slots))
 
 
 @dataclass(frozen=True)
@@ -222,10 +286,11 @@ class GroupedStream(Stream):
         else:
             index, own = warp - LOADING_WARPS, thread - LOADING_WARPS * WARP
             place = Place(mod(index, cfg.warps_m), div(index, cfg.warps_m), mod(thread, WARP))
-            kind, output_of = RoutedSums if cfg.routed else Sums, partial(groups.output_of, own)
-            sums = kind(cfg, arguments.partials, shares, cta, memory.sums, own, output_of)
+            output_of = partial(groups.output_of, own)
+            sums = GroupSums(cfg, arguments.partials, shares, cta, memory.sums, own, output_of, groups)
             self.multiply(memory, walk, place, sums)
-            sums.add_cut(own, WARP * cfg.warps)
+            if shares.whole == 0:
+                sums.add_cut(own, WARP * cfg.warps)
 
     def let_others_start(self) -> None:
         """Waits for the launch before this one, if that may still run, and lets the next one start."""

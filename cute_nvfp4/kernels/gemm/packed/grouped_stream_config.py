@@ -39,6 +39,7 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
     activation: str = ""
     constants: tuple[float, ...] = ()
     weighted: str = ""
+    added: bool = False
     cut_bytes: int = 48 << 10
     programmatic: str = ""
 
@@ -74,6 +75,8 @@ def can_implement_groups(c: GroupedStreamConfig) -> str:
         return explain("x of a streaming kernel of groups", got="NVFP4", expected="numbers of 16 bits")
     if c.weights.by_table:
         return explain("dtype of a streaming kernel of groups", got=c.dtype, expected="bfloat16 or float16")
+    if c.added:
+        return explain("rows of the streaming kernel that are added to those of tokens", got="some", expected="none")
     if c.maps not in c.tables:
         return explain("maps", got=c.maps, expected=f"one of {', '.join(c.tables)}")
     if c.capacity % WINDOW or not WINDOW <= c.capacity <= MAX_GROUPS:

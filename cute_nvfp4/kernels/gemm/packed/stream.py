@@ -220,8 +220,10 @@ class Stream:
                 self.add_stage(acc, memory, at.stage, place)
                 step = step + cfg.warps_k
                 at = memory.ring.advance(at, cfg.warps_k)
+            out = sums.completed(out)
             sums.put(acc, place)
             sums.finish(segment, out)
+            sums.after(segment)
 
     def add_stage(self, acc: cute.Tensor, memory: StreamMemory, stage: Int32, place: Place) -> None:
         """Reads a stage, gives it back, and adds its products."""

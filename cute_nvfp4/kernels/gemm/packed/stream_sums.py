@@ -34,8 +34,8 @@ SUMS_BARRIER = 2
 
 class TileOutput(NamedTuple):
     """Where the sums of a work tile go: tile ``row_tile`` of the output's columns, ``rows`` of them in all, of
-    ``columns`` rows of x from ``first`` on, ``stride`` elements apart; ``factors``: of each product. routed: what rows
-    that are slots have more."""
+    ``columns`` rows of x from ``first`` on, ``stride`` elements apart; ``factors``: of each product. asked: what a
+    thread of groups has asked for."""
 
     row_tile: Int32
     rows: Int32
@@ -43,7 +43,7 @@ class TileOutput(NamedTuple):
     first: cute.Pointer
     stride: Int64
     factors: tuple[Factor, ...]
-    routed: Any = None
+    asked: Any = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,13 @@ class Sums:
     def together(self) -> None:
         """All threads of the warps that multiply meet."""
         cute.arch.barrier(barrier_id=SUMS_BARRIER, number_of_threads=WARP * self.config.warps)
+
+    def completed(self, out: TileOutput) -> TileOutput:
+        """``out`` with what follows from memory that was asked for when the work tile began."""
+        return out
+
+    def after(self, segment: Segment) -> None:
+        """What the threads do when they have finished a segment."""
 
     def put(self, acc: cute.Tensor, place: Any) -> None:
         """Writes a warp's accumulators (REGISTER, MMA_COLUMNS of x, SLAB) to shared memory."""
@@ -140,7 +147,7 @@ class Sums:
         work_tile = shares.work_tile_of(start)
         begin, end = work_tile * shares.k_steps, (work_tile + 1) * shares.k_steps
         if (start > begin) & (start + shares.cut_steps(self.cta) >= end):
-            out, first = self.output_of(work_tile), self.cta
+            out, first = self.completed(self.output_of(work_tile)), self.cta
             while shares.first_step(first) > begin:
                 first = first - 1
             for cta in cutlass.range(first + thread, self.cta + 1, threads, unroll=1):
