@@ -16,6 +16,7 @@ from .eval_options import (
     Arch,
     Backend,
     CaseNumber,
+    ClockName,
     Collect,
     Data,
     Definition,
@@ -54,6 +55,7 @@ def evaluate(
     mode: Mode = "test",
     backend: Backend = "auto",
     arch: Arch = None,
+    clock: ClockName = "",
     data: Data = "public",
     json: JsonOption = "",
     json_lines: JsonLines = False,
@@ -107,7 +109,7 @@ def evaluate(
         options = replace(options, schedules=schedules, schedule=schedule, trace=trace, inspect=several or bool(html))
         options = replace(options, report=profile_report)
         options = replace(options, allow=tuple(allow or ()), collect=collect, strict=strict, jobs=jobs)
-        options = replace(options, dsl_compat=dsl_compat)
+        options = replace(options, dsl_compat=dsl_compat, clock=clock)
 
         def prepare(path: Path | None) -> Evaluation:
             own = replace(options, submission=path)

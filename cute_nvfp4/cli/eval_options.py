@@ -29,6 +29,10 @@ Backend = Annotated[str, typer.Option(help="auto (cuda where there is a GPU, els
 Arch = Annotated[
     str | None, typer.Option(help="Architecture the simulator runs: sm_100a, sm_90a, ...", show_default="sm_100a")
 ]
+ClockName = Annotated[
+    str,
+    typer.Option("--clock", metavar="GPU", help="GPU of modelled times: b200, h200, h100.", show_default="--arch's"),
+]
 Data = Annotated[
     str, typer.Option(help="public (the problem's kind draws) or full (all E2M1 codes, scales of any size).")
 ]

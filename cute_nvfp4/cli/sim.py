@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .eval_options import ClockName
 from .output import check_writable, fail, say, shown_errors, stderr, write_json
 from .sim_findings import show_findings
 from .sim_options import Options
@@ -60,6 +61,7 @@ def sim(
     timed: Annotated[
         bool, typer.Option("--time", help="Say how long each launch would take: a modelled time.")
     ] = False,
+    clock_name: ClockName = "",
     launch_us: Annotated[
         float | None,
         typer.Option(metavar="US", help="What a launch costs on your host.", show_default="the machine file's"),
@@ -113,7 +115,7 @@ def sim(
     _exists(script)
     for name, path in (("--trace", trace), ("--json", json)):
         check_writable(name, path)
-    clock = _clock(arch, timed, launch_us is not None or bool(figures))
+    clock = _clock(arch, timed, clock_name, launch_us is not None or bool(figures))
     options = Options(script, list(context.args), arch, str(chosen), checks, counters, clock, trace=trace, json=json)
     options.quiet, options.traceback, options.execute = quiet, with_traceback, execute
     options.benchmarks, options.step_limit, options.figures = benchmarks, step_limit, _figures(figures or [])
@@ -147,16 +149,19 @@ def _exists(script: str) -> None:
         fail(f"there is no {kind} {script}" + (" (see --help)" if kind == "option" else ""), 2)
 
 
-def _clock(arch: str, timed: bool, figures: bool) -> str:
-    """The machine that times launches, "" for none; ``figures``: there are some for it."""
-    if figures and not timed:
-        fail("--launch-us and --figure are for modelled times: they need --time", 2)
+def _clock(arch: str, timed: bool, name: str, figures: bool) -> str:
+    """The machine that times launches, "" for none. name: the one asked for; figures: there are some for it."""
+    if (figures or name) and not timed:
+        fail("--clock, --launch-us and --figure are for modelled times: they need --time", 2)
     if not timed:
         return ""
-    from ..sim.clock.machine import clock_of
+    from ..sim.clock.machine import clock_of, machine
 
     with shown_errors():
-        return clock_of(arch)
+        found = name or clock_of(arch)
+        if machine(found).arch != arch:
+            fail(f"--clock {found} is of {machine(found).arch}, and --arch is {arch}", 2)
+        return found
 
 
 def _figures(given: list[str]) -> dict[str, float]:

@@ -36,7 +36,7 @@ class Options:
         words += [] if self.checks else ["--no-checks"]
         words += [] if self.benchmarks == "once" else ["--benchmarks", self.benchmarks]
         words += ["--step-limit", str(self.step_limit)] if self.step_limit else []
-        words += ["--time"] if self.clock else []
+        words += ["--time", "--clock", self.clock] if self.clock else []
         words += [word for name, value in self.figures.items() for word in ("--figure", f"{name}={value}")]
         words += [] if self.execute else ["--no-execute"]
         words += [word for name in self.allow for word in ("--allow", name)]

@@ -39,11 +39,11 @@ class Options:
     ``jobs`` processes share the cases (mode test without a GPU); with ``dsl_compat``, names that the DSL has
     dropped are there (``dsl_compat``).
 
-    In the simulator: ``schedules`` is how many adversarial schedules each case runs under (mode test), ``schedule`` one
-    of one's own, ``trace`` a file for the timeline of the first case's first call, ``report`` one
-    for the profile of every launch (mode profile); hazards of the classes ``allow`` are warnings, and with ``collect``
-    none stops a launch, though the case fails; ``strict`` adds warnings; with ``inspect``, launches tell registers and
-    spills.
+    In the simulator: ``clock`` is the GPU that modelled times are of ("": that of ``arch``), ``schedules`` is how many
+    adversarial schedules each case runs under (mode test), ``schedule`` one of one's own, ``trace`` a file for the
+    timeline of the first case's first call, ``report`` one for the profile of every launch (mode profile); hazards of
+    the classes ``allow`` are warnings, and with ``collect`` none stops a launch, though the case fails; ``strict`` adds
+    warnings; with ``inspect``, launches tell registers and spills.
     """
 
     problem: str
@@ -66,6 +66,7 @@ class Options:
     inspect: bool = False
     jobs: int = 1
     dsl_compat: bool = False
+    clock: str = ""
 
 
 def problem_of(options: Options) -> Problem | FolderProblem:
@@ -122,19 +123,31 @@ class Evaluation:
             )
         self.backend = _choose_backend(options.backend)
         self.device = "cuda" if self.backend == "cuda" else "cpu"
-        self.arch = _choose_arch(self.backend, options.arch)
+        self.arch = _choose_arch(self.backend, options.arch or _arch_of(options.clock))
         self.numbered = self._select(cases)
         self.batch = self._batch()
         self.schedules = self._schedules()
         self._check_hazards()
         self._check_report()
         timed = options.mode == "benchmark" or options.report is not None
-        self.clock = clock_for(self.arch) if self.backend == "sim" and timed else ""
+        self.clock = (options.clock or clock_for(self.arch)) if self.backend == "sim" and timed else ""
+        if options.clock:
+            self._check_clock()
         full = options.data == "full"
         self.tolerances = self.task.full_range_tolerances if full else self.task.tolerances
         self._mixed = _environment_seed()
         if self._mixed is None and options.mode in _GPU_MODES and options.seed is None:
             self._mixed = secrets.randbits(32)  # a submission must not know the data of a run with a score
+
+    def _check_clock(self) -> None:
+        """Refuses a clock that was asked for and cannot be had."""
+        if not self.clock:
+            raise HarnessError("--clock is for modelled times: --backend sim with --mode benchmark or --report FILE")
+        wanted = _arch_of(self.clock)
+        if wanted != self.arch:
+            raise HarnessError(f"--clock {self.clock} is of {wanted}, and --arch is {self.arch}: leave --arch out")
+        if not clock_for(self.arch):
+            raise HarnessError(f"--clock {self.clock}: {no_clock(self.arch)}")
 
     def _read_problem(self) -> Problem | FolderProblem:
         return problem_of(self.options)
@@ -309,6 +322,13 @@ def clock_for(arch: str | None) -> str:
     from ..sim.clock.tools import found
 
     return clocks().get(arch or "", "") if found("ptxas") and found("nvdisasm") else ""
+
+
+def _arch_of(clock: str) -> str | None:
+    """The architecture of a GPU that has a clock; None for ""."""
+    from ..sim.clock.machine import machine
+
+    return machine(clock).arch if clock else None
 
 
 def no_clock(arch: str | None) -> str:

@@ -47,7 +47,7 @@ class Limits(_Strict):
     seconds: float = Field(default=120.0, gt=0)
     timeout_seconds: float = Field(default=180.0, gt=0)
     batch: int = Field(default=1, ge=1, description="calls, each on inputs of its own, that one timed repeat makes")
-    ranked_seconds: float = Field(default=36.0, gt=0, description="of all timed cases together on a GPU")
+    ranked_seconds: float = Field(default=24.0, gt=0, description="of all timed cases together on a GPU")
     cpu_flop_s: float = Field(default=1e8, gt=0, description="operations a second without a GPU, at the least")
     cpu_repeats: int = Field(default=2, ge=1, description="repeats on a backend that has no GPU times to give")
     cpu_batch: int = Field(default=2, ge=1, description="what batch is at most on such a backend")

@@ -12,9 +12,11 @@ from rich.console import Console
 from submission_files import TINY
 from test_comparison import TASK, contestant, invoke
 
+from cute_nvfp4.errors import CuteNvfp4Error
 from cute_nvfp4.harness.comparison import Comparison
 from cute_nvfp4.harness.comparison_page import write_page
 from cute_nvfp4.harness.comparison_report import notes, print_comparison
+from cute_nvfp4.harness.evaluation import Evaluation, Options
 from cute_nvfp4.harness.starters import starter
 from cute_nvfp4.sim.clock.tools import found
 
@@ -120,3 +122,25 @@ def test_two_starters_have_the_modelled_times_of_the_json(tmp_path: Path) -> Non
     for text in (" ".join(done.output.split()), drawn):
         rows = text[text.index("modelled times on B200") :]
         assert f"m=130 k=80 l=2 {row}" in rows and f"score: geometric mean {row}" in rows
+
+
+@pytest.mark.parametrize(
+    "options,message",
+    [
+        ({"clock": "h100"}, "for modelled times"),
+        ({"clock": "h100", "mode": "benchmark", "arch": "sm_100a"}, "--clock h100 is of sm_90a, and --arch is sm_100a"),
+        ({"clock": "h300", "mode": "benchmark"}, "expected one of b200, h100, h200"),
+        ({"clock": "b200", "mode": "benchmark", "backend": "reference"}, "for modelled times"),
+    ],
+)
+def test_a_clock_that_cannot_be_had_is_refused(options, message):
+    with pytest.raises(CuteNvfp4Error, match=message):
+        Evaluation(Options(**{"problem": "nvfp4_gemv", "backend": "sim", "task_file": TINY} | options))
+
+
+@pytest.mark.skipif(not (found("ptxas") and found("nvdisasm")), reason="the clock needs ptxas and nvdisasm")
+def test_the_clock_that_was_asked_for():
+    given = {"problem": "nvfp4_gemv", "mode": "benchmark", "backend": "sim", "task_file": TINY}
+    asked = Evaluation(Options(**given, clock="h100"))
+    assert (asked.clock, asked.arch) == ("h100", "sm_90a")
+    assert Evaluation(Options(**given, arch="sm_90a")).clock == "h200"

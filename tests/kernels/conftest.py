@@ -21,6 +21,8 @@ def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """The architecture that CPU tensors are simulated on, or that of the GPU."""
     if backends.backend() == "sim":
         monkeypatch.setenv("CUTE_NVFP4_ARCH", request.param)
+    elif reason := backends.why_skipped((request.param,)):
+        pytest.skip(reason)
     return request.param
 
 

@@ -166,6 +166,9 @@ def test_launches_without_running_them(program) -> None:
         (("--schedules", "2", "--schedule", "tma=lazy", "p.py"), "give --schedule or --schedules, not both"),
         (("--figure", "sms=152", __file__), "they need --time"),
         (("--time", "--figure", "sms", __file__), "expected NAME=VALUE"),
+        (("--clock", "h100", __file__), "they need --time"),
+        (("--time", "--clock", "h100", "--arch", "sm_100a", __file__), "--clock h100 is of sm_90a"),
+        (("--time", "--clock", "h300", __file__), "expected one of b200, h100, h200"),
     ],
 )
 def test_bad_options(arguments, text) -> None:

@@ -12,7 +12,7 @@ from ...operand import BlockScaledTensor, row_alignment
 from ...runtime.backend import Backend
 from ...target import Target
 from ...tensors import check_dense
-from ..arguments import TENSOR, Argument
+from ..arguments import TENSOR, TYPED, Argument
 from ..checks import DTYPE_NAMES, check_overlap, checked_output
 from ..fused import readable
 from ..grouped_gemm_contiguous import CONTIGUOUS
@@ -190,6 +190,7 @@ MOE = Operation(
         "topk_weights": TENSOR,
         "shared": TENSOR._replace(on_cpu=""),
         "experts": Argument("{x}.key", "", "", ""),
+        "deterministic": TYPED,
     },
     check=_check,
     reference=lambda r: layer(r, r.out, "reference"),

@@ -264,6 +264,7 @@ def test_refused(call: Any, error: type[Exception], message: str, roads: Roads) 
             call()
 
 
+@pytest.mark.sim_only("asks for another architecture")
 def test_block_scaled_only_where_it_runs() -> None:
     """Prepared weights are refused where no kernel takes them, in words that say what to do."""
     with simulating("sm_100a"), pytest.raises(OperandError, match=r"dtype=None\) makes experts for it"):

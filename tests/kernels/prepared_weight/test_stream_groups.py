@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import pytest
@@ -21,7 +22,7 @@ from cute_nvfp4.ops.moe.maps import Maps, routing_maps
 from cute_nvfp4.ops.moe.product import expert_product
 from cute_nvfp4.ops.prepared_weight.rows import STREAM_GROUPS
 from cute_nvfp4.planning.packed import PackedPlan
-from cute_nvfp4.planning.packed_groups import PackedGroups, choose_groups
+from cute_nvfp4.planning.packed_groups import PackedGroups, RoutedGroups, choose_groups
 from cute_nvfp4.sim import adversarial
 from cute_nvfp4.target import ARCHITECTURES
 
@@ -127,7 +128,7 @@ MUTANTS = (
     ("sums read before they are written", at("bar.sync", drop(), slice(-4, -3)), "Race"),
     ("the table not waited for", at("bar.sync", drop(), FIRST), "Race"),
     ("copies of x not waited for", at("cp.async.mbarrier", instead("mbarrier.arrive.shared::cta.b64 _, {0};")), "Race"),
-    ("rows of x not copied", at("cp.async.cg", drop(), LAST), "wrong"),
+    ("rows of x not copied", at("cp.async.cg", drop(), LAST), "UninitializedRead"),
     ("stages not waited for", at("mbarrier.try_wait", instead("setp.eq.b32 {0}, 0, 0;"), LAST), "Race"),
 )
 
@@ -160,3 +161,38 @@ def test_plans_that_cannot_stream() -> None:
     ):
         with pytest.raises(OperandError, match=message):
             choose_groups(problem, arch, 132, plan)
+
+
+def test_experts_of_few_rows_stream() -> None:
+    """By the average rows of an expert that is used: eight columns, sixteen, and tiles; tiles on sm_120a."""
+    routed = RoutedGroups(gathered=True, biased=False, activation="", constants=(), weighted="")
+
+    def plan(rows: int, arch: str = "sm_90a", **options: bool) -> PackedPlan:
+        given = replace(routed, **options)
+        problem = PackedGroups(sizes=((rows, 768, 2048),), stack=128, gate="" if options else "silu", routed=given)
+        return choose_groups(problem, ARCHITECTURES[arch], 132)
+
+    few, some = plan(8).config, plan(128 * 7).config
+    assert (few.columns, few.programmatic, some.columns) == (8, "all", 16)
+    assert not plan(128 * 9).streams and not plan(8, "sm_120a").streams
+    assert plan(8, gathered=False).config.programmatic == "x"
+
+
+def test_bad_offsets_are_told_and_clamped() -> None:
+    problem = Problem(CUT)
+    problem.offsets[2] = 1
+    out = torch.full(problem.exact.shape, 3.0, device=backends.device())
+    status = torch.zeros(1, dtype=torch.int32, device=backends.device())
+    with simulating("sm_90a"):
+        grouped_gemm_contiguous(
+            problem.x,
+            problem.weight,
+            offsets=problem.offsets,
+            alpha=problem.alpha,
+            out=out,
+            status=status,
+            config=CUT.plan,
+        )
+    assert status.item() == 3
+    # group 1 is empty either way, and the others have the rows that they had
+    assert torch.allclose(out[:13].double(), problem.exact[:13], rtol=1e-4, atol=1e-2) and (out[13:] == 3.0).all()
