@@ -35,6 +35,8 @@ LEFT_OUT = (
 """Files of those rooms that no case executes: operators of torch, their tables, export, sessions."""
 PACKED = ("gemm", "gemm/packed", "gemm/sm90", "gemm/sm100", "gemm/sm120", "pack", "quantize", "dequantize")
 """Rooms of the kernels of prepared weights, of what is done to their operands, and of block-scaled operands."""
+ASKED = "sim/session/session.py"
+"""Says that no session is active. It is asked only in a process that has imported sessions, and changes no case."""
 _ARCHITECTURE = {"gemm/sm100": "sm_100a", "gemm/sm120": "sm_120a"}
 """Rooms of kernels that no other architecture executes."""
 
@@ -62,7 +64,7 @@ def executed(rooms: Iterable[str], arch: str) -> frozenset[str]:
 
 def undeclared(seen: Iterable[str], rooms: Iterable[str], arch: str) -> list[str]:
     """Those of the package's files ``seen`` that no fingerprint of the case has."""
-    return sorted({*seen} - _in_rooms(SIMULATOR) - executed(rooms, arch))
+    return sorted({*seen} - _in_rooms(SIMULATOR) - executed(rooms, arch) - {ASKED})
 
 
 @cache

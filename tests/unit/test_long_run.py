@@ -202,6 +202,8 @@ def test_a_ledger_is_kept_compressed_and_begun_with(tmp_path, monkeypatch, capsy
 
 
 def test_a_case_runs_and_is_known_the_next_time() -> None:
+    import cute_nvfp4.sim.session  # noqa: F401  where sessions are known, a case asks for one
+
     text = f'{{"format":"nvfp4","rule":"{quantize_problems.rules("nvfp4")[0]}","rows":2,"k":32}}'
     ended = perform(Task("quantize", text, "sm_90a", 1), slowly=True)
     assert ended.outcome == "passed" and ended.kernels and ended.runs == 1, ended
