@@ -106,6 +106,8 @@ def evaluate(
         if several and (trace or profile_report):
             what = "--trace writes the timeline" if trace else "--report writes the profile"
             raise HarnessError(f"{what} of one submission; several were given")
+        if profile_report and html:
+            raise HarnessError("--report writes a profile, and --html a comparison without one: give one of them")
         options = replace(options, schedules=schedules, schedule=schedule, trace=trace, inspect=several or bool(html))
         options = replace(options, report=profile_report)
         options = replace(options, allow=tuple(allow or ()), collect=collect, strict=strict, jobs=jobs)

@@ -20,7 +20,7 @@ JsonOption = Annotated[
     typer.Option(
         "--json",
         metavar="[FILE]",
-        help="Print the result as JSON instead of tables; with FILE (ends in .json), write it there as well.",
+        help="Print JSON in the place of tables; with FILE (ends in .json), print tables and write JSON there.",
         show_default=False,
     ),
 ]

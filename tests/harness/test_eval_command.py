@@ -150,6 +150,7 @@ def test_a_report_has_the_profile_of_each_launch(tmp_path):
         ([*EVAL, "--continue"], 2, "--continue is for the simulator: it needs --backend sim"),
         ([*EVAL, "--mode", "profile", "--report", "p.txt"], 2, "--report is of simulated launches: it needs --backend"),
         ([*EVAL, "--backend", "sim", "--mode", "profile", "--report", "p.pdf"], 2, "expected a name that ends in .txt"),
+        ([*EVAL, "--backend", "sim", "--report", "p.txt", "--html", "p.html"], 2, "give one of them"),
         ([*EVAL, "--backend", "sim", "--allow", "rase"], 2, "class of hazards to allow: got 'rase', expected one of"),
         ([*EVAL, "--case", "9"], 2, "case 9 does not exist: 2 cases, numbered from 0"),
         ([*EVAL, "--submission", "nowhere.py"], 2, "submission nowhere.py does not exist"),
