@@ -141,12 +141,10 @@ def load_task(path: Path, of: Path | None = None) -> Task:
     Raises:
         TaskFileError: the file is missing, is not YAML, or does not match the schema; every fault is listed.
     """
-    content = _read(path)
+    content = read_yaml(path)
     if of is not None and isinstance(content, dict) and not content.keys().isdisjoint(_SHAPES):
-        own = {name: value for name, value in _read(of).items() if name not in (*_SHAPES, *_FIGURES)}
-        content = (
-            own | {name: content.get(name, content.get(other)) for name, other in zip(_SHAPES, _SHAPES[::-1])} | content
-        )
+        own = {name: value for name, value in read_yaml(of).items() if name not in (*_SHAPES, *_FIGURES)}
+        content = own | dict.fromkeys(_SHAPES, content.get("tests", content.get("benchmarks"))) | content
     try:
         return Task.model_validate(content)
     except ValidationError as error:
@@ -156,7 +154,7 @@ def load_task(path: Path, of: Path | None = None) -> Task:
         raise TaskFileError(f"task file {path} is not valid:\n{faults}") from error
 
 
-def _read(path: Path) -> Any:
+def read_yaml(path: Path) -> Any:
     """The content of a YAML file; raises TaskFileError where it cannot be read."""
     try:
         return yaml.safe_load(path.read_text())

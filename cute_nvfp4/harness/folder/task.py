@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ..errors import HarnessError, TaskFileError
 from ..problem import Buffer
-from ..schema import Case, Task, Tolerances
+from ..schema import Case, Task, Tolerances, read_yaml
 
 SUBMISSION_MARK = "@SUBMISSION@"
 """Stands in ``files`` for the source of the submission."""
@@ -119,7 +118,7 @@ class FolderProblem:
 
 def is_folder(path: Path) -> bool:
     """Whether ``path`` is a task file in the public format, which lists ``files``; ours has none."""
-    content = _yaml(path)
+    content = read_yaml(path)
     return isinstance(content, dict) and "files" in content
 
 
@@ -131,7 +130,7 @@ def read_folder(path: Path) -> FolderProblem:
         HarnessError: it is for CUDA C++ or for several GPUs.
     """
     try:
-        public = PublicTask.model_validate(_yaml(path))
+        public = PublicTask.model_validate(read_yaml(path))
     except ValidationError as error:
         faults = "\n".join(f"  {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
         raise TaskFileError(f"task file {path} is not valid:\n{faults}") from error
@@ -165,14 +164,3 @@ def _files(path: Path, folder: Path, public: PublicTask) -> dict[Path, bytes]:
     if sum(map(len, found.values())) > _MOST_BYTES:
         raise TaskFileError(f"{path}: its files have more than {_MOST_BYTES >> 20} MiB together")
     return found
-
-
-def _yaml(path: Path) -> Any:
-    try:
-        return yaml.safe_load(path.read_text())
-    except FileNotFoundError as error:
-        raise TaskFileError(f"task file {path} does not exist") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise TaskFileError(f"task file {path} cannot be read: {error}") from error
-    except yaml.YAMLError as error:
-        raise TaskFileError(f"task file {path} is not YAML: {error}") from error
