@@ -109,7 +109,7 @@ def test_what_was_wrong(text: str) -> None:
 def test_formats_that_no_mma_multiplies(function: str, arch: str) -> None:
     found = judge(Call(function, arch, "nvfp4", "mxfp4", k=64))
     assert found.kind == "refused" and not found.launches
-    assert arch == "sm_90a" or "got nvfp4 and mxfp4, expected the same, or mxfp8" in found.text
+    assert arch == "sm_90a" or "got nvfp4 and mxfp4, expected nvfp4 and nvfp4" in found.text
 
 
 def test_a_refusal_says_what_differs() -> None:
