@@ -77,7 +77,17 @@ def test_a_wrong_quantized_result_is_noticed(given: bool, monkeypatch: pytest.Mo
 
 def test_a_nested_alpha_of_a_quantized_product_is_refused() -> None:
     """A run of the fuzz found it: the overlap of ``out`` was looked for in a tensor without memory."""
-    call = Call("gated_gemm", b="prepared", n=48, given=True, quantized="0.004", argument="alpha", kind="jagged")
+    call = Call(
+        **{
+            "function": "gated_gemm",
+            "arch": "reference",
+            "b": "prepared",
+            "n": 48,
+            "given": True,
+            "quantized": "0.004",
+        },
+        **{"on_device": True, "argument": "alpha", "kind": "jagged"},
+    )
     assert judge(call).kind == "refused"
 
 
