@@ -77,17 +77,8 @@ def test_a_wrong_quantized_result_is_noticed(given: bool, monkeypatch: pytest.Mo
 
 def test_a_nested_alpha_of_a_quantized_product_is_refused() -> None:
     """A run of the fuzz found it: the overlap of ``out`` was looked for in a tensor without memory."""
-    call = Call(
-        **{
-            "function": "gated_gemm",
-            "arch": "reference",
-            "b": "prepared",
-            "n": 48,
-            "given": True,
-            "quantized": "0.004",
-        },
-        **{"on_device": True, "argument": "alpha", "kind": "jagged"},
-    )
+    text = "function=gated_gemm,b=prepared,n=48,alpha=20,on_device=True,given=True,quantized=0.004"
+    call = Call.parse(f"{text},argument=alpha,kind=jagged")
     assert judge(call).kind == "refused"
 
 
