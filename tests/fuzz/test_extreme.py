@@ -75,6 +75,13 @@ def test_a_wrong_quantized_result_is_noticed(given: bool, monkeypatch: pytest.Mo
     assert judge(beyond).kind == "wrong"
 
 
+def test_a_nested_alpha_of_a_quantized_product_is_refused() -> None:
+    """A run of the fuzz found it: the overlap of ``out`` was looked for in a tensor without memory."""
+    text = "function=gated_gemm,b=prepared,n=48,alpha=20,on_device=True,given=True,quantized=0.004"
+    call = Call.parse(f"{text},argument=alpha,kind=jagged")
+    assert judge(call).kind == "refused"
+
+
 def test_another_exception_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def bad(*given: object, **options: object) -> torch.Tensor:
         raise RuntimeError("reshape is not implemented for sparse tensors")
