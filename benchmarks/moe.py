@@ -148,20 +148,33 @@ class Routing:
 
 def by_torch(layer: Layer, weights: list[torch.Tensor], biases: list[torch.Tensor], r: Routing) -> torch.Tensor:
     """The layer in bf16 by torch's operations; no value is read by the host."""
-    order = r.ids.flatten().argsort(stable=True)
-    expert = r.ids.flatten()[order]
-    experts = torch.arange(layer.experts, device=r.ids.device)
-    ends = torch.searchsorted(expert, experts, right=True).to(torch.int32)
-    both = torch._grouped_mm(r.x[order // layer.top], weights[0], offs=ends)
-    if layer.biased:
+    options = {"biases": biases} if layer.biased else {}
+    return routed_by_torch(r.x, r.ids, r.weights, *weights, activation=ActivationFunction(layer.activation), **options)
+
+
+def routed_by_torch(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    activation: Callable[[torch.Tensor], torch.Tensor] = ActivationFunction(),
+    biases: list[torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Experts in bf16 (E, H, 2 I) and (E, I, H), as ``moe`` routes rows to them: rows sorted, two grouped products."""
+    order = ids.flatten().argsort(stable=True)
+    expert = ids.flatten()[order]
+    ends = torch.searchsorted(expert, torch.arange(len(down), device=ids.device), right=True).to(torch.int32)
+    both = torch._grouped_mm(x[order // ids.shape[1]], gate_up, offs=ends)
+    if biases is not None:
         both = both + biases[0][expert].bfloat16()
-    inner = ActivationFunction(layer.activation)(both)
-    rows = torch._grouped_mm(inner, weights[1], offs=ends)
-    if layer.biased:
+    rows = torch._grouped_mm(activation(both), down, offs=ends)
+    if biases is not None:
         rows = rows + biases[1][expert].bfloat16()
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
-    return (rows[back].view(*r.ids.shape, -1) * r.weights[..., None]).sum(1).bfloat16()
+    return (rows[back].view(*ids.shape, -1) * weights[..., None]).sum(1).bfloat16()
 
 
 def check(layer: Layer, weights: Weights, device: str) -> None:
