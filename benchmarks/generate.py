@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 from common import Captured, capture, gpu_target, machine, results_path, take_turns, write
-from generate_model import LLAMA_8B, SHAPES, Between, Decoder, Shape, add_norm, empty_cache, models
+from generate_model import LLAMA_8B, SHAPES, Between, Decoder, Shape, empty_cache, models
 
 from cute_nvfp4.harness.timing import ColdL2
 

@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch.nn import functional as F
-
 from moe import routed_by_torch
+from torch.nn import functional as F
 
 from cute_nvfp4 import BlockScaledTensor, NVFP4Linear, gated_gemm, moe, prepare_experts, prepare_weight, quantize
 

@@ -54,6 +54,7 @@ TRACED = 7
 """Calls of which the profiler says what each launch takes."""
 OURS = "cute_nvfp4"
 """In the name of each of the package's kernels."""
+SILU = ActivationFunction()
 _SCALES = {"nvfp4": (0x28, 0x38), "mxfp4": (118, 124)}
 """Codes of the scales that weights are made of."""
 
@@ -159,7 +160,7 @@ def routed_by_torch(
     gate_up: torch.Tensor,
     down: torch.Tensor,
     *,
-    activation: Callable[[torch.Tensor], torch.Tensor] = ActivationFunction(),
+    activation: Callable[[torch.Tensor], torch.Tensor] = SILU,
     biases: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Experts in bf16 (E, H, 2 I) and (E, I, H), as ``moe`` routes rows to them: rows sorted, two grouped products."""
