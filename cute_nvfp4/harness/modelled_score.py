@@ -32,7 +32,7 @@ class ClockErrors(NamedTuple):
 
 @functools.cache
 def clock_errors(clock: str) -> ClockErrors | None:
-    """Those of a GPU; None where nobody has compared its clock with anything."""
+    """The errors of a clock; None where nobody has compared it with anything."""
     found = yaml.safe_load(FILE.read_text()).get(clock)
     return ClockErrors(**found) if found else None
 
