@@ -3,7 +3,7 @@
     python tests/gpu/record_products.py tests/data/h200_products.npz             on the GPU: runs and records them
     python tests/gpu/record_products.py tests/data/h200_products.npz --check     anywhere: runs all in the simulator
 
-With ``--part I/N`` it records every Nth problem: N processes compile side by side, and ``--check`` takes all their files.
+With ``--part I/N`` it records every Nth problem: N processes compile side by side; ``--check`` takes all their files.
 
 Problems are drawn by their seeds (``hopper_products``); the file has digests of their data and of the PTX that ran, of
 all bits of exact results, and some elements of the others. Those agree within 2⁻²⁰ of their sums of absolute products.
