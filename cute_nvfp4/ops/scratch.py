@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from ..runtime.backend import device_index
+from ..runtime.simulating import session_number
 from ..runtime.torch_private import raw_stream
 from ..target import Target
 
@@ -33,20 +34,21 @@ class LikeScratch(NamedTuple):
 def scratch_of(floats: int, words: int, target: Target, device: torch.device) -> Scratch:
     """Gives scratch memory of at least ``floats`` and ``words``, which no other launch uses at the same time.
 
-    Launches of a stream follow each other, so they share what is kept for it. A launch that a CUDA graph records has
-    its own, because the graph may run beside that stream: its flags come from a pool, so that no node of the graph
-    zeroes them. Only a graph of more launches than the pool holds zeroes the flags of the rest in each replay.
+    Launches of a stream follow each other, so they share what is kept for it (a session that simulates a GPU has other
+    memory). A launch that a CUDA graph records has its own, because the graph may run beside that stream: its flags
+    come from a pool, so that no node of the graph zeroes them. Only a graph of more launches than the pool holds zeroes
+    the flags of the rest in each replay.
     """
     if target.backend != "cuda":
         return new_scratch(floats, words, device)
     if torch.cuda.is_current_stream_capturing():
-        pool = _pools.get(device)
+        pool = _pools.get((device, session_number()))
         if pool is None or pool.numel() < words:
             return new_scratch(floats, words, device)
-        _pools[device] = pool[words:]
+        _pools[device, session_number()] = pool[words:]
         return Scratch(torch.empty(floats, dtype=torch.float32, device=device), pool[:words])
     index = device_index(device)
-    place = index, raw_stream(index)
+    place = index, raw_stream(index), session_number()
     found = _kept.get(place)
     if found is None or found.floats < floats or found.words < words:
         if found is not None:
@@ -63,12 +65,12 @@ def new_scratch(floats: int, words: int, device: torch.device) -> Scratch:
 
 
 def _fill_pool(device: torch.device) -> None:
-    pool = _pools.get(device)
+    pool = _pools.get((device, session_number()))
     if pool is None or pool.numel() < POOL_WORDS // 2:
-        _pools[device] = torch.zeros(POOL_WORDS, dtype=torch.int32, device=device)
+        _pools[device, session_number()] = torch.zeros(POOL_WORDS, dtype=torch.int32, device=device)
         # a graph may run on any stream
         torch.cuda.current_stream(device).synchronize()
 
 
-_kept: dict[tuple[int, int], Scratch] = {}
-_pools: dict[torch.device, torch.Tensor] = {}
+_kept: dict[tuple[int, int, int], Scratch] = {}
+_pools: dict[tuple[torch.device, int], torch.Tensor] = {}

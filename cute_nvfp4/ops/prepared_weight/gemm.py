@@ -99,6 +99,8 @@ def _plan(r: Any, target: Target) -> PlannedCall:
     )
     plan = choose(problem, target.arch, sm_count(target, weight.device), r.config)
     config, m, k_tiles = plan.config, out.shape[0], weight.packed.shape[1]
+    if weight.early:
+        config = replace(config, early=True)
     # all else is decoded first, exactly; its global scale is a factor
     decodes = block_scaled and not (quantized and plan.streams)
     stride = weight.k if decodes else row_stride((x if isinstance(x, Tensor) else x.data).stride(0), m, weight.k)

@@ -84,6 +84,8 @@ def can_implement_groups(c: GroupedStreamConfig) -> str:
     if c.activation not in ("", *(name for name, products in ACTIVATIONS.items() if products == c.products)):
         expected = f"one of {', '.join(ACTIVATIONS)}, with as many products as it takes"
         return explain("activation", got=f"{c.activation!r} of {c.products} products", expected=expected)
+    if c.early:
+        return explain("early start of a streaming kernel of groups", got=True, expected="what programmatic says")
     if c.programmatic not in ("", "all", "x"):
         return explain("programmatic", got=repr(c.programmatic), expected="'', 'all' or 'x'")
     return can_implement(c)

@@ -87,6 +87,7 @@ class Stream:
             # nothing lives in L1: all of it can be shared memory (and the DSL need not ask a device what it has)
             preferred_smem_carveout=100,
             stream=stream,
+            use_pdl=cfg.early,
         )
 
     @cute.kernel
@@ -108,18 +109,29 @@ class Stream:
         cute.arch.sync_threads()
         if warp == 0:
             self.load_weights(arguments, memory, walk, first, source)
+            self.wait_for_x()
             if shares.whole > 0:
                 self.sums(arguments, memory, shares, cta, thread).add_cut(thread, WARP)
         elif warp == 1:
             stages = self.x.stages(x, arguments.x, memory.x)
+            self.wait_for_x()
+            if cutlass.const_expr(cfg.early):
+                # all launches before have ended but for this one
+                cute.arch.griddepcontrol_launch_dependents()
             fill_stages(partial(self.x_copies, stages), memory.ring, walk)
         else:
             index = warp - LOADING_WARPS
             place = Place(mod(index, cfg.warps_m), div(index, cfg.warps_m), mod(thread, WARP))
+            self.wait_for_x()
             sums = self.sums(arguments, memory, shares, cta, thread)
             self.multiply(memory, walk, place, sums)
             if shares.whole == 0:
                 sums.add_cut(sums.thread, WARP * cfg.warps)
+
+    def wait_for_x(self) -> None:
+        """Waits for the launch before, if that may still run."""
+        if self.config.early:
+            cute.arch.griddepcontrol_wait()
 
     def sums(self, arguments: StreamArguments, memory: StreamMemory, shares: Shares, cta: Int32, thread: Int32) -> Sums:
         own, rows, columns = thread - LOADING_WARPS * WARP, arguments.weight.rows, arguments.x.rows

@@ -29,7 +29,7 @@ class StreamConfig:
     rows of the weight in a work tile (1, 2, 4, 8). warps_m, warps_k: the warps that multiply divide its slabs, and take
     stages in turn. stage_tiles: packed tiles along K in a stage. stages: the most there may be, 0 for as many as fit.
     quantized_x: whether x is NVFP4. factors: device scalars that multiply alpha. vector: whether four neighbours of a
-    row of the output can be stored at once. gate: as in ``WgmmaConfig``.
+    row of the output can be stored at once. gate, early: as in ``WgmmaConfig``.
     """
 
     dtype: str = "bfloat16"
@@ -46,6 +46,7 @@ class StreamConfig:
     factors: int = 0
     vector: bool = True
     gate: str = ""
+    early: bool = False
     arch: Architecture = ARCHITECTURES["sm_90a"]
 
     @property

@@ -49,7 +49,8 @@ class WgmmaConfig:
     multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
     eight of each, and the output is gate(first) · second: ``factors`` are of each of them. promoted: whether sums of
     FP8 products, of which tensor cores keep about 14 bits, are added in fp32 after each k-tile.
-    first: a kernel that quantizes x before, in the same launch; this one starts meanwhile.
+    first: a kernel that quantizes x before, in the same launch; this one starts meanwhile. early: whether it may start,
+    and load weights, while the launch before it still runs, which must not write them; it waits for all else.
     """
 
     dtype: str = "bfloat16"
@@ -72,6 +73,7 @@ class WgmmaConfig:
     gate: str = ""
     promoted: bool = False
     first: Fp8RowsConfig | None = None
+    early: bool = False
     arch: Architecture = ARCHITECTURES["sm_90a"]
 
     # for the tile schedulers
@@ -90,6 +92,11 @@ class WgmmaConfig:
     def clustered(self) -> bool:
         """Whether a cluster is more than a CTA."""
         return self.cluster_rows * self.split_k > 1
+
+    @property
+    def waits(self) -> bool:
+        """Whether it may start before the launch whose results it reads has ended."""
+        return self.early or self.first is not None
 
     @property
     def products(self) -> int:

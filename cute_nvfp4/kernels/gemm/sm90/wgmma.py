@@ -74,7 +74,7 @@ class WgmmaGemm:
             # all of L1 can be shared memory (and the DSL need not ask a device what it has)
             preferred_smem_carveout=100,
             stream=stream,
-            use_pdl=cfg.first is not None,
+            use_pdl=cfg.waits,
         )
 
     @cute.kernel
@@ -103,6 +103,9 @@ class WgmmaGemm:
                 self.load_weights(arguments, memory.operands, scheduler)
             elif warp == 1:
                 self.wait_for_x()
+                if cutlass.const_expr(cfg.early):
+                    # all launches before have ended but for this one
+                    cute.arch.griddepcontrol_launch_dependents()
                 self.load_x(x, memory.operands, scheduler)
             if cutlass.const_expr(cfg.split_k > 1):
                 if cutlass.const_expr(cfg.overlap == 0):
@@ -119,8 +122,8 @@ class WgmmaGemm:
             cute.arch.cluster_wait()
 
     def wait_for_x(self) -> None:
-        """Waits for the kernel that quantizes x, if there is one: for its codes and its scales."""
-        if self.config.first is not None:
+        """Waits for the launch before, if that may still run: it may quantize x, or read what this one writes."""
+        if self.config.waits:
             cute.arch.griddepcontrol_wait()
 
     @cute.jit
