@@ -25,7 +25,6 @@ class WeightKey:
     gated: bool
     packing: str
     promoted: bool
-    early: bool
     on_cpu: bool
 
 
@@ -46,8 +45,6 @@ class PreparedWeight:
     packing: the key of its ``weight_layout.PACKINGS``.
     row_factor: for float8_e4m3fn, float32 powers of two that multiply the rows (padded to 16; for a stack (L, rows)).
     promoted: whether sums of FP8 products are added in fp32 after every 128 of K.
-    early: whether a product with it may start, and load it, while the launch before still runs. That launch must not
-        write the weight: what it writes is waited for, but for the packed bytes.
 
     Raises:
         OperandError, OperandTypeError: tensors that no ``prepare_weight`` gives.
@@ -63,7 +60,6 @@ class PreparedWeight:
     packing: str = "nvfp4"
     row_factor: torch.Tensor | None = None
     promoted: bool = False
-    early: bool = False
 
     def __post_init__(self) -> None:
         if self.packing not in PACKINGS:
@@ -133,8 +129,7 @@ class PreparedWeight:
         """The key that plans for this weight are cached by."""
         stack = self.batch if self.is_batched else 0
         device, scaled = self.packed.device, self.global_scale is not None
-        found = self.rows, self.k, stack, self.dtype, device, scaled, self.gated, self.packing
-        found += self.promoted, self.early
+        found = (self.rows, self.k, stack, self.dtype, device, scaled, self.gated, self.packing, self.promoted)
         return _keys.setdefault(found, WeightKey(*found, device.type == "cpu"))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:

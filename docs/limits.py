@@ -53,9 +53,9 @@ def _prepared(format: str, n: int, k: int, dtype: torch.dtype = torch.bfloat16, 
 def calls() -> Iterator[Call]:
     """The calls, those of an operation together."""
     yield Call("gemv", "NVFP4", lambda m, n, k: nv.gemv(_block("nvfp4", m, k), _block("nvfp4", 1, k)), "MK")
-    for format in ("nvfp4", "mxfp4", "mxfp8"):
-        text = f"{format.upper()} × {format.upper()}"
-        yield Call("gemm", text, lambda m, n, k, f=format: nv.gemm(_block(f, m, k), _block(f, n, k)))
+    for a, b in (("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("mxfp8", "mxfp8"), ("mxfp8", "mxfp4")):
+        text = f"{a.upper()} × {b.upper()}"
+        yield Call("gemm", text, lambda m, n, k, a=a, b=b: nv.gemm(_block(a, m, k), _block(b, n, k)))
     for format in ("nvfp4", "mxfp4", "mxfp8"):
         text = f"bf16 × {format.upper()}, prepared"
         yield Call("gemm", text, lambda m, n, k, f=format: nv.gemm(_ones(m, k), _prepared(f, n, k)))

@@ -28,6 +28,8 @@ from ..runtime.kernel import planning_only
 
 ARCHS = ("sm_100a", "sm_103a", "sm_90a", "sm_120a", "sm_121a")
 FORMATS = ("nvfp4", "mxfp4", "mxfp8")
+PLAIN = (*zip(FORMATS, FORMATS), ("mxfp8", "mxfp4"))
+"""Formats of a and of b where both are plain."""
 _FP8 = torch.float8_e4m3fn
 _ROWS, _N, _K = 32, 256, 512
 
@@ -65,14 +67,18 @@ def _weight(format: str, *batch: int, rows: int = _N) -> Any:
     return quantize(torch.ones(*batch, rows, _K), format, backend="reference")
 
 
+def _times(a: str, b: str) -> str:
+    """How the table has a product of two formats."""
+    return f"{a.upper()} × {b.upper()}"
+
+
 def _products() -> Iterator[Question]:
     """Rows of ``gemm`` and ``gemv``."""
     for f in FORMATS:
         yield Question("gemv", f.upper(), "plain", lambda f=f: gemv(_weight(f), _weight(f, rows=1), backend="sim"))
+    for f, g in PLAIN:
+        yield Question("gemm", _times(f, g), "plain", lambda f=f, g=g: gemm(_weight(f), _weight(g), backend="sim"))
     for f in FORMATS:
-        yield Question(
-            "gemm", f"{f.upper()} × {f.upper()}", "plain", lambda f=f: gemm(_weight(f), _weight(f), backend="sim")
-        )
         yield Question("gemm", f"bf16 × {f.upper()}", "plain", lambda f=f: gemm(_x(), _weight(f), backend="sim"))
     for f in FORMATS:
         yield Question("gemm", f"bf16 × {f.upper()}", "prepared", lambda f=f: gemm(_x(), _prepared(f), backend="sim"))
@@ -96,13 +102,12 @@ def _prepared(format: str, dtype: torch.dtype = torch.bfloat16, *batch: int, gat
 
 def _gated() -> Iterator[Question]:
     """Rows of ``gated_gemm``."""
-    for f in FORMATS:
-        name = f"{f.upper()} × {f.upper()}"
+    for f, g in PLAIN:
         for form, more in (("plain", {}), ("plain, quantized output", {"out_global_scale": 1.0})):
             if f != "nvfp4" and more:
                 continue
-            yield Question("gated_gemm", name, form, lambda f=f, more=more: gated_gemm(
-                _weight(f, rows=128), _weight(f), _weight(f), backend="sim", **more))  # fmt: skip
+            yield Question("gated_gemm", _times(f, g), form, lambda f=f, g=g, more=more: gated_gemm(
+                _weight(f, rows=128), _weight(g), _weight(g), backend="sim", **more))  # fmt: skip
     for f in FORMATS:
         yield Question("gated_gemm", f"bf16 × {f.upper()}", "prepared",
                   lambda f=f: gated_gemm(_x(), _prepared(f, gated=True), backend="sim"))  # fmt: skip
@@ -115,13 +120,11 @@ def _gated() -> Iterator[Question]:
 def _grouped() -> Iterator[Question]:
     """Rows of ``grouped_gemm`` (a list) and ``grouped_gemm_contiguous`` (experts' rows in one matrix)."""
     offsets = torch.tensor([0, 16, 32], dtype=torch.int32)
-    for f in FORMATS:
-        name = f"{f.upper()} × {f.upper()}"
-        yield Question(
-            "grouped_gemm", name, "plain", lambda f=f: grouped_gemm([(_weight(f), _weight(f))] * 2, backend="sim")
-        )
-        yield Question("grouped_gemm_contiguous", name, "plain", lambda f=f: grouped_gemm_contiguous(
-            GroupedRows.of(_weight(f, rows=_ROWS), offsets), _weight(f, 2), backend="sim"))  # fmt: skip
+    for f, g in PLAIN:
+        yield Question("grouped_gemm", _times(f, g), "plain",
+                  lambda f=f, g=g: grouped_gemm([(_weight(f), _weight(g))] * 2, backend="sim"))  # fmt: skip
+        yield Question("grouped_gemm_contiguous", _times(f, g), "plain", lambda f=f, g=g: grouped_gemm_contiguous(
+            GroupedRows.of(_weight(f, rows=_ROWS), offsets), _weight(g, 2), backend="sim"))  # fmt: skip
     for f in FORMATS:
         for form, gate in (("prepared", ""), ("prepared, gated", "silu")):
             yield Question("grouped_gemm", f"bf16 × {f.upper()}", form, lambda f=f, gate=gate: grouped_gemm(

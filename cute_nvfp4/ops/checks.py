@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from ..errors import OperandError, OperandTypeError
-from ..formats import FORMATS, MXFP8, MXFP8_E5M2, Format
+from ..formats import FORMATS, Format
 from ..kernels.gemm.config import GATE_NAMES
+from ..kernels.gemm.limits import refused_formats
 from ..operand import BlockScaledTensor, check_pair, span_bytes
 from ..tensors import check_dense
 
@@ -39,14 +40,10 @@ def check_format(name: str, operand: BlockScaledTensor, formats: Sequence[Format
 
 
 def check_formats(a_name: str, a: Any, b_name: str, b: Any) -> None:
-    """Raises unless one kind of MMA multiplies the formats of both: the same, or the two of MXFP8."""
-    if a.format != b.format and not {a.format, b.format} <= {MXFP8, MXFP8_E5M2}:
-        raise OperandError.of(
-            f"formats of {a_name} and {b_name}",
-            got=f"{a.format.name} and {b.format.name}",
-            expected="the same, or mxfp8 and mxfp8_e5m2",
-            hint="prepare_weight(b) makes a weight for an a of any format.",
-        )
+    """Raises unless one kind of MMA multiplies the formats of both."""
+    reason = refused_formats(a.format.name, b.format.name, f"{a_name} and {b_name}")
+    if reason:
+        raise OperandError(f"{reason} prepare_weight(b) makes a weight for an a of any format.")
 
 
 def check_types(a: BlockScaledTensor, b: BlockScaledTensor) -> None:

@@ -54,10 +54,11 @@ def gemm(
     """Multiplies: C = alpha · A · Bᵀ + bias, (L, M, N), or (M, N) if the operands have no batch dimension.
 
     Args:
-        a, b: block-scaled operands (L, M, K) and (L, N, K), or (M, K) and (N, K): both NVFP4, both MXFP4, or both MXFP8
-            (E4M3 and E5M2 may be mixed). K is a multiple of 32, and scales are blocked (``scale_layout.to_blocked``). A
-            block-scaled MMA reads scales of NVFP4 as unsigned, so they must not be negative. Scales beyond K must be
-            finite, because they meet zeros (``to_blocked`` writes zeros). Global scales multiply the result.
+        a, b: block-scaled operands (L, M, K) and (L, N, K), or (M, K) and (N, K): both NVFP4, or each MXFP4 or MXFP8
+            (E4M3 or E5M2). K is a multiple of 32, or of 128 for MXFP4 with MXFP8, where rows of MXFP4 start at
+            multiples of 32 bytes; scales are blocked (``scale_layout.to_blocked``). A block-scaled MMA reads scales of
+            NVFP4 as unsigned, so they must not be negative. Scales beyond K must be finite, because they meet zeros
+            (``to_blocked`` writes zeros). Global scales multiply the result.
 
             Or b is a ``PreparedWeight`` (N, K), for sm_90a. Then a (M, K) has the weight's dtype, or is block-scaled.
             For a weight in float8_e4m3fn, a is a ``RowScaledTensor``, or bfloat16 or float16, which a launch before

@@ -10,8 +10,8 @@ import torch
 
 from ..errors import OperandError
 from ..formats import as_bytes
-from ..kernels.gemm.arguments import GemmArguments, Operand, Output, PartialSums
-from ..kernels.gemm.config import CTA_ROWS, GemmConfig, epilogue_threads
+from ..kernels.gemm.arguments import GemmArguments, Operand, Output, PartialSums, data_alignment
+from ..kernels.gemm.config import CTA_ROWS, UNPACKED_K, GemmConfig, epilogue_threads, kind_of
 from ..operand import BlockScaledTensor, row_alignment
 from ..planning.gemm import GemmProblem, Plan, plan_for
 from ..runtime.backend import sm_count
@@ -28,11 +28,17 @@ K_MULTIPLE = 32
 
 
 def check_operands(operands: Mapping[str, BlockScaledTensor], backend: str) -> None:
-    """Raises unless the kernels can read these operands.
+    """Raises unless the kernels can read these operands, whose formats one kind of MMA multiplies.
 
     In the simulator the signs of NVFP4's scales are checked too; on a GPU that would mean waiting for it.
     """
+    kind = kind_of(*(x.format.name for x in list(operands.values())[:2]))
+    unpacked = {name: kind.unpacks(operand.format.name) for name, operand in operands.items()}
+    multiple, why = K_MULTIPLE, ""
+    if any(unpacked.values()):
+        multiple, why = UNPACKED_K, ": TMA unpacks the elements of four bits, beside those of eight, by so many"
     for name, operand in operands.items():
+        alignment = data_alignment(unpacked[name])
         if operand.scale_layout != "blocked":
             raise OperandError.of(
                 f"scales of {name}",
@@ -40,15 +46,15 @@ def check_operands(operands: Mapping[str, BlockScaledTensor], backend: str) -> N
                 expected="blocked: tensor memory takes them as 128x4 atoms",
                 hint="scale_layout.to_blocked(scale) makes them so.",
             )
-        if operand.k % K_MULTIPLE:
+        if operand.k % multiple:
             raise OperandError.of(
-                f"K of {name}", got=operand.k, expected=f"a multiple of {K_MULTIPLE}", hint="Pad K with zeros."
+                f"K of {name}", got=operand.k, expected=f"a multiple of {multiple}{why}", hint="Pad K with zeros."
             )
-        if row_alignment(operand.data, 16) < 16:
+        if row_alignment(operand.data, alignment) < alignment:
             raise OperandError.of(
                 f"alignment of {name}",
                 got=f"address {operand.data.data_ptr():#x}, strides {operand.data.stride()}",
-                expected="multiples of 16 bytes, which TMA needs",
+                expected=f"multiples of {alignment} bytes, which TMA needs",
                 hint=".contiguous() or .clone() aligns.",
             )
         if backend == "sim":

@@ -59,7 +59,7 @@ def grouped_gemm_contiguous(
     """Multiplies rows of group e of A by matrix e of a stack B: C[r] = alphaₑ · A[r] · B[e]ᵀ, (T, N): experts.
 
     Args:
-        a: rows (T, K) of E groups with their offsets; b: (E, N, K), of the same format. Groups may have no rows. Or b
+        a: rows (T, K) of E groups, with offsets; b: (E, N, K); formats as in ``gemm``. A group may have no rows. Or b
             is a ``PreparedWeight`` (E, N, K), for sm_90a, and a (T, K) has its dtype, or is NVFP4; for float8_e4m3fn it
             is a ``RowScaledTensor``, or in 16 bits, whose rows are quantized in the same launch.
         offsets: the groups' offsets, where a has none of its own; as those of ``GroupedRows``.

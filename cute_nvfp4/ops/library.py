@@ -254,7 +254,7 @@ TABLE = {
         "packed_gemm",
         PREPARED_GEMM,
         f"Tensor a, Tensor? a_scale, Tensor b, {_PREPARED_SCALES}, Tensor? bias=None, "
-        f"Tensor? row_factor=None, *, {_PREPARED_OPTIONS}, bool promoted=False, bool early=False",
+        f"Tensor? row_factor=None, *, {_PREPARED_OPTIONS}, bool promoted=False",
         gradient=gradients.PREPARED,
     ),
     "grouped_gemm": ListOutput(

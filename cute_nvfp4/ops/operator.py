@@ -30,7 +30,7 @@ NAMESPACE = "cute_nvfp4"
 LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 # compilers keep the strides that were traced: rows of an operand are contiguous
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
-OF_WEIGHT = ("rows", "k", "dtype", "packing", "up_global_scale", "row_factor", "promoted", "early")
+OF_WEIGHT = ("rows", "k", "dtype", "packing", "up_global_scale", "row_factor", "promoted")
 
 
 def define(
@@ -227,7 +227,7 @@ def part(request: Any, name: str) -> Any:
         return _each(getattr(request, name), functools.partial(_main, name))
     if name in OF_WEIGHT:
         found = _each(request.b, lambda weight: getattr(weight, name))
-        return found[0] if name in ("dtype", "packing", "promoted", "early") and isinstance(found, list) else found
+        return found[0] if name in ("dtype", "packing", "promoted") and isinstance(found, list) else found
     for suffix in ("_global_scale", "_scale", "_format"):
         if name.endswith(suffix):
             owner = name.removesuffix(suffix)
@@ -293,9 +293,9 @@ def operand(
 
 def weight_of(packed: Any, rows: int, k: int, factor: Any, up: Any, values: Mapping[str, Any]) -> PreparedWeight:
     """The prepared weight that an operator's arguments describe."""
-    options = values.get("row_factor"), values.get("promoted", False), values.get("early", False)
+    of_fp8 = values.get("row_factor"), values.get("promoted", False)
     return PreparedWeight(
-        packed, rows, k, values["dtype"], factor, bool(values["gate"]), up, values["packing"], *options
+        packed, rows, k, values["dtype"], factor, bool(values["gate"]), up, values["packing"], *of_fp8
     )
 
 

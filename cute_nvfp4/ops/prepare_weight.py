@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +32,6 @@ def prepare_weight(
     *,
     dtype: torch.dtype = torch.bfloat16,
     promoted: bool = False,
-    early: bool = False,
     backend: Backend = "auto",
 ) -> PreparedWeight:
     """Repacks a weight (N, K) for ``gemm(x, weight)`` on a Hopper GPU, once, when a model is loaded;
@@ -55,8 +53,6 @@ def prepare_weight(
             a row are more than 2**11 apart. A NaN scale makes all of its row NaN.
         promoted: for float8_e4m3fn, whether sums are added in fp32 after every 128 of K. Tensor cores keep about 14
             bits of them otherwise.
-        early: whether ``gemm`` and ``gated_gemm`` with the result may start, and load it, while the launch before them
-            in their stream still runs. That launch must not write the weight; for all else they wait.
         backend: where no scales are read a kernel packs on a GPU, in one launch, to the bits of torch.
 
     Raises:
@@ -71,7 +67,7 @@ def prepare_weight(
     if up is not None:
         _check_pair(weight, up)
     if PACKINGS[name][dtype].by_table:
-        return replace(_rounded(weight, up, promoted), early=early)
+        return _rounded(weight, up, promoted)
     if promoted:
         raise OperandError.of("promoted sums", got=f"a weight for {dtype}", expected="dtype=torch.float8_e4m3fn")
     if weight.format != NVFP4 and PACKINGS[name][dtype].exponents is not None:
@@ -81,7 +77,7 @@ def prepare_weight(
         packed = packed if weight.is_batched else packed[0]
         factors = [x.global_scale for x in weights.values()]
     gate, of_up = (*factors, None)[:2]
-    return PreparedWeight(packed, weight.rows, weight.k, dtype, gate, up is not None, of_up, name, early=early)
+    return PreparedWeight(packed, weight.rows, weight.k, dtype, gate, up is not None, of_up, name)
 
 
 def _rounded(weight: BlockScaledTensor, up: BlockScaledTensor | None, promoted: bool) -> PreparedWeight:

@@ -34,27 +34,27 @@ class LikeScratch(NamedTuple):
 def scratch_of(floats: int, words: int, target: Target, device: torch.device) -> Scratch:
     """Gives scratch memory of at least ``floats`` and ``words``, which no other launch uses at the same time.
 
-    Launches of a stream follow each other, so they share what is kept for it (a session that simulates a GPU has other
-    memory). A launch that a CUDA graph records has its own, because the graph may run beside that stream: its flags
-    come from a pool, so that no node of the graph zeroes them. Only a graph of more launches than the pool holds zeroes
-    the flags of the rest in each replay.
+    Launches of a stream follow each other, so they share what is kept for it. A launch that a CUDA graph records has
+    its own, because the graph may run beside that stream: its flags come from a pool, so that no node of the graph
+    zeroes them. Only a graph of more launches than the pool holds zeroes the flags of the rest in each replay.
     """
     if target.backend != "cuda":
         return new_scratch(floats, words, device)
+    held = _held()
     if torch.cuda.is_current_stream_capturing():
-        pool = _pools.get((device, session_number()))
+        pool = held.pools.get(device)
         if pool is None or pool.numel() < words:
             return new_scratch(floats, words, device)
-        _pools[device, session_number()] = pool[words:]
+        held.pools[device] = pool[words:]
         return Scratch(torch.empty(floats, dtype=torch.float32, device=device), pool[:words])
     index = device_index(device)
-    place = index, raw_stream(index), session_number()
-    found = _kept.get(place)
+    place = index, raw_stream(index)
+    found = held.streams.get(place)
     if found is None or found.floats < floats or found.words < words:
         if found is not None:
             floats, words = max(floats, found.floats), max(words, found.words)
-        found = _kept[place] = new_scratch(floats, words, device)
-        _fill_pool(device)
+        found = held.streams[place] = new_scratch(floats, words, device)
+        held.fill_pool(device)
     return found
 
 
@@ -64,13 +64,30 @@ def new_scratch(floats: int, words: int, device: torch.device) -> Scratch:
     return Scratch(sums, torch.zeros(words, dtype=torch.int32, device=device))
 
 
-def _fill_pool(device: torch.device) -> None:
-    pool = _pools.get((device, session_number()))
-    if pool is None or pool.numel() < POOL_WORDS // 2:
-        _pools[device, session_number()] = torch.zeros(POOL_WORDS, dtype=torch.int32, device=device)
-        # a graph may run on any stream
-        torch.cuda.current_stream(device).synchronize()
+class Held:
+    """What is kept for each stream, and the flags of each device for graphs. session: its number, 0 for real GPUs."""
+
+    def __init__(self, session: int) -> None:
+        self.session = session
+        self.streams: dict[tuple[int, int], Scratch] = {}
+        self.pools: dict[torch.device, torch.Tensor] = {}
+
+    def fill_pool(self, device: torch.device) -> None:
+        """Has words for graphs that will be captured."""
+        pool = self.pools.get(device)
+        if pool is None or pool.numel() < POOL_WORDS // 2:
+            self.pools[device] = torch.zeros(POOL_WORDS, dtype=torch.int32, device=device)
+            # a graph may run on any stream
+            torch.cuda.current_stream(device).synchronize()
 
 
-_kept: dict[tuple[int, int, int], Scratch] = {}
-_pools: dict[tuple[torch.device, int], torch.Tensor] = {}
+def _held() -> Held:
+    """What belongs to the GPUs that run now; memory of a session that has ended is none."""
+    global _kept
+    session = session_number()
+    if _kept.session != session:
+        _kept = Held(session)
+    return _kept
+
+
+_kept = Held(0)

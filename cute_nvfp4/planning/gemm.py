@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..errors import OperandError, explain
-from ..formats import FORMATS
 from ..kernels.gemm.config import (
     CTA_ROWS,
     MAX_CLUSTER,
@@ -15,7 +14,6 @@ from ..kernels.gemm.config import (
     QUANTIZED,
     SM120_TILE_N,
     SPLITS,
-    TILE_BYTES,
     TILE_N,
 )
 from ..kernels.gemm.limits import can_implement
@@ -159,7 +157,7 @@ class _Tile:
         m, n = problem.kernel_mn(swap)
         self.rows, self.columns = -(-m // CTA_ROWS), -(-n // tile_n)
         self.tiles = -(-self.rows // self.ctas) * self.columns * problem.batch
-        self.k_tiles = -(-problem.k // (TILE_BYTES * FORMATS[problem.a_format].elements_per_byte))
+        self.k_tiles = -(-problem.k // problem.kind.tile_k)
 
     def plan(self, work_tiles: int, cluster: tuple[int, int], **tiling: object) -> tuple[Prediction, Plan] | None:
         """The plan on as many clusters as fit, but at most ``work_tiles``; None where it has no room."""

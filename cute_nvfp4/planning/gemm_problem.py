@@ -7,7 +7,8 @@ from typing import Any
 
 from ..errors import OperandTypeError, explain
 from ..formats import FORMATS
-from ..kernels.gemm.config import OUT_BYTES, QUANTIZED, TILE_BYTES, GemmConfig, GemmSignature
+from ..kernels.gemm.config import OUT_BYTES, QUANTIZED, UNPACKED_K, GemmConfig, GemmSignature
+from ..kernels.gemm.limits import refused_formats
 from ..target import Architecture
 from .gemm_model import Minimum
 
@@ -34,7 +35,7 @@ class GemmProblem(GemmSignature):
     @property
     def minimum(self) -> Minimum:
         """What any kernel must move and compute for it."""
-        a, b = (1 / fmt.elements_per_byte + 1 / fmt.block for fmt in (FORMATS[self.a_format], FORMATS[self.b_format]))
+        a, b = (1 / fmt.elements_per_byte + 1 / fmt.block for fmt in self.formats)
         operands = self.m * self.k * a + self.products * self.n * self.k * b
         num_bytes = self.batch * (operands + self.m * self.n * OUT_BYTES[self.out])
         return Minimum(num_bytes, 2.0 * self.batch * self.products * self.m * self.n * self.k)
@@ -96,18 +97,21 @@ def can_run(problem: GemmProblem) -> str:
             return explain(name, got=size, expected="at least 1")
         if size > INT32_MAX:
             return explain(name, got=size, expected=f"at most {INT32_MAX}: {size - INT32_MAX} too many")
-    if p.k % K_MULTIPLE:
-        return explain("K", got=p.k, expected=f"a multiple of {K_MULTIPLE}: {p.k % K_MULTIPLE} too many")
     for name, fmt in (("a_format", p.a_format), ("b_format", p.b_format)):
         if fmt not in FORMATS:
             return explain(name, got=fmt, expected=f"one of {', '.join(FORMATS)}")
-    for name, rows, fmt in (("A", p.m, p.a_format), ("B", p.n, p.b_format)):
-        matrix = rows * p.k // FORMATS[fmt].elements_per_byte
+    if reason := refused_formats(p.a_format, p.b_format):
+        return reason
+    multiple = UNPACKED_K if any(p.unpacked) else K_MULTIPLE
+    if p.k % multiple:
+        return explain("K", got=p.k, expected=f"a multiple of {multiple}: {p.k % multiple} too many")
+    for name, rows, fmt in zip("AB", (p.m, p.n), p.formats):
+        matrix = rows * p.k // fmt.elements_per_byte
         if matrix > MAX_STRIDE:
             return explain(f"bytes of one matrix of {name}", got=matrix, expected=f"at most {MAX_STRIDE}")
     if p.m * p.n > INT32_MAX * 16:
         return explain("elements of one output", got=p.m * p.n, expected=f"at most {INT32_MAX * 16}")
-    k_tiles = -(-p.k // (TILE_BYTES * FORMATS[p.a_format].elements_per_byte))
+    k_tiles = -(-p.k // p.kind.tile_k)
     work = -(-p.m * p.n // _SMALLEST_TILE) * p.batch * k_tiles
     if work > INT32_MAX:
         return explain(

@@ -85,6 +85,14 @@ def load_matrices(address: Int32) -> list[Uint32]:
     return asm(text, [Uint32] * 4, [Int32(address)], volatile=True)
 
 
+def load_unpacked(address: Int32) -> list[Uint32]:
+    """:func:`load_matrices` of E2M1 elements, sixteen in the low half of each row of 16 bytes: a lane's words have four
+    elements each, in bits 2 to 5 of their bytes, as ``mma.sync`` of ``kind::mxf8f6f4`` reads them; the load has them in
+    bits 0 to 3. ``ldmatrix…m8n16.x4.shared.b8x16.b4x16_p64``: PTX 8.6, sm_100a, sm_120a."""
+    text = f"ldmatrix.sync.aligned.m8n16.x4.shared.b8x16.b4x16_p64 {refs(0, 4)}, [$4];"
+    return [word << Uint32(2) for word in asm(text, [Uint32] * 4, [Int32(address)], volatile=True)]
+
+
 ELEMENT_TYPES = {"nvfp4": "e2m1", "mxfp4": "e2m1", "mxfp8": "e4m3", "mxfp8_e5m2": "e5m2"}
 SCALE_TYPES = ("ue4m3", "ue8m0")
 

@@ -19,7 +19,8 @@ import torch
 
 from cute_nvfp4 import gemm
 from cute_nvfp4.formats import FORMATS, Format
-from cute_nvfp4.kernels.gemm.config import GemmConfig
+from cute_nvfp4.kernels.gemm.arguments import data_alignment
+from cute_nvfp4.kernels.gemm.config import UNPACKED_K, GemmConfig, kind_of
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.planning.gemm_problem import Plan
 from cute_nvfp4.reference import gemm_reference
@@ -31,6 +32,7 @@ from support.gemv_problems import exact_storage
 FORMAT_PAIRS = (
     ("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("mxfp8", "mxfp8"),
     ("mxfp8", "mxfp8_e5m2"), ("mxfp8_e5m2", "mxfp8"), ("mxfp8_e5m2", "mxfp8_e5m2"),
+    ("mxfp8", "mxfp4"), ("mxfp8_e5m2", "mxfp4"), ("mxfp4", "mxfp8"), ("mxfp4", "mxfp8_e5m2"),
 )  # fmt: skip
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 OUTPUTS = ("new", "rows", "strided", "sliced", "columns", "strided columns", "sliced columns")
@@ -226,13 +228,26 @@ def blocked_scales(scale: torch.Tensor, fmt: Format) -> torch.Tensor:
     return to_blocked(full)
 
 
+def k_multiple(a_format: str, b_format: str) -> int:
+    """What K is a multiple of."""
+    return UNPACKED_K if unpacked(a_format, b_format) else 32
+
+
+def unpacked(*formats: str) -> set[str]:
+    """Those of two formats whose elements TMA unpacks."""
+    kind = kind_of(*formats)
+    return {name for name in formats if kind and kind.unpacks(name)}
+
+
 def _operand(
     generator: np.random.Generator, case: Case, rows: int, fmt: Format, repeat: bool, value: float | None, device: str
 ) -> BlockScaledTensor:
-    """(L, rows, K) or (rows, K) with rows ``pitch`` bytes apart; memory ends with the last row."""
+    """(L, rows, K) or (rows, K) with rows ``pitch`` bytes apart, or so many that they are aligned; memory ends with
+    the last row."""
     width, batch = fmt.data_columns(case.k), max(case.batch, 1)
-    row, matrices = width + case.pitch, 1 if repeat else batch
-    flat = exact_storage(((matrices - 1) * rows + rows - 1) * row + width, 16, device)
+    aligned = data_alignment(fmt.name in unpacked(case.a_format, case.b_format))
+    row, matrices = width + -(-case.pitch // aligned) * aligned, 1 if repeat else batch
+    flat = exact_storage(((matrices - 1) * rows + rows - 1) * row + width, aligned, device)
     flat.copy_(torch.from_numpy(_elements(generator, fmt, flat.shape, case.exact)))
     shape, strides = (batch, rows, width), (0 if repeat else rows * row, row, 1)
     if case.batch == 0:

@@ -13,11 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from cute_nvfp4.formats import FORMATS
-from cute_nvfp4.kernels.gemm.config import SM120_TILE_N, SPLITS, TILE_BYTES, TILE_N, GemmConfig
+from cute_nvfp4.kernels.gemm.config import SM120_TILE_N, SPLITS, TILE_N, GemmConfig, kind_of
 from cute_nvfp4.kernels.gemm.limits import can_implement
 from cute_nvfp4.target import ARCHITECTURES
-from support.gemm_problems import DTYPES, FORMAT_PAIRS, OUTPUTS, Case
+from support.gemm_problems import DTYPES, FORMAT_PAIRS, OUTPUTS, Case, k_multiple
 
 CLUSTERS = tuple(itertools.product((1, 2, 4), (1, 2, 4)))
 RINGS = ((0, 0), (2, 1), (3, 2))
@@ -61,7 +60,7 @@ def fitting(case: Case, generator: np.random.Generator) -> Case:
     splits it; often fewer clusters than tiles, so that rings wrap."""
     tile_m = 128 * max(case.cluster_m, 2 if case.pair else 1)
     tile_n = case.tile_n * case.cluster_n
-    tile_k = TILE_BYTES * FORMATS[case.a_format].elements_per_byte
+    tile_k, unit = kind_of(case.a_format, case.b_format).tile_k, k_multiple(case.a_format, case.b_format)
 
     def size(tile: int, tiles: int) -> int:
         ragged = [1, 3, tile // 2, tile // 2 + 1, tile - 1, tile]
@@ -72,7 +71,7 @@ def fitting(case: Case, generator: np.random.Generator) -> Case:
     rows, columns = size(tile_m, rest_m), size(tile_n, rest_n)
     steps = case.split_k + int(generator.integers(0, 3)) if case.split_k > 1 else int(generator.integers(1, 5))
     # the last step is whole, or ends anywhere
-    k = steps * tile_k - 32 * int(generator.integers(0, tile_k // 32))
+    k = steps * tile_k - unit * int(generator.integers(0, tile_k // unit))
     m, n = (columns, rows) if case.swap else (rows, columns)
     a, b = (case.b_format, case.a_format) if case.swap else (case.a_format, case.b_format)
     workers = int(generator.choice([1, 2, 3, 5] if case.scheduler == "stream_k" else [1, 1, 2]))
@@ -130,10 +129,10 @@ def random_case(
 
     structure = every[generator.integers(len(every))]
     case = Pairs(int(generator.integers(1 << 30))).complete(structure, tries=1, **fixed)
-    k = 32 * size(max_k // 32)
-    tile_k = TILE_BYTES * FORMATS[case.a_format].elements_per_byte
+    unit, tile_k = k_multiple(case.a_format, case.b_format), kind_of(case.a_format, case.b_format).tile_k
+    k = unit * size(max_k // unit)
     chosen = generator.random() < 0.25
     if not chosen:
-        k = max(k, 32 + (case.split_k - 1) * tile_k)
+        k = max(k, unit + (case.split_k - 1) * tile_k)
     workers = 0 if chosen else int(generator.integers(1, 9))
     return replace(case, m=size(max_mn), n=size(max_mn), k=k, workers=workers)

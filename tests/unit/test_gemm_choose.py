@@ -136,6 +136,7 @@ def test_swap_exchanges_what_lies_along_m_and_n() -> None:
         (GemmProblem(2**19, 2**19, 32), "elements of one output"),
         (GemmProblem(128, 64, 1 << 20, batch=1 << 20), "output tiles times k-tiles: got 4294967296"),
         (GemmProblem(1, 1, 32, a_format="mxfp4"), "formats of a and b: got mxfp4 and nvfp4"),
+        (GemmProblem(1, 1, 32, a_format="mxfp4", b_format="mxfp8"), "K: got 32, expected a multiple of 128: 32 too"),
         (GemmProblem(1, 1, 32, factors=9), "factors: got 9"),
     ],
 )

@@ -109,13 +109,13 @@ def test_outputs_go_by_tma(tile_n: int) -> None:
 
 @pytest.mark.parametrize("formats", FORMAT_PAIRS, ids="*".join)
 def test_opcodes_of_formats(formats: tuple[str, str]) -> None:
-    """Four-bit kinds have an instruction of their own; E4M3 and E5M2 are one kind."""
+    """Four-bit kinds have an instruction of their own; E4M3, E5M2 and unpacked E2M1 are one kind."""
     found = report(tile_n=128, a_format=formats[0], b_format=formats[1])
-    own, other = ("UTCOMMA", "UTCQMMA") if formats[0].endswith("fp4") else ("UTCQMMA", "UTCOMMA")
+    own, other = ("UTCOMMA", "UTCQMMA") if all(name.endswith("fp4") for name in formats) else ("UTCQMMA", "UTCOMMA")
     assert found.kernel.count(own) and not found.kernel.count(other)
     loop = innermost_loop(found.sass, own)
     # scales of NVFP4 are of 16 elements, those of the others of 32, and eight bits are twice four: 4, 2 and 1 atoms
-    atoms = {"nvfp4": 4, "mxfp4": 2, "mxfp8": 1, "mxfp8_e5m2": 1}[formats[0]]
+    atoms = {("nvfp4", "nvfp4"): 4, ("mxfp4", "mxfp4"): 2}.get(formats, 1)
     assert loop.count("UTCCP") * MMAS_OF_A_STEP == 2 * atoms * mmas(loop)
     assert per_step(loop) <= STEADY[128]
 

@@ -40,11 +40,14 @@ def mmas_that_read(config: GemmConfig) -> int:
 
 def stage_bytes(config: GemmConfig) -> int:
     """Bytes that come for one MMA's stage. A row of a stage is 128 bytes; a scale is a byte; scales come for 128 rows
-    (or columns) together; each CTA of a pair has its own rows of A, half of the columns of B, and all scales of B."""
+    (or columns) together; each CTA of a pair has its own rows of A, half of the columns of B, and all scales of B. Of
+    elements of four bits among others of eight the padding does not come."""
     scales = config.tile_k // config.kind.block
     columns = -(-config.tile_n // 128) * 128
-    each = 128 * 128 + 128 * scales + columns * scales
-    return config.ctas * each + config.tile_n * 128
+    eight = max(8 // fmt.elements_per_byte for fmt in config.formats) == 8
+    row_a, row_b = (64 if eight and fmt.elements_per_byte == 2 else 128 for fmt in config.formats)
+    each = 128 * row_a + 128 * scales + columns * scales
+    return config.ctas * each + config.tile_n * row_b
 
 
 def expected(config: GemmConfig) -> dict[str, tuple[int, int, int]]:

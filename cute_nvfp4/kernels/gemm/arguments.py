@@ -21,6 +21,11 @@ ELEMENT_DTYPES = {
 OUT_DTYPES = {"float16": "Float16", "bfloat16": "BFloat16", "float32": "Float32", QUANTIZED: "Uint8"}
 
 
+def data_alignment(unpacked: bool) -> int:
+    """Bytes of which addresses and strides of data are multiples, as TMA wants: more for an operand it unpacks."""
+    return 32 if unpacked else 16
+
+
 class Operand(NamedTuple):
     """One matrix of (rows, K, L): addresses, sizes, strides of data in elements and of scales in bytes.
 
@@ -39,8 +44,8 @@ class Operand(NamedTuple):
     scale_rows: Any = None
 
 
-A = Operand(data=Pointer(lambda c: ELEMENT_DTYPES[c.a_format], 16))
-B = Operand(data=Pointer(lambda c: ELEMENT_DTYPES[c.b_format], 16))
+A = Operand(data=Pointer(lambda c: ELEMENT_DTYPES[c.a_format], lambda c: data_alignment(c.unpacked[0])))
+B = Operand(data=Pointer(lambda c: ELEMENT_DTYPES[c.b_format], lambda c: data_alignment(c.unpacked[1])))
 
 
 def _out_alignment(config: GemmConfig) -> int:

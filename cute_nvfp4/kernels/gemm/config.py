@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any
 
 from ...formats import FORMATS, Format
@@ -38,7 +38,7 @@ class Kind:
     """One ``.kind`` of block-scaled tcgen05.mma (PTX ISA, "tcgen05.mma", "block scaling").
 
     ``k``: elements of K of one instruction; ``block``: elements that share a scale; ``scale_type``: bit 23 of the
-    instruction descriptor (0 UE4M3, 1 UE8M0); ``element_types``: codes of the operand types.
+    instruction descriptor (0 UE4M3, 1 UE8M0); ``element_types``: codes of the operand types, each operand's its own.
     """
 
     name: str
@@ -53,20 +53,44 @@ class Kind:
         """Scales of a row that one instruction reads."""
         return self.k // self.block
 
+    @property
+    def tile_k(self) -> int:
+        """Elements of K in a stage."""
+        return self.k * (TILE_BYTES // MMA_BYTES)
 
-KINDS = {
-    "nvfp4": Kind("mxf4nvf4", "scale_vec::4X", 64, 16, 0, (("nvfp4", 1),)),
-    "mxfp4": Kind("mxf4", "scale_vec::2X", 64, 32, 1, (("mxfp4", 1),)),
-    "mxfp8": Kind("mxf8f6f4", "scale_vec::1X", 32, 32, 1, (("mxfp8", 0), ("mxfp8_e5m2", 1))),
-}
-KINDS["mxfp8_e5m2"] = KINDS["mxfp8"]
+    def data_bytes(self, fmt: str) -> int:
+        """Bytes of memory of a row that one instruction reads: half of ``MMA_BYTES`` where elements of four bits have
+        the room of eight in shared memory."""
+        return self.k // FORMATS[fmt].elements_per_byte
+
+    def unpacks(self, fmt: str) -> bool:
+        """Whether TMA unpacks operands of ``fmt``: sixteen elements to the low half of sixteen bytes."""
+        return self.data_bytes(fmt) < MMA_BYTES
+
+
+KINDS = (
+    Kind("mxf4nvf4", "scale_vec::4X", 64, 16, 0, (("nvfp4", 1),)),
+    Kind("mxf4", "scale_vec::2X", 64, 32, 1, (("mxfp4", 1),)),
+    Kind("mxf8f6f4", "scale_vec::1X", 32, 32, 1, (("mxfp8", 0), ("mxfp8_e5m2", 1), ("mxfp4", 5))),
+)
+"""Of two that multiply the same formats the one with more elements an instruction comes first."""
+UNPACKED_K = 128
+"""K of an operand that TMA unpacks is a multiple of this, and its addresses and strides are of 32 bytes (PTX ISA,
+"Restriction on Tensor Copy instructions")."""
+
+
+@functools.cache
+def kind_of(a_format: str, b_format: str) -> Kind | None:
+    """The kind of MMA that multiplies operands of two formats, if there is one."""
+    formats = {a_format, b_format}
+    return next((kind for kind in KINDS if formats <= dict(kind.element_types).keys()), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GemmSignature:
     """What a GEMM computes, whatever its sizes: a problem adds sizes to it, a configuration a tiling.
 
-    C = A · Bᵀ, or ``products`` of them. a_format, b_format: names of formats (the two 8-bit ones may be mixed). out:
+    C = A · Bᵀ, or ``products`` of them. a_format, b_format: names of formats that one ``Kind`` multiplies. out:
     dtype, or "nvfp4": quantized. out_major: the contiguous dimension of the output, "n" (row-major) or "m"; vector:
     whether its rows (columns, for "m") start at multiples of 16 bytes. bias: "" or the dimension it lies along;
     bias_dtype. factors: device scalars that multiply alpha. products: 2 for two matrices B with one A; gate: what joins
@@ -84,6 +108,23 @@ class GemmSignature:
     products: int = 1
     gate: str = ""
     interleaved: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of MMA that multiplies the formats; ``limits`` refuses those that none does."""
+        found = kind_of(self.a_format, self.b_format)
+        assert found is not None, (self.a_format, self.b_format)
+        return found
+
+    @property
+    def formats(self) -> tuple[Format, Format]:
+        """The formats of A and of B."""
+        return FORMATS[self.a_format], FORMATS[self.b_format]
+
+    @property
+    def unpacked(self) -> tuple[bool, bool]:
+        """Whether TMA unpacks A, and whether it unpacks B."""
+        return self.kind.unpacks(self.a_format), self.kind.unpacks(self.b_format)
 
     def signature(self, swap: bool = False) -> dict[str, Any]:
         """These fields by name. With ``swap`` as the kernel sees them that computes Cᵀ = B · Aᵀ."""
@@ -141,14 +182,6 @@ class GemmConfig(GemmSignature, GemmTiling):
     # overridden by grouped_config.GroupedConfig
     maps, ragged, table_bytes = "", "", 0
 
-    @cached_property
-    def kind(self) -> Kind:
-        return KINDS[self.a_format]
-
-    @property
-    def formats(self) -> tuple[Format, Format]:
-        return FORMATS[self.a_format], FORMATS[self.b_format]
-
     @property
     def counts(self) -> tuple[int, int]:
         """Matrices A and matrices B."""
@@ -166,7 +199,7 @@ class GemmConfig(GemmSignature, GemmTiling):
     @property
     def tile_k(self) -> int:
         """Elements of K in a stage."""
-        return TILE_BYTES * self.formats[0].elements_per_byte
+        return self.kind.tile_k
 
     @property
     def blocks_k(self) -> int:

@@ -7,7 +7,6 @@ from ...formats import FORMATS
 from .config import (
     GATE_NAMES,
     INTERLEAVED_ROWS,
-    KINDS,
     MAX_CLUSTER,
     MIN_EPI_TILE_N,
     OUT_BYTES,
@@ -16,6 +15,7 @@ from .config import (
     SPLITS,
     TILE_N,
     GemmConfig,
+    kind_of,
 )
 from .shared_plan import SharedPlan
 from .sm100.memory_plan import Tcgen05SharedPlan, TensorPlan
@@ -37,6 +37,15 @@ def shared_plan(config: GemmConfig) -> SharedPlan:
     return (MmaSyncSharedPlan if config.arch.generation == "sm120" else Tcgen05SharedPlan)(config)
 
 
+def refused_formats(a: str, b: str, names: str = "a and b") -> str:
+    """Why no kind of MMA multiplies these two formats, or an empty string."""
+    if kind_of(a, b) is not None:
+        return ""
+    partners = [fmt for fmt in FORMATS if kind_of(a, fmt)]
+    expected = f"{a} and {' or '.join(partners)}, which one kind of MMA multiplies"
+    return explain(f"formats of {names}", got=f"{a} and {b}", expected=expected)
+
+
 def _one_of(name: str, got: object, expected: tuple[object, ...]) -> str:
     return "" if got in expected else explain(name, got=got, expected=f"one of {', '.join(map(str, expected))}")
 
@@ -47,13 +56,11 @@ def _values(c: GemmConfig) -> str:
         hint = "On sm_90a it takes weights that prepare_weight has repacked." if c.arch.name == "sm_90a" else ""
         return explain("architecture of a block-scaled GEMM", got=c.arch.name, expected=expected, hint=hint)
     for name, fmt in (("a_format", c.a_format), ("b_format", c.b_format)):
-        reason = _one_of(name, fmt, tuple(KINDS))
+        reason = _one_of(name, fmt, tuple(FORMATS))
         if reason:
             return reason
-    if KINDS[c.a_format] is not KINDS[c.b_format]:
-        return explain(
-            "formats of a and b", got=f"{c.a_format} and {c.b_format}", expected="two that one kind of MMA multiplies"
-        )
+    if reason := refused_formats(c.a_format, c.b_format):
+        return reason
     if c.interleaved and c.shared == "a" and INTERLEAVED_ROWS % c.tile_n and c.tile_n % INTERLEAVED_ROWS:
         return explain("tile_n", got=c.tile_n, expected=f"64, or whole blocks of {INTERLEAVED_ROWS} interleaved rows")
     return (

@@ -46,9 +46,24 @@ class Loads(NamedTuple):
     b: tuple[OperandLoad, ...]
 
 
+UNPACKED_TYPE = cutlass.Uint8
+"""What an element has room for in shared memory where TMA unpacks it."""
+
+
 def element_types(config: GemmConfig) -> tuple[type, type]:
-    """The DSL's types of the elements of A and of B."""
+    """The DSL's types of the elements of A and of B, as an MMA reads them."""
     return ELEMENT_TYPES[config.a_format], ELEMENT_TYPES[config.b_format]
+
+
+def shared_types(config: GemmConfig) -> tuple[type, type]:
+    """What the elements of A and of B have room for in shared memory."""
+    pairs = zip(element_types(config), config.unpacked)
+    return tuple(UNPACKED_TYPE if unpacked else dtype for dtype, unpacked in pairs)
+
+
+def unpacking(config: GemmConfig, which: int) -> dict[str, type]:
+    """The options of a TMA copy of an A (``which`` 0) or a B (1): a type wider than the tensor's has it unpacked."""
+    return {"internal_type": UNPACKED_TYPE} if config.unpacked[which] else {}
 
 
 def staged(inner: Any, one: cute.Layout, config: GemmConfig, element: type, stages: int) -> Any:
@@ -85,7 +100,7 @@ def shared_operands(config: GemmConfig, base: cute.Pointer, layouts: tuple[Any, 
     at = StagePlan(config).offsets
     layout_a, layout_b = layouts
     layout_sfa, layout_sfb = scale_layouts(config, stages)
-    type_a, type_b = element_types(config)
+    type_a, type_b = shared_types(config)
 
     def data(offsets: tuple[int, ...], dtype: type, layout: Any) -> tuple[cute.Tensor, ...]:
         pointers = [cute.recast_ptr((base + x).align(1024), swizzle_=layout.inner, dtype=dtype) for x in offsets]
@@ -110,8 +125,8 @@ def interleaved(config: GemmConfig, which: int) -> bool:
 
 @cute.jit
 def data_tensor(operand: Operand, k: Int32, alternate: cutlass.Constexpr[bool]) -> cute.Tensor:
-    """(rows, K, L) elements, K contiguous; strides are multiples of 16 bytes, as TMA wants."""
-    aligned = 128 // operand.data.dtype.width
+    """(rows, K, L) elements, K contiguous; strides are multiples of 16 bytes, as TMA wants (of 32, to unpack)."""
+    aligned = operand.data.alignment * 8 // operand.data.dtype.width
     row_stride = cute.assume(operand.row_stride, aligned)
     rows, row_strides = operand.rows, row_stride
     if cutlass.const_expr(alternate):

@@ -77,13 +77,18 @@ class StagePlan:
 
     @property
     def loaded(self) -> int:
-        """Bytes that arrive in one CTA for a stage."""
-        return sum(size for _, size in self.parts)
+        """Bytes that arrive in one CTA for a stage: all but the padding of elements that TMA unpacks."""
+        padding = sum(
+            count * size // 2
+            for count, size, unpacked in zip(self.config.counts, (self.a, self.b), self.config.unpacked)
+            if unpacked
+        )
+        return sum(size for _, size in self.parts) - padding
 
     @property
     def bytes(self) -> int:
         """Distance from one stage to the next."""
-        return _round_up(self.loaded, SWIZZLE_BYTES)
+        return _round_up(sum(size for _, size in self.parts), SWIZZLE_BYTES)
 
     @cached_property
     def offsets(self) -> StageOffsets:

@@ -99,8 +99,6 @@ def _plan(r: Any, target: Target) -> PlannedCall:
     )
     plan = choose(problem, target.arch, sm_count(target, weight.device), r.config)
     config, m, k_tiles = plan.config, out.shape[0], weight.packed.shape[1]
-    if weight.early:
-        config = replace(config, early=True)
     # all else is decoded first, exactly; its global scale is a factor
     decodes = block_scaled and not (quantized and plan.streams)
     stride = weight.k if decodes else row_stride((x if isinstance(x, Tensor) else x.data).stride(0), m, weight.k)
@@ -217,11 +215,12 @@ def gated_prepared_gemm(
     if b1.rows % NVFP4.block and out_dtype is None:
         raise OperandError.of("N of a quantized result", got=b1.rows, expected=f"a multiple of {NVFP4.block}")
     scale = quantized_scale(out, out_dtype, out_global_scale)
+    product = PREPARED_GEMM(a, b1, alpha, None, None, torch.float32, config, backend, gate)
     if out is not None:
+        # after the product, which has refused what has no memory to compare
         read = PREPARED_GEMM.request(a, b1, alpha, None, None, None, config, backend, gate)
         for part in (out.data, out.scale):
             check_overlap(reads(read), as_bytes(part))
-    product = PREPARED_GEMM(a, b1, alpha, None, None, torch.float32, config, backend, gate)
     return quantize(product, NVFP4, "max", global_scale=scale, out=out, backend=backend)
 
 

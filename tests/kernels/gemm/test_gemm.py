@@ -61,6 +61,8 @@ STRUCTURES = (
     "a_format=mxfp4,b_format=mxfp4,m=140,n=200,k=1056,out=strided",
     "a_format=mxfp8,b_format=mxfp8_e5m2,m=140,n=264,k=416,dtype=bfloat16,swap=True,batch=0",
     "a_format=mxfp8_e5m2,b_format=mxfp8,pair=True,cluster_m=2,tile_n=192,m=300,n=200,k=352,out=columns",
+    "a_format=mxfp8,b_format=mxfp4,m=140,n=264,k=384,dtype=bfloat16,pitch=48,batch=2",
+    "a_format=mxfp4,b_format=mxfp8_e5m2,pair=True,cluster_m=2,tile_n=192,m=300,n=200,k=640,out=columns,swap=True",
 )
 
 

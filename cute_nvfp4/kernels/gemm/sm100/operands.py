@@ -16,7 +16,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from .. import operands
 from ..arguments import Operand
 from ..config import CTA_ROWS, GemmConfig
-from ..operands import OperandLoad, SharedOperands, TmaCopy, element_types
+from ..operands import OperandLoad, SharedOperands, TmaCopy, element_types, shared_types
 from .memory_plan import Tcgen05SharedPlan, TensorPlan
 
 
@@ -37,7 +37,7 @@ def make_mma(config: GemmConfig, ctas: int | None = None) -> cute.TiledMma:
 def data_layouts(config: GemmConfig, mma: cute.TiledMma) -> tuple[Any, Any]:
     """A and B in shared memory: (MMA, MMA_M or MMA_N, MMA_K, STAGE), swizzled."""
     tile = (config.tile_m, config.tile_n, config.tile_k)
-    a, b = element_types(config)
+    a, b = shared_types(config)
     return (
         _staged(blackwell.make_smem_layout_a(mma, tile, a, 1), config, a),
         _staged(blackwell.make_smem_layout_b(mma, tile, b, 1), config, b),
@@ -80,6 +80,7 @@ def describe_operand(
         (config.tile_m, config.tile_n, config.tile_k),
         mma,
         cute.tiled_divide(cute.make_layout(config.cluster_mnk), (mma.thr_id.shape,)).shape,  # (V, M, N, K)
+        **operands.unpacking(config, which),
     )
     scales = operands.describe_scales(config, which, operand, k, batch, *_scale_op(config, which))
     return OperandLoad(TmaCopy(data[0], data[1]), scales, operand.batches)

@@ -13,7 +13,7 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 from .. import operands
 from ..arguments import Operand
 from ..config import CTA_ROWS, GemmConfig
-from ..operands import OperandLoad, SharedOperands, TmaCopy, element_types
+from ..operands import OperandLoad, SharedOperands, TmaCopy, shared_types
 from ..stage_copies import CtaTile, Slot, TmaLoader, first_atom
 from ..tile_scheduler import WorkTile
 from .memory_plan import MmaSyncSharedPlan
@@ -27,7 +27,7 @@ def data_layouts(config: GemmConfig) -> tuple[Any, Any]:
         one = cute.tile_to_shape(atom, (rows, config.tile_k), (0, 1))
         return operands.staged(one.inner, one.outer, config, element, MmaSyncSharedPlan(config).stages)
 
-    a, b = element_types(config)
+    a, b = shared_types(config)
     return layout(CTA_ROWS, a), layout(config.tile_n, b)
 
 
@@ -41,7 +41,8 @@ def describe_operand(config: GemmConfig, which: int, operand: Operand, k: Int32,
     op = cpasync.CopyBulkTensorTileG2SOp()
     tensor = operands.data_tensor(operand, k, operands.interleaved(config, which))
     one = cute.slice_(data_layouts(config)[which], (None, None, 0))
-    data = cpasync.make_tiled_tma_atom(op, tensor, one, ((CTA_ROWS, config.tile_n)[which], config.tile_k))
+    shape, options = ((CTA_ROWS, config.tile_n)[which], config.tile_k), operands.unpacking(config, which)
+    data = cpasync.make_tiled_tma_atom(op, tensor, one, shape, **options)
     scales = operands.describe_scales(config, which, operand, k, batch, op)
     return OperandLoad(TmaCopy(data[0], data[1]), scales, operand.batches)
 

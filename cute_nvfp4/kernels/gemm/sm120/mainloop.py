@@ -11,7 +11,7 @@ from cutlass import Float32, Int32, Uint32
 
 from ....ptx import mbarrier
 from ....ptx.memory import load_shared
-from ....ptx.mma import ScaleWord, load_matrices, mma_block_scaled
+from ....ptx.mma import ScaleWord, load_matrices, load_unpacked, mma_block_scaled
 from ....scale_layout import ATOM_BYTES, ATOM_COLS
 from ..barriers import PipelineState, Ring
 from ..config import GemmConfig
@@ -85,17 +85,18 @@ class Multiplier:
         """The operands for k-block ``k``. Stages start where the swizzle repeats, so that what it changes in an offset
         leaves them alone."""
         (count_a, count_b), tile = self.config.counts, self.tile
+        load_a, load_b = (load_unpacked if unpacked else load_matrices for unpacked in self.config.unpacked)
         tCrA = cute.make_rmem_tensor(cute.make_layout((4, tile.m_tiles, count_a)), Uint32)  # (WORD, MMA_M, A)
         # (WORD, PAIR, HALF, B)
         tCrB = cute.make_rmem_tensor(cute.make_layout((2, tile.pairs, tile.halves, count_b)), Uint32)
         for i in range(count_a):
             for m in range(tile.m_tiles):
-                for w, word in enumerate(load_matrices(stage + self.offsets.tAsA[k, i] + m * tile.a_step)):
+                for w, word in enumerate(load_a(stage + self.offsets.tAsA[k, i] + m * tile.a_step)):
                     tCrA[w, m, i] = word
         for i in range(count_b):
             for two in range(tile.pairs // 2):
                 for half in range(tile.halves):
-                    words = load_matrices(stage + self.offsets.tBsB[two, k, i] + half * tile.b_step)
+                    words = load_b(stage + self.offsets.tBsB[two, k, i] + half * tile.b_step)
                     for w, word in enumerate(words):
                         tCrB[w % 2, 2 * two + w // 2, half, i] = word
         return Fragments(tCrA, tCrB)

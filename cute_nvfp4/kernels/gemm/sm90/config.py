@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from ....errors import explain
 from ....target import ARCHITECTURES, Architecture
@@ -49,8 +50,8 @@ class WgmmaConfig:
     multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
     eight of each, and the output is gate(first) · second: ``factors`` are of each of them. promoted: whether sums of
     FP8 products, of which tensor cores keep about 14 bits, are added in fp32 after each k-tile.
-    first: a kernel that quantizes x before, in the same launch; this one starts meanwhile. early: whether it may start,
-    and load weights, while the launch before it still runs, which must not write them; it waits for all else.
+    first: a kernel that quantizes x before, in the same launch; this one starts meanwhile. programmatic: as in
+    ``StreamConfig``.
     """
 
     dtype: str = "bfloat16"
@@ -73,7 +74,7 @@ class WgmmaConfig:
     gate: str = ""
     promoted: bool = False
     first: Fp8RowsConfig | None = None
-    early: bool = False
+    programmatic: str = ""
     arch: Architecture = ARCHITECTURES["sm_90a"]
 
     # for the tile schedulers
@@ -82,6 +83,8 @@ class WgmmaConfig:
     table_bytes = 0
     # whether threads copy rows of x, each by its index
     gathered = False
+    # what ``programmatic`` may be
+    ways_to_start: ClassVar[tuple[str, ...]] = ("", "weights")
 
     @property
     def cluster(self) -> tuple[int, int]:
@@ -92,11 +95,6 @@ class WgmmaConfig:
     def clustered(self) -> bool:
         """Whether a cluster is more than a CTA."""
         return self.cluster_rows * self.split_k > 1
-
-    @property
-    def waits(self) -> bool:
-        """Whether it may start before the launch whose results it reads has ended."""
-        return self.early or self.first is not None
 
     @property
     def products(self) -> int:
@@ -332,6 +330,9 @@ def _schedule(c: WgmmaConfig) -> str:
 def _output(c: WgmmaConfig) -> str:
     if c.gate not in ("", *GATE_NAMES):
         return explain("gate", got=repr(c.gate), expected=f"one of {', '.join(GATE_NAMES)}")
+    if c.programmatic not in c.ways_to_start:
+        expected = f"one of {', '.join(map(repr, c.ways_to_start))}"
+        return explain("programmatic", got=repr(c.programmatic), expected=expected)
     if c.gate and c.bias:
         return explain("bias of a gated GEMM", got=c.bias, expected="none")
     if c.vector and OUT_BYTES[c.out] != 2:

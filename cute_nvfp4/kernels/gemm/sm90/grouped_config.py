@@ -36,6 +36,7 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
 
     tables: ClassVar[tuple[str, ...]] = ("rows", "parameters", "workspace")
     tensor_maps: ClassVar[tuple[str, ...]] = ("x",)
+    ways_to_start: ClassVar[tuple[str, ...]] = ("",)
 
     scheduler: str = "static"
     maps: str = "rows"
@@ -110,9 +111,8 @@ def can_implement_groups(c: GroupedWgmmaConfig) -> str:
         return explain("tile_n", got=c.tile_n, expected=f"one of {', '.join(map(str, GROUP_TILE_N))}")
     if c.half_tiles:
         return explain("warpgroups of a grouped GEMM", got=c.warpgroups, expected="2 or 4")
-    if c.bias or c.early:
-        got = f"bias {c.bias!r}, early {c.early}"
-        return explain("bias and early start of a grouped GEMM", got=got, expected="neither")
+    if c.bias:
+        return explain("bias of a grouped GEMM", got=c.bias, expected="none")
     if c.maps not in c.tables:
         return explain("maps", got=c.maps, expected=f"one of {', '.join(c.tables)}")
     if c.capacity % WINDOW or not WINDOW <= c.capacity <= MAX_GROUPS:
