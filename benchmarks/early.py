@@ -1,7 +1,7 @@
 """Times layers whose products start while the launch before them runs: ``python benchmarks/early.py``, on one GPU.
 
 The dense layers of ``parallel.py`` (qkv, o, gate and up, down: NVFP4 weights, bf16 rows), whole, and a half as one of
-two GPUs has it, in one CUDA graph of ``--layers`` layers: products as they are, and of ``prepare_weight(early=True)``.
+two GPUs has it, in one CUDA graph of ``--layers`` layers: products as they are, and of plans that are ``early()``.
 Results are compared, bit for bit. Medians of replays in turn, L2 cold before each; µs a layer.
 
 Exit codes: 0 done, 1 results differ, 2 no GPU.

@@ -3,7 +3,7 @@
 Tensor parallelism, for the layers of Qwen3-32B and Llama-3.1-70B and 1, 16, 128 and 2048 rows: qkv, gate and up
 column-parallel, o and down row-parallel, an all-reduce after either. Attention, norms and residuals are left out: a
 part of qkv's columns stands in for attention's result. NVFP4 weights for bf16 rows (``w4a16``), the same where a
-product loads its weights while the launch before still runs (``w4a16 early``, on one GPU, too), and bf16.
+product asks L2 for weights while the launch before still runs (``w4a16 early``, on one GPU, too), and bf16.
 
 - ``one``: the whole layer on the first GPU, in the same processes, the other one idle;
 - ``nccl``: over the GPUs, all-reduces by NCCL, all of it in one CUDA graph;

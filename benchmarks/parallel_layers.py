@@ -16,6 +16,9 @@ from torch.nn.functional import linear
 from cute_nvfp4 import BlockScaledTensor, gated_gemm, gemm, prepare_experts, prepare_weight, quantize
 from cute_nvfp4.nn.expert_parallel import Exchange, ExpertParallel, Messages, shard_experts
 from cute_nvfp4.ops.moe.activation import ActivationFunction
+from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, choose
+from cute_nvfp4.prepared_weight import PreparedWeight
+from cute_nvfp4.runtime.backend import resolve, sm_count
 from cute_nvfp4.weight_shards import shard_columns, shard_rows
 
 GLOBAL_SCALE = 2.0**-10
@@ -115,10 +118,22 @@ def silu_mul(both: torch.Tensor) -> torch.Tensor:
 
 def w4a16(weights: Weights, q: int, early: bool = False) -> Products:
     """Prepared NVFP4 weights."""
-    qkv, o, down = (prepare_weight(w, early=early) for w in (weights.qkv, weights.o, weights.down))
-    both = prepare_weight(weights.gate, weights.up, early=early)
-    products = [lambda x, out=None, weight=weight: gemm(x, weight, out=out) for weight in (qkv, o, down)]
-    return Products(products[0], products[1], lambda x: gated_gemm(x, both), products[2], q, early)
+    qkv, o, down = (prepare_weight(w) for w in (weights.qkv, weights.o, weights.down))
+    both, plan = prepare_weight(weights.gate, weights.up), early_plan if early else lambda x, weight: None
+    products = [
+        lambda x, out=None, weight=weight: gemm(x, weight, out=out, config=plan(x, weight)) for weight in (qkv, o, down)
+    ]
+    gated = lambda x: gated_gemm(x, both, config=plan(x, both))  # noqa: E731
+    return Products(products[0], products[1], gated, products[2], q, early)
+
+
+def early_plan(x: torch.Tensor, weight: PreparedWeight) -> PackedPlan | None:
+    """The planner's plan, but for a kernel that may start while the launch before it still runs; None for torch."""
+    target = resolve("auto", x.device)
+    if target.backend == "reference":
+        return None
+    problem = PackedProblem(m=len(x), n=weight.rows, k=weight.k, gate="silu" if weight.gated else "")
+    return choose(problem, target.arch, sm_count(target, x.device)).early()
 
 
 def bf16(weights: Weights, q: int) -> Products:

@@ -18,7 +18,7 @@ class PeerSums:
 
     elements: of the largest result, a multiple of 8; larger ones are not for it (``holds``). It keeps three times as
     much memory for each rank. early: whether a call may start while the launch before it still runs. It waits for that
-    launch, and lets the one after it start, which may be a product of a plan with ``early``.
+    launch, and lets the one after it start, which may be a product whose plan is ``early()``.
 
     Raises:
         OperandError: a dtype without 16 bits, elements that are no multiple of 8, or a device that is no GPU.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..errors import OperandTypeError, explain
@@ -72,6 +72,10 @@ class PackedPlan:
     @property
     def streams(self) -> bool:
         return isinstance(self.config, StreamConfig)
+
+    def early(self) -> PackedPlan:
+        """The plan, but for a kernel that may start while the launch before it still runs."""
+        return replace(self, config=replace(self.config, programmatic="weights"))
 
     @property
     def tiling(self) -> dict[str, int | str]:

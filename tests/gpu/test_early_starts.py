@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from cute_nvfp4 import gated_gemm, gemm, prepare_weight, quantize
+from cute_nvfp4.planning.packed import PackedProblem, choose
+from cute_nvfp4.runtime.backend import resolve
 
 pytestmark = [pytest.mark.gpu, pytest.mark.kernels("sm_90a")]
 
@@ -23,12 +23,16 @@ def test_a_chain_of_products(rows: int) -> None:
     both = prepare_weight(drawn(3072, 1024), drawn(3072, 1024)), prepare_weight(drawn(1024, 3072))
     x = torch.randn(rows, 1024, device="cuda", generator=generator).bfloat16()
 
+    arch, count = resolve("auto", x.device).arch, torch.cuda.get_device_properties(0).multi_processor_count
+    problems = PackedProblem(m=rows, n=3072, k=1024, gate="silu"), PackedProblem(m=rows, n=1024, k=3072)
+    plans = [choose(problem, arch, count) for problem in problems]
+
     def chain(early: bool) -> torch.Tensor:
-        up, down = (replace(weight, early=early) for weight in both)
+        (up, down), (first, second) = both, [plan.early() for plan in plans] if early else plans
         y = x
         for _ in range(6):
-            y = gemm(gated_gemm(y, up), down) + x
-            y = gemm(gated_gemm(y, up), down)
+            y = gemm(gated_gemm(y, up, config=first), down, config=second) + x
+            y = gemm(gated_gemm(y, up, config=first), down, config=second)
         return y
 
     want = chain(False)

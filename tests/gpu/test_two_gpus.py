@@ -131,18 +131,27 @@ def early(r: Rank) -> None:
     """Products that start while the launches before them run, with sums between them, and one GPU."""
     from cute_nvfp4 import gemm, prepare_weight, quantize
     from cute_nvfp4.nn import PeerSums
+    from cute_nvfp4.planning.packed import PackedProblem, choose
+    from cute_nvfp4.prepared_weight import PreparedWeight
+    from cute_nvfp4.runtime.backend import resolve
     from cute_nvfp4.weight_shards import shard_columns, shard_rows
 
     up, down = (quantize(r.random(n, k, seed=n) * k**-0.5) for n, k in ((4096, 1024), (1024, 4096)))
     sums = PeerSums(128 * 1024, early=True)
-    whole = [prepare_weight(x, early=True) for x in (up, down)]
-    mine = [prepare_weight(x, early=True) for x in (shard_rows(up, r.rank, 2), shard_columns(down, r.rank, 2))]
+    whole = [prepare_weight(x) for x in (up, down)]
+    mine = [prepare_weight(x) for x in (shard_rows(up, r.rank, 2), shard_columns(down, r.rank, 2))]
+    arch, count = resolve("auto", r.device).arch, torch.cuda.get_device_properties(0).multi_processor_count
+
+    def product(x: torch.Tensor, weight: PreparedWeight) -> torch.Tensor:
+        plan = choose(PackedProblem(m=len(x), n=weight.rows, k=weight.k), arch, count)
+        return gemm(x, weight, config=plan.early())
+
     for rows in (1, 16, 128):
         x = r.random(rows, 1024, seed=rows).bfloat16()
 
         def twice(weights: list, add: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor = x) -> torch.Tensor:
             for _ in range(2):
-                x = add(gemm(gemm(x, weights[0]), weights[1]))
+                x = add(product(product(x, weights[0]), weights[1]))
             return x
 
         want = r.replayed(lambda twice=twice: twice(whole, lambda y: y))

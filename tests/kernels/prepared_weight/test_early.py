@@ -68,7 +68,10 @@ def test_a_chain_gives_what_its_products_give(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["wgmma", "wgmma, overlapped", "stream"])
 def test_one_that_does_not_wait_is_a_race(name: str) -> None:
-    with traced_with(Source(cute.arch, "griddepcontrol_wait", lambda: None)), pytest.raises(Race, match="may still run"):
+    with (
+        traced_with(Source(cute.arch, "griddepcontrol_wait", lambda: None)),
+        pytest.raises(Race, match="may still run"),
+    ):
         chain(name)
 
 
