@@ -147,14 +147,14 @@ def parts(r: Rank, p: Products | None, x: torch.Tensor) -> dict[str, float]:
 
 def with_peers(r: Rank, part: Products, full: Products | None, x: torch.Tensor) -> dict:
     """The layer with sums through the peer's memory, and such a sum alone."""
-    want, y = r.captured(lambda: sharded(part, x)), torch.randn_like(x)
-    loaded = LoadedSums(x.numel(), r.device)
-    calls = {"peer": r.captured(lambda: by_peer_loads(part, x, loaded))}
-    calls["peer_all_reduce"] = r.captured(lambda: loaded(loaded.place(*x.shape)))
+    want, y, calls = r.captured(lambda: sharded(part, x)), torch.randn_like(x), {}
     if len(x) <= PUSHED_TO:
         pushed = PeerSums(x.numel(), device=r.device, early=part.early)
         calls["pushed"] = r.captured(lambda: sharded(part, x, pushed))
         calls["pushed_all_reduce"] = r.captured(lambda: pushed(y))
+    loaded = LoadedSums(x.numel(), r.device)
+    calls["peer"] = r.captured(lambda: by_peer_loads(part, x, loaded))
+    calls["peer_all_reduce"] = r.captured(lambda: loaded(loaded.place(*x.shape)))
     if len(x) >= COPIED_FROM:
         copied = CopiedSums(x.numel(), r.device)
         calls["copies"] = r.captured(lambda: sharded(part, x, copied))
@@ -249,16 +249,17 @@ def measure(r: Rank, options: argparse.Namespace) -> None:
 
     for shape in shapes:
         kept("dense", dense(r, shape, tuple(options.rows)))
-    if shapes:
-        kept("replays", [replays(r, shapes[0], "nccl")])
-    try:
-        for shape in () if options.no_peer else shapes:
+        if shape is shapes[0]:
+            kept("replays", [replays(r, shape, "nccl")])
+        if options.no_peer or record["failed"]:
+            continue
+        try:
             kept("peer", dense(r, shape, tuple(options.rows), peer=True))
             kept("replays", [replays(r, shape, "pushed")])
-    except Exception as error:  # what a machine lacks is said in the record; the other rank fails or times out, too
-        record["failed"]["peer"] = f"{type(error).__name__}: {error}"[:500]
-        r.say(f"sums by peer loads did not run: {record['failed']['peer']}")
-        kept("failed", record["failed"])
+        except Exception as error:  # what a machine lacks is said in the record; the other rank fails or times out, too
+            record["failed"]["peer"] = f"{type(error).__name__}: {error}"[:500]
+            r.say(f"sums through the peer's memory did not run: {record['failed']['peer']}")
+            kept("failed", record["failed"])
     for layer in mixtures:
         kept("mixtures", mixture(r, layer, tuple(options.tokens)))
     if not r.rank:

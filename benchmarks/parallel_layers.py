@@ -151,9 +151,9 @@ def bf16(weights: Weights, q: int) -> Products:
 
 
 CONTESTANTS: dict[str, Callable[[Weights, int], Products]] = {
-    "bf16": bf16,
     "w4a16": w4a16,
     "w4a16 early": partial(w4a16, early=True),
+    "bf16": bf16,
 }
 
 

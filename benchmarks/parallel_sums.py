@@ -30,7 +30,7 @@ SETTINGS = {"NCCL": {}, "NCCL, LL128": {"NCCL_PROTO": "LL128"}, "NCCL, 32 CTAs":
 
 def sums(r: Rank, options: argparse.Namespace) -> None:
     """The record of one setting: added to the file."""
-    path, first = options.output, options.setting == next(iter(SETTINGS))
+    path, first = options.output, options.setting == options.settings[0]
     record = json.loads(path.read_text()) if path.exists() and not first else None
     record = record or machine() | {"nccl": ".".join(map(str, torch.cuda.nccl.version())), "us": {}}
     loaded = LoadedSums(max(KIB) * 512, r.device) if first else None
@@ -55,21 +55,22 @@ def sums(r: Rank, options: argparse.Namespace) -> None:
         for name, us in times.items():
             record["us"].setdefault(name, {})[str(kib)] = us
         r.say(f"{kib:6} KiB  " + "  ".join(f"{name} {us:.1f}" for name, us in times.items()))
-    if not r.rank:
-        write(record, path)
+        if not r.rank:
+            write(record, path)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/parallel_sums_<gpu>.json")
     parser.add_argument("--rounds", type=int, default=31)
+    parser.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=tuple(SETTINGS), help="NCCL's")
     parser.add_argument("--seconds", type=float, default=60, help="after which the processes of a setting are ended")
     options = parser.parse_args()
     options.smoke, options.quick, options.contestants = False, False, ()
     if options.output is None and torch.cuda.is_available():
         options.output = results_path("parallel_sums")
-    for name, variables in SETTINGS.items():
-        options.setting = name
+    for name in options.settings:
+        options.setting, variables = name, SETTINGS[name]
         os.environ.update(variables)
         code = run(sums, options)
         for variable in variables:

@@ -353,7 +353,8 @@ def test_the_benchmark_writes_tables(found: list[dict]) -> None:
     assert "| small | 5 | 10.0 → 10.0 (1.00 ×) | 11.0 → 11.0 (1.00 ×) |" in parallel_tables.parts(record)
     assert "| small | 3 | 10.0 | 11.0 (0.91 ×) | 15.0 (0.67 ×) |" in parallel_tables.experts(record)
     peers = [row | {"us": {"peer": 5.0, "pushed_all_reduce": 2.0}} for row in record["dense"]]
-    assert "| 5.0 (2.00 ×) |  |  |  | 12.0 (0.83 ×) | 13.0 |  | 2.0 |  |" in parallel_tables.dense(record | {"peer": peers})
+    rows = parallel_tables.dense(record | {"peer": peers})
+    assert "| 5.0 (2.00 ×) |  |  |  | 12.0 (0.83 ×) | 13.0 |  | 2.0 |  |" in rows
 
 
 def test_what_an_exchange_refuses() -> None:
