@@ -86,7 +86,8 @@ def table(path: Path = PLANS) -> list[Row]:
     for line in lines:
         problem = PackedProblem(m=int(line["m"]), n=int(line["n"]), k=int(line["k"]), **fields)
         kind = StreamConfig if line["slabs"] else WgmmaConfig
-        tiling = {name: int(x) if (x := line[name]).isdecimal() else x for name in TILING[kind] if line[name]}
+        found = ((name, line.get(name)) for name in TILING[kind])
+        tiling = {name: int(x) if x.isdecimal() else x for name, x in found if x}
         plan = PackedPlan(kind(**tiling, **decided(problem, kind is StreamConfig)), int(line["workers"]))
         product = (line["seed"], line["m"], line["n"], line["k"])
         rows.append(Row(line["seed"], problem, plan, float(line["us"]), best[product]))

@@ -1,12 +1,14 @@
 """How fast a model decodes and reads its prompt: NVFP4 weights beside bf16, end to end.
 
-The model is a Llama of drawn weights (``generate_model.py``): embedding, RMSNorm, rotary positions, attention by
-torch's SDPA with a static cache, MLP, head, the most likely token. All contestants have the same weights, the same
-attention and the same operations between products, compiled by torch where it can.
+The model has drawn weights (``generate_model.py``): embedding, RMSNorm, rotary positions, attention by torch's SDPA
+with a static cache, an MLP or a mixture of experts, head, the most likely token. All contestants have the same weights,
+the same attention and the same operations between products, compiled by torch where it can; experts in bf16 are
+multiplied by ``torch._grouped_mm``. ``--model Qwen3-30B-A3B`` takes 80 GB with bf16 and one other contestant.
 
 ``decode``: a step of one token for each sequence, in a CUDA graph, attending to all ``--context`` tokens. ``products``:
 its linear layers alone, in a graph of their own. ``prefill``: one prompt, in a graph. Contestants take turns, L2 cold;
 medians. A step's tokens a second are sequences divided by its time. ``--split`` adds what each kernel of a step takes.
+``--compile`` only runs each call once, with one layer: several such processes compile in parallel what one will time.
 It needs torch and this package. docs/tables.py writes the table of benchmarks/records/models.md from the results file.
 
     python benchmarks/generate.py --quick
@@ -23,14 +25,14 @@ from pathlib import Path
 
 import torch
 from common import Captured, capture, gpu_target, machine, results_path, take_turns, write
-from generate_model import LLAMA_8B, Between, Decoder, Shape, add_norm, empty_cache, models
+from generate_model import LLAMA_8B, SHAPES, Between, Decoder, Shape, empty_cache, models
 
 from cute_nvfp4.harness.timing import ColdL2
 
-NAMES = ["bf16", "w4a16", "w4a16, head too", "w4a4"]
+NAMES = ["bf16", "w4a16", "w4a16, head too", "w4a8", "w4a4"]
 BATCHES, PROMPTS = (1, 16, 64), (2048, 8192)
 CLOSE = 0.1
-"""The largest relative distance of logits, W4A16 beside bf16: the same weights, differently rounded sums."""
+"""The largest relative distance of outputs, W4A16 beside bf16: the same weights, differently rounded sums."""
 
 
 def step(model: Decoder, tokens: torch.Tensor, cache: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
@@ -41,9 +43,10 @@ def step(model: Decoder, tokens: torch.Tensor, cache: torch.Tensor, position: to
 
 
 def products(model: Decoder, rows: int, device: torch.device | str) -> Callable[[], None]:
-    """The linear layers of a step with ``rows`` sequences, head included, and nothing else."""
+    """The products of a step with ``rows`` sequences, experts with their routes and the head included, and nothing
+    else."""
     shape = model.shape
-    widths = shape.hidden, shape.heads * shape.head_dim, shape.intermediate
+    widths = shape.hidden, shape.heads * shape.head_dim
     inputs = [torch.randn(rows, 1, width, device=device).bfloat16() for width in widths]
 
     def run() -> None:
@@ -55,25 +58,40 @@ def products(model: Decoder, rows: int, device: torch.device | str) -> Callable[
 
 
 def distances(made: Mapping[str, Decoder], device: torch.device | str, length: int = 16) -> dict[str, float]:
-    """How far the logits of each model are from those of bf16, after one prompt: |difference| / |logits|."""
+    """How far the outputs of each model are from those of bf16: |difference| / |outputs|. They are the logits after one
+    prompt; of a mixture, where the last bit of x may choose another expert, what each layer's products give for the
+    same x."""
     shape = next(iter(made.values())).shape
-    tokens = torch.randint(shape.vocabulary, (1, length), generator=torch.Generator().manual_seed(1)).to(device)
-    cache = empty_cache(shape, 1, length, device)
-    logits = {name: model(tokens, cache).double() for name, model in made.items()}
-    exact = logits.get("bf16")
-    return {} if exact is None else {n: float((x - exact).norm() / exact.norm()) for n, x in logits.items()}
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(shape.vocabulary, (1, length), generator=generator).to(device)
+    cache, found = empty_cache(shape, 1, length, device), {}
+    for name, model in made.items():
+        x = torch.nn.functional.embedding(tokens, model.embedding)
+        layers = [product(x) for layer in model.layers for product in (layer.qkv, layer.feed)] if shape.experts else []
+        found[name] = torch.cat([y.flatten() for y in layers or [model(tokens, cache)]]).double()
+    exact = found.get("bf16")
+    return {} if exact is None else {n: float((x - exact).norm() / exact.norm()) for n, x in found.items()}
 
 
-def compiled_between() -> tuple[Between, str]:
-    """Operations between products, compiled if a trial of one compiles; and what was done."""
-    x = torch.ones(1, 1, 64, dtype=torch.bfloat16, device="cuda")
+def compiled_between(mixture: bool) -> tuple[Between, str]:
+    """Operations between products, compiled if a trial of them compiles; and what was done. mixture: whether experts in
+    bf16 are tried, too, which stay uncompiled where torch cannot."""
+    x = torch.ones(64, 64, dtype=torch.bfloat16, device="cuda")
+    torch._dynamo.config.cache_size_limit = 64
+    compiled = Between().compiled()
     try:
-        torch.compile(add_norm, fullgraph=True, dynamic=False)(x, x, x[0, 0])
+        compiled.add_norm(x, x, x[0])
     except Exception as error:
         print(f"torch.compile does not work here, all run uncompiled: {error}"[:300], file=sys.stderr)
         return Between(), "eager"
-    torch._dynamo.config.cache_size_limit = 64
-    return Between().compiled(), "compiled"
+    if mixture:
+        ids, both = torch.zeros(64, 2, dtype=torch.int64, device="cuda"), x.expand(4, -1, -1).contiguous()
+        try:
+            compiled.experts(x, ids, ids.float(), both.mT, both[:, :, :32].contiguous().mT)
+        except Exception as error:
+            print(f"experts in bf16 run uncompiled: {error}"[:300], file=sys.stderr)
+            return compiled._replace(experts=Between().experts), "compiled, experts in bf16 eager"
+    return compiled, "compiled"
 
 
 def timed(calls: dict[str, Captured], rounds: int) -> dict[str, list[float]]:
@@ -165,20 +183,23 @@ def table(rows: Sequence[dict], names: Sequence[str]) -> str:
 def weight_bytes(model: Decoder) -> int:
     """Bytes of all matrices but the embedding."""
     found = sum(x.nbytes for name, x in model.named_buffers() if name not in ("embedding", "frequencies"))
-    gated = [getattr(layer.gated, "weight", None) for layer in model.layers]
+    feeds = [layer.feed for layer in model.layers]
+    if model.shape.experts:
+        return found + sum(x.nbytes for feed in feeds if feed.experts for x in feed.experts.tensors().values())
+    gated = [getattr(feed.gated, "weight", None) for feed in feeds]
     return found + sum(x.packed.nbytes for x in gated if hasattr(x, "packed"))
 
 
 def measure(shape: Shape, names: list[str], options: argparse.Namespace) -> dict:
     """The record of all measurements."""
     begin = time.perf_counter()
-    between, how = (Between(), "eager") if options.eager else compiled_between()
+    between, how = (Between(), "eager") if options.eager else compiled_between(shape.experts > 0)
     made = models(shape, names, "cuda", between)
     found = distances(made, "cuda")
-    print(f"models made in {time.perf_counter() - begin:.0f} s; distances of logits from bf16: {found}", flush=True)
+    print(f"models made in {time.perf_counter() - begin:.0f} s; distances from bf16: {found}", flush=True)
     if any(distance > CLOSE for name, distance in found.items() if name.startswith("w4a16")):
-        raise SystemExit(f"logits are further than {CLOSE} from those of bf16, which has the same weights")
-    rounds = 10 if options.quick else 30
+        raise SystemExit(f"outputs are further than {CLOSE} from those of bf16, which has the same weights")
+    rounds = 2 if options.compile else 10 if options.quick else 30
     record = machine() | {"shape": shape._asdict(), "context": options.context, "between": how}
     record |= {"distances": found, "rows": []}
     record["weight_bytes"] = {name: weight_bytes(model) for name, model in made.items()}
@@ -189,7 +210,7 @@ def measure(shape: Shape, names: list[str], options: argparse.Namespace) -> dict
         steps = captured_steps(made, options.batches[0], options.context)
         record["split"] = {name: split(call) for name, call in steps.items()}
     for length in options.prompts:
-        record["rows"] += prefill_rows(made, length, max(rounds // 3, 3))
+        record["rows"] += prefill_rows(made, length, min(max(rounds // 3, 3), rounds))
         print(f"{time.perf_counter() - begin:.0f} s: read {length} tokens", flush=True)
     return record
 
@@ -197,12 +218,14 @@ def measure(shape: Shape, names: list[str], options: argparse.Namespace) -> dict
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="results file (default: benchmarks/results/generate_<gpu>.json)")
+    parser.add_argument("--model", choices=SHAPES, default=LLAMA_8B.name, help="the sizes of which model")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, no w4a4: about three minutes")
     parser.add_argument("--context", type=int, default=1024, help="tokens that a decoded one attends to")
     parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
     parser.add_argument("--prompts", type=int, nargs="*", default=PROMPTS)
     parser.add_argument("--names", nargs="*", choices=NAMES, help="contestants (default: all; --quick: without w4a4)")
-    parser.add_argument("--layers", type=int, default=LLAMA_8B.layers, help="fewer layers, for a trial")
+    parser.add_argument("--layers", type=int, help="fewer layers, for a trial")
+    parser.add_argument("--compile", action="store_true", help="one layer, each call once, no results file")
     parser.add_argument("--split", action="store_true", help="tell a step of the first batch by its kernels, too")
     parser.add_argument("--eager", action="store_true", help="do not compile the operations between products")
     return parser.parse_args(arguments)
@@ -213,10 +236,15 @@ def main() -> int:
     options = parse()
     gpu_target("tests/unit/test_generate_benchmark.py runs its model on a CPU.")
     names = options.names or [name for name in NAMES if not (options.quick and name == "w4a4")]
-    record = measure(LLAMA_8B._replace(layers=options.layers), names, options)
-    write(record, options.output or results_path("generate"))
+    shape = SHAPES[options.model]
+    layers = 1 if options.compile else options.layers or shape.layers
+    record = measure(shape._replace(layers=layers), names, options)
+    if options.compile:
+        return 0
+    suffix = "" if shape is LLAMA_8B else f"_{shape.name.lower().replace('-', '_')}"
+    write(record, options.output or results_path(f"generate{suffix}"))
     sizes = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in record["weight_bytes"].items())
-    print(f"{record['gpu']}, {record['date']}, {record['shape']['name']} of {options.layers} layers, drawn weights")
+    print(f"{record['gpu']}, {record['date']}, {record['shape']['name']} of {layers} layers, drawn weights")
     print(f"GB: {sizes}; context {options.context}, operations between products {record['between']}")
     for name, rows in record.get("split", {}).items():
         print(f"{name}: {sum(row['us'] for row in rows):.0f} us in kernels; those that take longest:")

@@ -1,4 +1,5 @@
-"""A decoder of the Llama family in plain torch, with matrices in bf16 or in NVFP4: what ``generate.py`` times.
+"""A decoder in plain torch, a Llama or a Qwen3 mixture of experts, with matrices in bf16 or in NVFP4: what
+``generate.py`` times.
 
 Weights are drawn, so that there is speed and no language. They are drawn in NVFP4, with a power of two for a global
 scale: bf16 holds them exactly, and all contestants have the same model.
@@ -10,9 +11,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from moe import routed_by_torch
 from torch.nn import functional as F
 
-from cute_nvfp4 import BlockScaledTensor, NVFP4Linear, gated_gemm, prepare_weight, quantize
+from cute_nvfp4 import BlockScaledTensor, NVFP4Linear, gated_gemm, moe, prepare_experts, prepare_weight, quantize
 
 GLOBAL_SCALE = 2.0**-12
 INPUT_SCALE = 8 / 2688
@@ -21,7 +23,8 @@ EPSILON = 1e-5
 
 
 class Shape(NamedTuple):
-    """A model's sizes."""
+    """A model's sizes. experts: of each layer, of which a token takes ``top``, or 0 for one MLP; ``intermediate`` is
+    that of one expert. head_norms: whether queries and keys are normalized, as Qwen3 does."""
 
     name: str
     layers: int
@@ -32,6 +35,9 @@ class Shape(NamedTuple):
     head_dim: int
     vocabulary: int
     theta: float = 500000.0
+    experts: int = 0
+    top: int = 0
+    head_norms: bool = False
 
     @property
     def qkv(self) -> int:
@@ -41,11 +47,14 @@ class Shape(NamedTuple):
     def linear_weights(self) -> int:
         """Elements of the matrices of all layers, without the head."""
         attention = self.hidden * (self.qkv + self.heads * self.head_dim)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+        return self.layers * (attention + 3 * self.hidden * self.intermediate * max(self.experts, 1))
 
 
 LLAMA_8B = Shape("Llama-3.1-8B", 32, 4096, 14336, 32, 8, 128, 128256)
+QWEN3_30B_A3B = Shape("Qwen3-30B-A3B", 48, 2048, 768, 32, 4, 128, 151936, 1e6, experts=128, top=8, head_norms=True)
+SHAPES = {shape.name: shape for shape in (LLAMA_8B, QWEN3_30B_A3B)}
 TINY = Shape("tiny", 2, 64, 128, 4, 2, 16, 96)
+TINY_MIXTURE = TINY._replace(name="tiny mixture", experts=4, top=2, head_norms=True)
 
 
 def empty_cache(shape: Shape, batch: int, length: int, device: torch.device | str) -> torch.Tensor:
@@ -63,12 +72,17 @@ def add_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> t
     return residual, wide.to(x.dtype) * weight
 
 
-def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, values: int) -> torch.Tensor:
+def rotate(
+    x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, values: int, norms: torch.Tensor | None
+) -> torch.Tensor:
     """Rotary positions of heads (B, S, heads, D), the last ``values`` of which stay as they are; cosine and sine are
-    (S, 1, D / 2), in float32."""
-    turned = torch.arange(x.shape[2], device=x.device)[:, None] < x.shape[2] - values
+    (S, 1, D / 2), in float32. norms: None, or (heads, D), the weights of an RMSNorm of each head before it turns."""
+    turned, wide = torch.arange(x.shape[2], device=x.device)[:, None] < x.shape[2] - values, x.float()
+    if norms is not None:
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPSILON)
+        wide = torch.where(turned, normed.to(x.dtype) * norms, x).float()
     cosine, sine = torch.where(turned, cosine, 1.0), torch.where(turned, sine, 0.0)
-    first, second = x.float().chunk(2, dim=-1)
+    first, second = wide.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
 
 
@@ -77,12 +91,21 @@ def silu_mul(both: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
+def route(x: torch.Tensor, router: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts (T, top) of each row of x (T, H), and their weights, which add up to 1: router (E, H)."""
+    chances, ids = F.linear(x, router).float().softmax(-1).topk(top)
+    return ids, chances / chances.sum(-1, keepdim=True)
+
+
 class Between(NamedTuple):
-    """The operations between products, as torch has them or compiled: the same ones for every contestant."""
+    """The operations between products, as torch has them or compiled: the same ones for every contestant. ``experts``
+    has products of its own: all experts in bf16, in torch's operations."""
 
     add_norm: Callable = add_norm
     rotate: Callable = rotate
     silu_mul: Callable = silu_mul
+    route: Callable = route
+    experts: Callable = routed_by_torch
 
     def compiled(self) -> Between:
         return Between(*(torch.compile(x, fullgraph=True, dynamic=False) for x in self))
@@ -112,14 +135,14 @@ class GatedPlain(torch.nn.Module):
 
 
 class GatedPrepared(torch.nn.Module):
-    """The same of prepared NVFP4 weights: ``gated_gemm``, one launch."""
+    """The same of prepared NVFP4 weights: ``gated_gemm``, one launch. dtype: of the products."""
 
-    def __init__(self, gate: BlockScaledTensor, up: BlockScaledTensor) -> None:
+    def __init__(self, gate: BlockScaledTensor, up: BlockScaledTensor, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
-        self.weight = prepare_weight(gate, up)
+        self.weight = prepare_weight(gate, up, dtype=dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return gated_gemm(x.reshape(-1, x.shape[-1]), self.weight).reshape(*x.shape[:-1], -1)
+        return gated_gemm(x.reshape(-1, x.shape[-1]), self.weight, out_dtype=x.dtype).reshape(*x.shape[:-1], -1)
 
 
 class GatedQuantized(torch.nn.Module):
@@ -136,55 +159,127 @@ class GatedQuantized(torch.nn.Module):
         return self.between.silu_mul(self.product(x))
 
 
+class Dense(torch.nn.Module):
+    """The MLP of a Llama: the gated product, and down."""
+
+    def __init__(self, gated: torch.nn.Module, down: torch.nn.Module) -> None:
+        super().__init__()
+        self.gated, self.down = gated, down
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.gated(x))
+
+
+class Routed(torch.nn.Module):
+    """A mixture of experts, in bf16 or prepared by ``prepare_experts``; the router (E, H) is in bf16."""
+
+    def __init__(self, router: torch.Tensor, stacks: Stacks, top: int, between: Between, dtype: torch.dtype | None):
+        super().__init__()
+        self.register_buffer("router", router)
+        self.top, self.between, self.experts = top, between, None
+        if dtype is not None:
+            self.experts = prepare_experts(*(stack.matrices() for stack in stacks), dtype=dtype)
+            return
+        for name, stack in zip(Stacks._fields, stacks):
+            self.register_buffer(name, stack.decoded())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        ids, weights = self.between.route(rows, self.router, self.top)
+        if self.experts is None:
+            # (E, K, N), as torch takes them: views of rows along K
+            y = self.between.experts(rows, ids, weights, self.gate_up.mT, self.down.mT)
+        else:
+            y = moe(rows, ids, weights, self.experts)
+        return y.view(x.shape)
+
+
+class Stack(NamedTuple):
+    """A matrix (N, K) of each of E experts: rows of all, one after the other."""
+
+    weight: BlockScaledTensor
+    experts: int
+
+    def matrices(self) -> list[BlockScaledTensor]:
+        """One of each expert, with its global scale, as a checkpoint has them."""
+        parts = (x.chunk(self.experts) for x in (self.weight.data, self.weight.rowmajor_scale()[0]))
+        return [BlockScaledTensor(data, scale, self.weight.global_scale) for data, scale in zip(*parts)]
+
+    def decoded(self) -> torch.Tensor:
+        """(E, N, K) in bf16."""
+        return self.weight.dequantize(torch.bfloat16).unflatten(0, (self.experts, -1))
+
+
+class Stacks(NamedTuple):
+    """Both matrices of all experts: gate and up (2 I, H), and down (H, I)."""
+
+    gate_up: Stack
+    down: Stack
+
+
 def nvfp4(weight: BlockScaledTensor, input_rule: str | None) -> NVFP4Linear:
-    scale = None if input_rule is None else torch.tensor(INPUT_SCALE, device=weight.device)
+    scale = None if input_rule != "max" else torch.tensor(INPUT_SCALE, device=weight.device)
     return NVFP4Linear(weight, input_rule=input_rule, input_global_scale=scale).prepare()
 
 
 class Contestant(NamedTuple):
-    """How a matrix becomes a module, gate and up become one, and the head does."""
+    """How a matrix becomes a module, gate and up become one, and the head does; what experts are multiplied in, None
+    for torch's bf16."""
 
     linear: Callable[[BlockScaledTensor], torch.nn.Module]
     gated: Callable[[BlockScaledTensor, BlockScaledTensor], torch.nn.Module]
     head: Callable[[BlockScaledTensor], torch.nn.Module]
+    experts: torch.dtype | None
 
 
 def contestants(between: Between) -> dict[str, Contestant]:
     def w4a16(weight: BlockScaledTensor) -> NVFP4Linear:
         return nvfp4(weight, None)
 
+    def w4a8(weight: BlockScaledTensor) -> NVFP4Linear:
+        return nvfp4(weight, "fp8")
+
     def w4a4(weight: BlockScaledTensor) -> NVFP4Linear:
         return nvfp4(weight, "max")
 
+    fp8 = torch.float8_e4m3fn
     return {
-        "bf16": Contestant(Plain, lambda g, u: GatedPlain(g, u, between), Plain),
-        "w4a16": Contestant(w4a16, GatedPrepared, Plain),
-        "w4a16, head too": Contestant(w4a16, GatedPrepared, w4a16),
-        "w4a4": Contestant(w4a4, lambda g, u: GatedQuantized(g, u, between), Plain),
+        "bf16": Contestant(Plain, lambda g, u: GatedPlain(g, u, between), Plain, None),
+        "w4a16": Contestant(w4a16, GatedPrepared, Plain, torch.bfloat16),
+        "w4a16, head too": Contestant(w4a16, GatedPrepared, w4a16, torch.bfloat16),
+        "w4a8": Contestant(w4a8, lambda g, u: GatedPrepared(g, u, fp8), Plain, fp8),
+        "w4a4": Contestant(w4a4, lambda g, u: GatedQuantized(g, u, between), Plain, torch.bfloat16),
     }
 
 
+class Norms(NamedTuple):
+    """Weights of a layer's norms: before attention and before what follows it, (H,) each, and of its heads or None."""
+
+    attention: torch.Tensor
+    feed: torch.Tensor
+    heads: torch.Tensor | None
+
+
 class Layer(torch.nn.Module):
-    """Attention and MLP, each behind a sum and its norm."""
+    """Attention, and an MLP or experts, each behind a sum and its norm."""
 
-    def __init__(self, shape: Shape, qkv, output, gated, down, norms: torch.Tensor, between: Between) -> None:
+    def __init__(self, shape: Shape, qkv, output, feed, norms: Norms, between: Between) -> None:
         super().__init__()
-        self.shape, self.between = shape, between
-        self.qkv, self.output, self.gated, self.down = qkv, output, gated, down
-        self.register_buffer("norms", norms)
+        self.shape, self.between, self.norms = shape, between, norms
+        self.qkv, self.output, self.feed = qkv, output, feed
 
-    def products(self, hidden: torch.Tensor, heads: torch.Tensor, wide: torch.Tensor) -> None:
-        """The four products alone, of rows that are there."""
-        for module, x in ((self.qkv, hidden), (self.output, heads), (self.gated, hidden), (self.down, wide)):
+    def products(self, hidden: torch.Tensor, heads: torch.Tensor) -> None:
+        """The products alone, of rows that are there."""
+        for module, x in ((self.qkv, hidden), (self.output, heads), (self.feed, hidden)):
             module(x)
 
     def forward(self, x, residual, turn, cache, position) -> tuple[torch.Tensor, torch.Tensor]:
         shape, (batch, length, _) = self.shape, x.shape
-        residual, x = self.between.add_norm(x, residual, self.norms[0])
+        residual, x = self.between.add_norm(x, residual, self.norms.attention)
         heads = self.qkv(x).view(batch, length, -1, shape.head_dim)
-        y = attention(self.between.rotate(heads, *turn, shape.kv_heads), cache, position)
-        residual, x = self.between.add_norm(self.output(y), residual, self.norms[1])
-        return self.down(self.gated(x)), residual
+        y = attention(self.between.rotate(heads, *turn, shape.kv_heads, self.norms.heads), cache, position)
+        residual, x = self.between.add_norm(self.output(y), residual, self.norms.feed)
+        return self.feed(x), residual
 
 
 def attention(heads: torch.Tensor, cache: torch.Tensor, position: torch.Tensor | None) -> torch.Tensor:
@@ -233,6 +328,27 @@ def drawn(n: int, k: int, generator: torch.Generator) -> BlockScaledTensor:
     return quantize(x * k**-0.5, global_scale=GLOBAL_SCALE)
 
 
+def drawn_norms(shape: Shape, generator: torch.Generator) -> Norms:
+    """Weights about 1; of values they are not read."""
+
+    def about_one(*size: int) -> torch.Tensor:
+        return (1 + 0.1 * torch.randn(*size, device=generator.device, generator=generator)).bfloat16()
+
+    heads = about_one(shape.heads + 2 * shape.kv_heads, shape.head_dim) if shape.head_norms else None
+    return Norms(*about_one(2, shape.hidden), heads)
+
+
+def drawn_feeds(shape: Shape, generator: torch.Generator, made: dict[str, Contestant], between: Between) -> dict:
+    """What follows attention in a layer, for each contestant."""
+    hidden, inner, e = shape.hidden, shape.intermediate, shape.experts
+    if not e:
+        gate, up, down = (drawn(n, k, generator) for n, k in ((inner, hidden), (inner, hidden), (hidden, inner)))
+        return {name: Dense(one.gated(gate, up), one.linear(down)) for name, one in made.items()}
+    router = drawn(e, hidden, generator).dequantize(torch.bfloat16)
+    stacks = Stacks(*(Stack(drawn(e * n, k, generator), e) for n, k in ((2 * inner, hidden), (hidden, inner))))
+    return {name: Routed(router, stacks, shape.top, between, one.experts) for name, one in made.items()}
+
+
 def models(
     shape: Shape, names: list[str], device: torch.device | str, between: Between, seed: int = 0
 ) -> dict[str, Decoder]:
@@ -242,13 +358,12 @@ def models(
     embedding = torch.randn(shape.vocabulary, shape.hidden, device=device, generator=generator).bfloat16()
     layers: dict[str, list[Layer]] = {name: [] for name in names}
     for _ in range(shape.layers):
-        norms = 1 + 0.1 * torch.randn(2, shape.hidden, device=device, generator=generator)
-        sizes = (shape.qkv, shape.hidden), (shape.hidden, shape.heads * shape.head_dim)
-        sizes += ((shape.intermediate, shape.hidden),) * 2 + ((shape.hidden, shape.intermediate),)
-        qkv, output, gate, up, down = (drawn(*size, generator) for size in sizes)
-        for name, (linear, gated, _) in made.items():
-            modules = linear(qkv), linear(output), gated(gate, up), linear(down)
-            layers[name].append(Layer(shape, *modules, norms.bfloat16(), between))
+        norms = drawn_norms(shape, generator)
+        qkv = drawn(shape.qkv, shape.hidden, generator)
+        output = drawn(shape.hidden, shape.heads * shape.head_dim, generator)
+        for name, feed in drawn_feeds(shape, generator, made, between).items():
+            linear = made[name].linear
+            layers[name].append(Layer(shape, linear(qkv), linear(output), feed, norms, between))
     head = drawn(shape.vocabulary, shape.hidden, generator)
     norm = torch.ones(shape.hidden, dtype=torch.bfloat16, device=device)
     return {

@@ -1,7 +1,8 @@
 """Times a layer of a mixture of experts on this machine's GPU, maps to combined rows: ``python benchmarks/moe.py``.
 
-For the layers of Qwen3-30B-A3B, gpt-oss-20b and Mixtral-8x7B, from 1 to 8192 tokens, uniform routing and skewed
-(expert e is chosen in proportion to 1 / (e + 1)), with bf16 rows, or on sm_100a rows that are quantized in the call:
+For the layers of Qwen3-30B-A3B, gpt-oss-20b, Mixtral-8x7B and DeepSeek-V3, from 1 to 8192 tokens, uniform routing and
+skewed (expert e is chosen in proportion to 1 / (e + 1)), with bf16 rows, or on sm_100a rows that are quantized in the
+call:
 
 - ``moe``: everything from the router's choice to the combined rows, weights in NVFP4, MXFP4 for gpt-oss;
 - ``added``: the same with ``deterministic=False``, a launch less;
@@ -13,8 +14,10 @@ For the layers of Qwen3-30B-A3B, gpt-oss-20b and Mixtral-8x7B, from 1 to 8192 to
 is a CUDA graph; the two take turns, L2 is cleared before each, times are medians between two CUDA events. What ``moe``
 gives is checked first, against exact torch at 16 tokens, and at each number of tokens against the bf16 layer.
 
-``--quick``: 1, 16, 64, 256 and 1024 tokens, uniform routing, checked against the bf16 layer alone: about 100 seconds,
-most of them for compiling. ``--parts`` adds, after the table, what each launch of a call takes, by torch's profiler.
+``--quick``: 1, 16, 64, 256 and 1024 tokens, uniform routing, checked against the bf16 layer alone. ``--compile`` only
+runs each call once: several such processes, of other ``--models`` and ``--tokens`` each, compile in parallel what one
+will time. ``--only moe w4a8`` leaves the others out, and with ``torch`` the check against it. ``--parts`` prints what
+each launch of a call takes, too, by torch's profiler.
 ``--smoke`` needs no GPU: small layers in the simulator, checked, and no times.
 
 Exit codes: 0 done, 1 a result is wrong, 2 no CUDA device, or one that no kernel is written for.
@@ -52,8 +55,10 @@ OFF_BY_FP8 = 0.12
 """How far rows in FP8 may be from bf16, of the norm: 3 % of rows and 3 % of weights in each of two products."""
 TRACED = 7
 """Calls of which the profiler says what each launch takes."""
+CONTESTANTS = ("moe", "added", "w4a8", "torch")
 OURS = "cute_nvfp4"
 """In the name of each of the package's kernels."""
+SILU = ActivationFunction()
 _SCALES = {"nvfp4": (0x28, 0x38), "mxfp4": (118, 124)}
 """Codes of the scales that weights are made of."""
 
@@ -86,6 +91,7 @@ LAYERS = (
     Layer("Qwen3-30B-A3B", 128, 8, 2048, 768),
     Layer("gpt-oss-20b", 32, 4, 2880, 2880, "mxfp4", "clamped_swiglu"),
     Layer("Mixtral-8x7B", 8, 2, 4096, 14336),
+    Layer("DeepSeek-V3", 256, 8, 7168, 2048),
 )
 
 
@@ -148,20 +154,33 @@ class Routing:
 
 def by_torch(layer: Layer, weights: list[torch.Tensor], biases: list[torch.Tensor], r: Routing) -> torch.Tensor:
     """The layer in bf16 by torch's operations; no value is read by the host."""
-    order = r.ids.flatten().argsort(stable=True)
-    expert = r.ids.flatten()[order]
-    experts = torch.arange(layer.experts, device=r.ids.device)
-    ends = torch.searchsorted(expert, experts, right=True).to(torch.int32)
-    both = torch._grouped_mm(r.x[order // layer.top], weights[0], offs=ends)
-    if layer.biased:
+    options = {"biases": biases} if layer.biased else {}
+    return routed_by_torch(r.x, r.ids, r.weights, *weights, activation=ActivationFunction(layer.activation), **options)
+
+
+def routed_by_torch(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    *,
+    activation: Callable[[torch.Tensor], torch.Tensor] = SILU,
+    biases: list[torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Experts in bf16 (E, H, 2 I) and (E, I, H), as ``moe`` routes rows to them: rows sorted, two grouped products."""
+    order = ids.flatten().argsort(stable=True)
+    expert = ids.flatten()[order]
+    ends = torch.searchsorted(expert, torch.arange(len(down), device=ids.device), right=True).to(torch.int32)
+    both = torch._grouped_mm(x[order // ids.shape[1]], gate_up, offs=ends)
+    if biases is not None:
         both = both + biases[0][expert].bfloat16()
-    inner = ActivationFunction(layer.activation)(both)
-    rows = torch._grouped_mm(inner, weights[1], offs=ends)
-    if layer.biased:
+    rows = torch._grouped_mm(activation(both), down, offs=ends)
+    if biases is not None:
         rows = rows + biases[1][expert].bfloat16()
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
-    return (rows[back].view(*r.ids.shape, -1) * r.weights[..., None]).sum(1).bfloat16()
+    return (rows[back].view(*ids.shape, -1) * weights[..., None]).sum(1).bfloat16()
 
 
 def check(layer: Layer, weights: Weights, device: str) -> None:
@@ -185,29 +204,52 @@ def measure(layer: Layer, options: argparse.Namespace, copy: float, quantized: b
     weights, found = Weights(layer, "cuda", quantized), []
     if not options.quick:
         check(layer, weights, "cuda")
-    wide, clear, contestants = weights.in_bf16(), ColdL2(), {"moe": weights.run}
-    if not quantized:
-        contestants["added"] = partial(weights.run, deterministic=False)
-    if fp8:
-        contestants["w4a8"] = partial(weights.run, experts=weights.prepared(torch.float8_e4m3fn))
+    contestants = contestants_of(layer, weights, options, quantized, fp8)
+    clear = ColdL2()
     for skewed in (False,) if options.quick else (False, True):
         for count in options.tokens:
             r = Routing.random(layer, count, skewed, "cuda")
-            calls = {
-                **{name: capture(lambda r=r, run=run: run(r)) for name, run in contestants.items()},
-                "torch": capture(lambda r=r: by_torch(layer, wide, weights.biases, r)),
-            }
+            calls = {name: capture(lambda r=r, run=run: run(r)) for name, run in contestants.items()}
             times = {name: statistics.median(x) for name, x in take_turns(calls, options.rounds, clear).items()}
             for name, most in () if quantized else (("moe", 0.02), ("added", 0.02), ("w4a8", OFF_BY_FP8)):
-                if name in calls:
+                if name in calls and "torch" in calls:
                     check_near(layer, count, calls[name].result, calls["torch"].result, most)
             used = len(r.ids.unique())
             floor = used * layer.expert_bytes / copy * 1e6
             row = {"model": layer.model, "tokens": count, "skewed": skewed, "experts_used": used, "us": times}
-            row["parts"] = {name: parts(calls[name], clear) for name in contestants} if options.parts else {}
-            found.append(row | {"floor_us": floor})
+            traced = {name: parts(calls[name], clear) for name in contestants if name != "torch"}
+            found.append(row | {"parts": traced if options.parts else {}, "floor_us": floor})
+            if options.parts:
+                show_parts(found[-1])
+            show_times(found[-1])
     print(f"{layer.model}: {time.perf_counter() - begin:.0f} s with compiling", flush=True)
     return found
+
+
+def contestants_of(
+    layer: Layer, weights: Weights, options: argparse.Namespace, quantized: bool, fp8: bool
+) -> dict[str, Callable[[Routing], torch.Tensor]]:
+    """What takes turns, by name."""
+    found: dict[str, Callable[[Routing], torch.Tensor]] = {"moe": weights.run}
+    if not quantized:
+        found["added"] = partial(weights.run, deterministic=False)
+    if fp8 and "w4a8" in (options.only or ("w4a8",)):
+        found["w4a8"] = partial(weights.run, experts=weights.prepared(torch.float8_e4m3fn))
+    if "torch" in (options.only or ("torch",)):
+        wide = weights.in_bf16()
+        found["torch"] = lambda r: by_torch(layer, wide, weights.biases, r)
+    return {name: run for name, run in found.items() if name in (options.only or found)}
+
+
+def compile_only(layer: Layer, options: argparse.Namespace, quantized: bool, fp8: bool) -> None:
+    """Runs each of our calls once, which compiles its kernels."""
+    options.only = [name for name in options.only or CONTESTANTS if name != "torch"]
+    weights = Weights(layer, "cuda", quantized)
+    contestants = contestants_of(layer, weights, options, quantized, fp8)
+    for count in options.tokens:
+        for run in contestants.values():
+            run(Routing.random(layer, count, False, "cuda"))
+    torch.cuda.synchronize()
 
 
 def parts(call: Captured, clear: Callable[[], None]) -> list[dict]:
@@ -233,19 +275,27 @@ def parts(call: Captured, clear: Callable[[], None]) -> list[dict]:
     return found
 
 
+def show_parts(row: dict) -> None:
+    """Prints the launches of each call."""
+    for name, launches in row["parts"].items():
+        words = ", ".join(f"{x['kernel']} {x['us']:.1f} (+{x['until_next_us']:.1f})" for x in launches)
+        print(f"{row['model']:>14} {row['tokens']:5} {name}: {words}", flush=True)
+
+
+def show_times(row: dict) -> None:
+    """Prints a row of the table."""
+    kind, us = "skewed" if row["skewed"] else "uniform", row["us"]
+    words = " ".join(f"{us[name]:8.1f}" if name in us else " " * 8 for name in CONTESTANTS)
+    ratio = f"{us['torch'] / us['moe']:8.2f}" if {"torch", "moe"} <= us.keys() else " " * 8
+    print(f"{row['model']:>14} {row['tokens']:5} {kind:>7} {words} {ratio} {row['floor_us']:8.1f}", flush=True)
+
+
 def show(rows: list[dict]) -> None:
-    """Prints the launches, if they were traced, and the table."""
-    for row in rows:
-        for name, launches in row["parts"].items():
-            words = ", ".join(f"{x['kernel']} {x['us']:.1f} (+{x['until_next_us']:.1f})" for x in launches)
-            print(f"{row['model']:>14} {row['tokens']:5} {name}: {words}")
-    columns = ("moe us", "added us", "w4a8 us", "torch us", "ratio", "floor us")
+    """Prints the table."""
+    columns = (*(f"{name} us" for name in CONTESTANTS), "ratio", "floor us")
     print(f"{'layer':>14} {'T':>5} {'routing':>7} " + " ".join(f"{x:>8}" for x in columns))
     for row in rows:
-        kind, us = "skewed" if row["skewed"] else "uniform", row["us"]
-        own = " ".join(f"{us[name]:8.1f}" if name in us else " " * 8 for name in ("moe", "added", "w4a8"))
-        words = f"{own} {us['torch']:8.1f} {us['torch'] / us['moe']:8.2f} {row['floor_us']:8.1f}"
-        print(f"{row['model']:>14} {row['tokens']:5} {kind:>7} {words}")
+        show_times(row)
 
 
 def smoke() -> None:
@@ -287,31 +337,40 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="results file (default: benchmarks/results/moe_<gpu>.json)")
     parser.add_argument("--json", action="store_true", help="print the record as JSON at the end")
-    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--tokens", type=int, nargs="+", help=f"default: {TOKENS}")
     parser.add_argument("--models", nargs="+", metavar="TEXT", default=[""], help="layers with this in their names")
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--quick", action="store_true", help="few tokens, uniform routing, 15 rounds")
+    parser.add_argument("--only", nargs="+", choices=CONTESTANTS, help="what to time (default: all)")
+    parser.add_argument("--compile", action="store_true", help="run each call once: no times, no results file")
     parser.add_argument("--parts", action="store_true", help="what each launch takes, too")
     parser.add_argument("--smoke", action="store_true", help="small layers in the simulator: no GPU, no times")
     options = parser.parse_args()
+    options.tokens = options.tokens or (QUICK_TOKENS if options.quick else TOKENS)
     if options.quick:
-        options.tokens, options.rounds = QUICK_TOKENS, 15
+        options.rounds = 15
     try:
         if options.smoke:
             smoke()
             return 0
         target = gpu_target("--smoke runs small layers in the simulator.")
-        copy = copy_bandwidth()
+        copy = 1.0 if options.compile else copy_bandwidth()
         timing = "median of CUDA graphs between two events, L2 cleared, calls taking turns"
         record = machine() | {"copy_bytes_s": copy, "timing": timing, "rows": []}
         print(f"{record['gpu']}, driver {record['driver']}, {record['date']}: copy {copy / 1e12:.2f} TB/s")
         quantized = target.arch.generation == "sm100"
+        fp8 = target.arch.generation == "sm90"
         for layer in LAYERS:
             if any(x in layer.model for x in options.models):
-                record["rows"] += measure(layer, options, copy, quantized, target.arch.generation == "sm90")
+                if options.compile:
+                    compile_only(layer, options, quantized, fp8)
+                else:
+                    record["rows"] += measure(layer, options, copy, quantized, fp8)
     except AssertionError as error:
         print(error, file=sys.stderr)
         return 1
+    if options.compile:
+        return 0
     write(record, options.output or results_path("moe"))
     show(record["rows"])
     if options.json:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from ..runtime.backend import device_index
+from ..runtime.simulating import session_number
 from ..runtime.torch_private import raw_stream
 from ..target import Target
 
@@ -39,20 +40,21 @@ def scratch_of(floats: int, words: int, target: Target, device: torch.device) ->
     """
     if target.backend != "cuda":
         return new_scratch(floats, words, device)
+    held = _held()
     if torch.cuda.is_current_stream_capturing():
-        pool = _pools.get(device)
+        pool = held.pools.get(device)
         if pool is None or pool.numel() < words:
             return new_scratch(floats, words, device)
-        _pools[device] = pool[words:]
+        held.pools[device] = pool[words:]
         return Scratch(torch.empty(floats, dtype=torch.float32, device=device), pool[:words])
     index = device_index(device)
     place = index, raw_stream(index)
-    found = _kept.get(place)
+    found = held.streams.get(place)
     if found is None or found.floats < floats or found.words < words:
         if found is not None:
             floats, words = max(floats, found.floats), max(words, found.words)
-        found = _kept[place] = new_scratch(floats, words, device)
-        _fill_pool(device)
+        found = held.streams[place] = new_scratch(floats, words, device)
+        held.fill_pool(device)
     return found
 
 
@@ -62,13 +64,30 @@ def new_scratch(floats: int, words: int, device: torch.device) -> Scratch:
     return Scratch(sums, torch.zeros(words, dtype=torch.int32, device=device))
 
 
-def _fill_pool(device: torch.device) -> None:
-    pool = _pools.get(device)
-    if pool is None or pool.numel() < POOL_WORDS // 2:
-        _pools[device] = torch.zeros(POOL_WORDS, dtype=torch.int32, device=device)
-        # a graph may run on any stream
-        torch.cuda.current_stream(device).synchronize()
+class Held:
+    """What is kept for each stream, and the flags of each device for graphs. session: its number, 0 for real GPUs."""
+
+    def __init__(self, session: int) -> None:
+        self.session = session
+        self.streams: dict[tuple[int, int], Scratch] = {}
+        self.pools: dict[torch.device, torch.Tensor] = {}
+
+    def fill_pool(self, device: torch.device) -> None:
+        """Has words for graphs that will be captured."""
+        pool = self.pools.get(device)
+        if pool is None or pool.numel() < POOL_WORDS // 2:
+            self.pools[device] = torch.zeros(POOL_WORDS, dtype=torch.int32, device=device)
+            # a graph may run on any stream
+            torch.cuda.current_stream(device).synchronize()
 
 
-_kept: dict[tuple[int, int], Scratch] = {}
-_pools: dict[torch.device, torch.Tensor] = {}
+def _held() -> Held:
+    """What belongs to the GPUs that run now; memory of a session that has ended is none."""
+    global _kept
+    session = session_number()
+    if _kept.session != session:
+        _kept = Held(session)
+    return _kept
+
+
+_kept = Held(0)

@@ -28,7 +28,7 @@ STREAMED = {"slabs": 8, "warps_m": 8, "warps_k": 2, "stage_tiles": 2, "stages": 
 """The tiling of the streaming kernel that was fastest for most products of experts (H100, 2026-11-24)."""
 FEW_ROWS, EIGHT_COLUMNS = 8.0, 4.5
 """Rows of an expert that is used, on average, up to which its products stream, and up to which by eight columns."""
-STREAM_TILING = "columns", "cut_bytes", "programmatic"
+STREAM_TILING = "columns", "cut_bytes"
 """What a plan of the streaming kernel of groups decides beside what one without groups does."""
 MOST_STEPS = 1 << 32
 """What the steps of a launch of the streaming kernel times those of a work tile must be below: it divides by it."""

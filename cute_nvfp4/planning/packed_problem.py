@@ -46,7 +46,7 @@ class PackedProblem:
 WRITE_STEPS = 3
 """k-tiles that a helper could multiply while it writes its sums of a tile."""
 TILING = {
-    StreamConfig: ("slabs", "warps_m", "warps_k", "stage_tiles", "stages", "ctas_per_sm"),
+    StreamConfig: ("slabs", "warps_m", "warps_k", "stage_tiles", "stages", "ctas_per_sm", "programmatic"),
     WgmmaConfig: (
         *("tile_n", "warpgroups", "k_groups", "ctas_per_sm", "cluster_rows", "split_k", "overlap"),
         *("stage_tiles", "stages", "scheduler", "raster"),

@@ -58,3 +58,9 @@ def copy_bulk(shared: Int32, address: Int64, num_bytes: Int32, barrier: Int32) -
     text = "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
     operands = [Int32(shared), Int64(address), Int32(num_bytes), Int32(barrier)]
     asm(text, [], operands, volatile=True)
+
+
+def prefetch_bulk(address: Int64, num_bytes: Int32) -> None:
+    """Asks L2 to read contiguous bytes (``cp.async.bulk.prefetch.L2``, PTX 8.0, sm_90 or later), multiples of 16. What
+    is written to them later is what later reads find."""
+    asm("cp.async.bulk.prefetch.L2.global [$0], $1;", [], [Int64(address), Int32(num_bytes)], volatile=True)

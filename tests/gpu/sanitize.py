@@ -130,19 +130,26 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
 
 
 def layers(device: str) -> dict[str, Callable[[], object]]:
-    """Small mixtures of experts: with SwiGLU, and with what gpt-oss has, some ids out of range."""
-    tokens, top, experts, hidden, inner = 20, 3, 5, 160, 96
+    """Small mixtures of experts, with SwiGLU and with what gpt-oss has, some ids out of range: products of tiles, of
+    few rows, and of FP8."""
+    top, experts, hidden, inner = 3, 5, 160, 96
     pair = [torch.randn(experts, n, k, device=device) for n, k in ((2 * inner, hidden), (hidden, inner))]
     biases = {"gate_up_bias": torch.randn(pair[0].shape[:2]), "down_bias": torch.randn(pair[1].shape[:2])}
     biases = {name: x.to(device) for name, x in biases.items()}
-    x = torch.randn(tokens, hidden, device=device, dtype=torch.bfloat16)
-    ids = torch.randint(-1, experts + 1, (tokens, top), device=device)
-    weights = torch.rand(tokens, top, device=device)
     found: dict[str, Callable[[], object]] = {}
     for format, options in (("nvfp4", {}), ("mxfp4", {"activation": "clamped_swiglu", **biases})):
         quantized = [quantize(w, format, backend="reference") for w in pair]
-        prepared = prepare_experts(*quantized, **options)
-        found[f"moe, {format}"] = lambda prepared=prepared: moe(x, ids, weights, prepared)
+        for tokens, dtype in ((20, torch.bfloat16), (5, torch.bfloat16), (20, torch.float8_e4m3fn)):
+            prepared = prepare_experts(*quantized, dtype=dtype, **options)
+            given = (
+                torch.randn(tokens, hidden, device=device, dtype=torch.bfloat16),
+                torch.randint(-1, experts + 1, (tokens, top), device=device),
+                torch.rand(tokens, top, device=device),
+                prepared,
+            )
+            for deterministic in (True, False):
+                words = f"moe, {format}, {tokens} tokens, {dtype}, deterministic={deterministic}"
+                found[words] = lambda given=given, kind=deterministic: moe(*given, deterministic=kind)
     return found
 
 

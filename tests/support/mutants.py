@@ -287,12 +287,7 @@ def mutated(change: Change | None, arch: str | None = None, kernel: str = "", **
     """
     with contextlib.ExitStack() as stack:
         if isinstance(change, Source):
-            patch = stack.enter_context(pytest.MonkeyPatch.context())
-            patch.setattr(change.module, change.name, change.value)
-            # nothing that was compiled before, and nothing for others
-            patch.setattr(compiling, "compile_cached", lambda key, build: build())
-            patch.setattr(Kernel, "build", stored_kernels.compiled_anew)
-            plan_anew(patch)
+            stack.enter_context(traced_with(change))
             yield stack.enter_context(simulating(arch, **options))
             return
         kept: dict[int, tuple[CompiledKernel, CompiledKernel, int]] = {}
@@ -311,6 +306,18 @@ def mutated(change: Change | None, arch: str | None = None, kernel: str = "", **
         finally:
             sites = sum(count for *_, count in kept.values())
             assert change is None or sites, f"the kernel no longer has what the mutant changes: {change}"
+
+
+@contextlib.contextmanager
+def traced_with(change: Source) -> Iterator[None]:
+    """Within it kernels are traced with ``change``, wherever they run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(change.module, change.name, change.value)
+        # nothing that was compiled before, and nothing for others
+        patch.setattr(compiling, "compile_cached", lambda key, build: build())
+        patch.setattr(Kernel, "build", stored_kernels.compiled_anew)
+        plan_anew(patch)
+        yield
 
 
 def outcome(

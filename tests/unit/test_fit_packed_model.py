@@ -77,7 +77,8 @@ def test_records_are_added_as_the_benchmark_writes_them(tmp_path: Path) -> None:
     source.write_text(json.dumps(record))
     script.add([source], target)
     (row,) = script.table(target)
-    assert (row.record, row.us, row.plan.workers, row.plan.tiling) == ("77", 8.4, 106, plan)
+    assert (row.record, row.us, row.plan.workers) == ("77", 8.4, 106)
+    assert row.plan.tiling == plan | {"programmatic": ""}
     source.write_text(json.dumps(record | {"activations": "nvfp4"}))
     with pytest.raises(SystemExit, match="got a record of nvfp4 x"):
         script.add([source], target)

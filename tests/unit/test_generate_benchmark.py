@@ -11,15 +11,36 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import generate as benchmark
-from generate_model import TINY, Between, Decoder, empty_cache, models
+from generate_model import TINY, TINY_MIXTURE, Between, Decoder, Layer, Shape, empty_cache, models
 
 TOKENS = torch.randint(TINY.vocabulary, (2, 9), generator=torch.Generator().manual_seed(2))
 
 
-@pytest.fixture(scope="module")
-def made() -> dict[str, Decoder]:
+@pytest.fixture(scope="module", params=[TINY, TINY_MIXTURE], ids=lambda shape: shape.name)
+def made(request: pytest.FixtureRequest) -> dict[str, Decoder]:
     with torch.inference_mode():
-        return models(TINY, benchmark.NAMES, "cpu", Between())
+        return models(request.param, benchmark.NAMES, "cpu", Between())
+
+
+def weight(module: torch.nn.Module) -> torch.Tensor:
+    return module.weight.double()
+
+
+def fed(layer: Layer, shape: Shape, x: torch.Tensor) -> torch.Tensor:
+    """What follows attention, expert by expert."""
+
+    def mlp(x: torch.Tensor, both: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        gate, up = (x @ both.T).chunk(2, -1)
+        return (gate * gate.sigmoid() * up) @ down.T
+
+    if not shape.experts:
+        return mlp(x, weight(layer.feed.gated), weight(layer.feed.down))
+    chances = (x @ layer.feed.router.double().T).softmax(-1)
+    least = chances.topk(shape.top).values[..., -1:]
+    chances = torch.where(chances >= least, chances, 0)
+    chances = chances / chances.sum(-1, keepdim=True)
+    stacks = zip(layer.feed.gate_up.double(), layer.feed.down.double(), chances.unbind(-1))
+    return sum(mlp(x, both, down) * chance[..., None] for both, down, chance in stacks)
 
 
 def exact(model: Decoder, tokens: torch.Tensor) -> torch.Tensor:
@@ -38,15 +59,17 @@ def exact(model: Decoder, tokens: torch.Tensor) -> torch.Tensor:
 
     x = model.embedding[tokens].double()
     for layer in model.layers:
-        h = normed(x, layer.norms[0]) @ layer.qkv.weight.double().T
-        q, k, v = h.unflatten(-1, (-1, shape.head_dim)).split((shape.heads, shape.kv_heads, shape.kv_heads), dim=2)
+        h = normed(x, layer.norms.attention) @ weight(layer.qkv).T
+        sizes = shape.heads, shape.kv_heads, shape.kv_heads
+        q, k, v = h.unflatten(-1, (-1, shape.head_dim)).split(sizes, dim=2)
+        if shape.head_norms:
+            q, k = (normed(y, w) for y, w in zip((q, k), layer.norms.heads.split(sizes)))
         k, v = (y.repeat_interleave(shape.heads // shape.kv_heads, dim=2) for y in (turned(k), v))
         weights = torch.einsum("bqhd,bkhd->bhqk", turned(q), k) * shape.head_dim**-0.5
         weights = weights.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf).softmax(-1)
-        x = x + torch.einsum("bhqk,bkhd->bqhd", weights, v).flatten(2) @ layer.output.weight.double().T
-        gate, up = (normed(x, layer.norms[1]) @ layer.gated.weight.double().T).chunk(2, -1)
-        x = x + (gate * gate.sigmoid() * up) @ layer.down.weight.double().T
-    return normed(x, model.norm) @ model.head.weight.double().T
+        x = x + torch.einsum("bhqk,bkhd->bqhd", weights, v).flatten(2) @ weight(layer.output).T
+        x = x + fed(layer, shape, normed(x, layer.norms.feed))
+    return normed(x, model.norm) @ weight(model.head).T
 
 
 def distance(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -54,11 +77,11 @@ def distance(x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 @torch.inference_mode()
-def test_the_model_is_a_llama(made: dict[str, Decoder]) -> None:
+def test_the_model_is_what_it_is_called(made: dict[str, Decoder]) -> None:
     """Prompts, and steps after them with the cache, beside float64."""
     want = exact(made["bf16"], TOKENS)
     for name in ("bf16", "w4a16", "w4a16, head too"):
-        cache = empty_cache(TINY, 2, 9, "cpu")
+        cache = empty_cache(made["bf16"].shape, 2, 9, "cpu")
         assert distance(made[name](TOKENS[:, :8], cache), want[:, 7]) < 0.03, name
         step = made[name](TOKENS[:, 8:], cache, torch.tensor([8]))
         assert distance(step, want[:, 8]) < 0.03, name
@@ -78,15 +101,17 @@ def test_a_step_writes_the_next_tokens(made: dict[str, Decoder]) -> None:
 @torch.inference_mode()
 def test_distances_show_other_weights(made: dict[str, Decoder]) -> None:
     found = benchmark.distances(made, "cpu")
-    assert found["bf16"] == 0 and found["w4a16"] < benchmark.CLOSE and found["w4a4"] > 0
-    other = models(TINY, ["w4a16"], "cpu", Between(), seed=1)
+    assert found["bf16"] == 0 and found["w4a16"] < benchmark.CLOSE
+    assert 0 < found["w4a8"] < 0.2 and found["w4a4"] > 0
+    other = models(made["bf16"].shape, ["w4a16"], "cpu", Between(), seed=1)
     assert benchmark.distances({"bf16": made["bf16"], **other}, "cpu")["w4a16"] > benchmark.CLOSE
 
 
 def test_weights_take_the_bytes_of_four_bits(made: dict[str, Decoder]) -> None:
     plain, packed = (benchmark.weight_bytes(made[name]) for name in ("bf16", "w4a16, head too"))
     # tiles of 128 × 128 are larger than these matrices
-    assert 2 * TINY.linear_weights < plain and 9 / 16 * TINY.linear_weights < packed < plain
+    elements = made["bf16"].shape.linear_weights
+    assert 2 * elements < plain and 9 / 16 * elements < packed < plain
 
 
 def test_table() -> None:

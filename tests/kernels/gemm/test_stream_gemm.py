@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import cutlass.cute as cute
 import pytest
 import torch
-from support.mutants import FIRST, LAST, at, constant, drop, instead, number, outcome
+from support.mutants import FIRST, LAST, Source, at, constant, drop, instead, number, outcome, traced_with
 from support.packed_problems import run
 from support.stream_problems import Case, make
 
+from cute_nvfp4 import gemm, prepare_weight, quantize
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.ops.prepared_weight.gemm import STREAM
-from cute_nvfp4.planning.packed import PackedProblem, choose
-from cute_nvfp4.sim import adversarial
+from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, choose
+from cute_nvfp4.runtime.session import simulated_gpu
+from cute_nvfp4.sim import Race, adversarial
 from cute_nvfp4.target import ARCHITECTURES
 
 pytestmark = [pytest.mark.kernels]
@@ -30,6 +35,9 @@ CASES = (
     Case(32, 384, 256, 4, tiling={"warps_m": 8, "warps_k": 2, "stages": 4}),
     Case(2, 128, 256, 4, tiling={"stages": 2}),
     Case(3, 130, 256, 3, "float16", "float16", tiling={"stages": 4}, padded=True),
+    # started while the launch before it runs: whole tiles, and parts of them
+    Case(16, 256, 512, 5, tiling={"stages": 6, "programmatic": "weights"}),
+    Case(7, 97, 464, 7, "float16", "float16", {**HALF, "programmatic": "weights"}),
     # NVFP4 times NVFP4
     Case(5, 128, 512, 3, "float16", tiling={**HALF, "warps_m": 1, "quantized_x": True}),
     Case(16, 100, 256, 2, "float16", tiling={"stage_tiles": 2, "stages": 4, "quantized_x": True}),
@@ -111,3 +119,37 @@ def test_mutants_are_noticed(name, change, noticed) -> None:
     problem = make(CUT)
     found = outcome(change, lambda: not problem.wrong(problem.run()).any(), "sm_90a")
     assert found == noticed
+
+
+EARLY = PackedPlan(StreamConfig(slabs=4, warps_m=2, warps_k=4, stages=4, programmatic="weights"), 3)
+
+
+def chained() -> bool:
+    """Whether a product of a product is right, where each may begin while the launch before it runs."""
+    generator = torch.Generator().manual_seed(9)
+    x, *weights = (torch.randn(rows, 320, generator=generator).bfloat16() for rows in (5, 320, 320))
+    weights = [prepare_weight(quantize(weight)) for weight in weights]
+    want = got = x
+    for weight in weights:
+        want = gemm(want, weight, backend="reference")
+    with simulated_gpu("sm_90a"):
+        got = got.cuda()
+        there = [replace(x, packed=x.packed.cuda(), global_scale=x.global_scale.cuda()) for x in weights]
+        for weight in there:
+            got = gemm(got, weight, config=EARLY)
+        got = got.cpu()
+    return want.isfinite().all().item() and (got.double() - want.double()).norm() < 2.0**-7 * want.double().norm()
+
+
+@pytest.mark.sim_only("opens a session")
+def test_a_product_begins_while_its_rows_are_written() -> None:
+    assert chained()
+
+
+@pytest.mark.sim_only("opens a session")
+def test_a_product_that_does_not_wait_for_its_rows_is_noticed() -> None:
+    with (
+        traced_with(Source(cute.arch, "griddepcontrol_wait", lambda: None)),
+        pytest.raises(Race, match="griddepcontrol"),
+    ):
+        chained()

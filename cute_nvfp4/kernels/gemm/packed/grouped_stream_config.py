@@ -31,6 +31,7 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
     tables: ClassVar[dict[str, Columns]] = {"rows": Columns(("start", "m", "row"), ())}
     tensor_maps: ClassVar[tuple[str, ...]] = ()
     words: ClassVar[tuple[str, ...]] = ()
+    ways_to_start: ClassVar[tuple[str, ...]] = ("", "all", "x")
 
     maps: str = "rows"
     capacity: int = WINDOW
@@ -41,7 +42,6 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
     weighted: str = ""
     added: bool = False
     cut_bytes: int = 48 << 10
-    programmatic: str = ""
 
     @property
     def fp8(self) -> bool:
@@ -84,8 +84,6 @@ def can_implement_groups(c: GroupedStreamConfig) -> str:
     if c.activation not in ("", *(name for name, products in ACTIVATIONS.items() if products == c.products)):
         expected = f"one of {', '.join(ACTIVATIONS)}, with as many products as it takes"
         return explain("activation", got=f"{c.activation!r} of {c.products} products", expected=expected)
-    if c.programmatic not in ("", "all", "x"):
-        return explain("programmatic", got=repr(c.programmatic), expected="'', 'all' or 'x'")
     return can_implement(c)
 
 

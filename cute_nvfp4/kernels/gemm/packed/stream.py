@@ -20,7 +20,7 @@ from cutlass import Float32, Int32, Int64
 from cutlass.memory import SmemAllocator
 
 from ....ptx import mbarrier
-from ....ptx.async_copy import copy_bulk
+from ....ptx.async_copy import copy_bulk, prefetch_bulk
 from ....ptx.mma import mma_m16n8k16
 from ....weight_layout import SLABS, STEPS
 from ...arith import div, mod
@@ -87,6 +87,7 @@ class Stream:
             # nothing lives in L1: all of it can be shared memory (and the DSL need not ask a device what it has)
             preferred_smem_carveout=100,
             stream=stream,
+            use_pdl=bool(cfg.programmatic),
         )
 
     @cute.kernel
@@ -104,6 +105,12 @@ class Stream:
         walk = Segments(shares, cta)
         first = shares.segment(cta, Int32(0))
         source = self.weight_source(arguments, first.work_tile)
+        if cutlass.const_expr(cfg.programmatic):
+            if warp == 0:
+                self.prefetch_weights(source, first, mod(thread, WARP))
+            # in this order the next launch, too, begins when those before this one have ended
+            cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_launch_dependents()
         # the ring's barriers are there
         cute.arch.sync_threads()
         if warp == 0:
@@ -187,6 +194,19 @@ class Stream:
             tile = target + i * cfg.tile_bytes
             copy_bulk(tile, codes + i * packing.tile_bytes, Int32(code_bytes), full)
             copy_bulk(tile + code_bytes, scales + i * packing.tile_bytes, Int32(scale_bytes), full)
+
+    @cute.jit
+    def prefetch_weights(self, source: WeightSource, segment: Segment, lane: Int32):
+        """Asks L2 for the first packed tiles of a segment, one a lane. L2 is where other launches write to: it hands
+        out what they write later, which shared memory would not."""
+        cfg, packing = self.config, self.config.weights
+        if lane < segment.count * cfg.stage_tiles:
+            distance = Int64(segment.first * cfg.stage_tiles + lane) * packing.tile_bytes
+            if cutlass.const_expr(cfg.slabs == SLABS):
+                prefetch_bulk(source.codes + distance, Int32(packing.tile_bytes))
+            else:
+                prefetch_bulk(source.codes + distance, Int32(cfg.slabs * packing.slab_code_bytes))
+                prefetch_bulk(source.scales + distance, Int32(cfg.slabs * packing.slab_scale_bytes))
 
     def weight_source(self, arguments: StreamArguments, work_tile: Int32) -> WeightSource:
         """Where a work tile's part of its first packed tile is."""

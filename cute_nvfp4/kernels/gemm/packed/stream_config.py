@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ....errors import explain
 from ....target import ARCHITECTURES, Architecture
@@ -30,6 +31,9 @@ class StreamConfig:
     stages in turn. stage_tiles: packed tiles along K in a stage. stages: the most there may be, 0 for as many as fit.
     quantized_x: whether x is NVFP4. factors: device scalars that multiply alpha. vector: whether four neighbours of a
     row of the output can be stored at once. gate: as in ``WgmmaConfig``.
+
+    programmatic: "weights" if the kernel may start while the launch before it still runs: until that has ended it asks
+    L2 for weights, and touches nothing else; "" if it may not.
     """
 
     dtype: str = "bfloat16"
@@ -46,7 +50,11 @@ class StreamConfig:
     factors: int = 0
     vector: bool = True
     gate: str = ""
+    programmatic: str = ""
     arch: Architecture = ARCHITECTURES["sm_90a"]
+
+    ways_to_start: ClassVar[tuple[str, ...]] = ("", "weights")
+    """What ``programmatic`` may be."""
 
     @property
     def products(self) -> int:
@@ -128,6 +136,10 @@ def can_implement(c: StreamConfig) -> str:
         return explain("slabs, warps_m", got=(c.slabs, c.warps_m), expected="1, 2, 4 or 8, and a divisor of them")
     if c.gate not in ("", *GATE_NAMES):
         return explain("gate", got=repr(c.gate), expected=f"one of {', '.join(GATE_NAMES)}")
+    if c.programmatic not in c.ways_to_start:
+        return explain(
+            "programmatic", got=repr(c.programmatic), expected=f"one of {', '.join(map(repr, c.ways_to_start))}"
+        )
     if c.quantized_x and c.dtype != "float16":
         return explain("dtype of NVFP4 times packed weights", got=c.dtype, expected="float16")
     if not 1 <= c.warps <= 16:
