@@ -31,6 +31,18 @@ def clock() -> str:
     return table(["times", "launches", "mean error", "worst", "pairs in order"], _compared())
 
 
+def w4a16(found: dict[str, Any]) -> str:
+    """bfloat16 times a prepared weight on a B200: what the clock says, beside what others have published."""
+    from published import records
+
+    rows = []
+    for r in records("w4a16_b200.csv"):
+        ours = found.get(f"w4a16 {r['m']} x {r['n']} x {r['k']} gemm")
+        if ours:
+            rows.append([r["m"], f"{ours['modelled_us']:.1f}", f"{float(r['flashinfer']):g}"])
+    return table(["M", "gemm, modelled, µs", "FlashInfer, published, µs"], rows)
+
+
 def error() -> str:
     """The smallest and the largest mean error of ``clock``'s sets of launches, in whole percent."""
     means = sorted(float(row[2].rstrip("%")) for row in _compared())
