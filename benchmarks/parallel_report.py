@@ -1,7 +1,7 @@
 """What ``parallel.py`` has measured, as text and as the tables of the pages, and what it was predicted to measure.
 
-``python benchmarks/parallel_report.py RECORD OUTPUT`` predicts, from a record of layers without them, what sums by stores
-into the peer's memory and early starts give.
+``python benchmarks/parallel_report.py RECORD OUTPUT`` predicts what sums by stores into the peer's memory and early
+starts give, from a record of layers without them.
 """
 
 from __future__ import annotations

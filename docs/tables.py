@@ -280,9 +280,8 @@ TABLES |= {"fused-bounds": fused_bounds}
 TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": modelled.clock}
 TABLES |= {"b200_w4a16": lambda: modelled.w4a16(record("ours_modelled_b200"))}
 TABLES |= {"commands": summaries.commands, "gates": summaries.gates, "tolerances": judging.tolerances}
-TABLES |= {
-    f"parallel-{name}": functools.partial(_over_two_gpus, name) for name in ("dense", "parts", "experts", "sums", "predicted")
-}
+OVER_TWO_GPUS = ("dense", "parts", "experts", "sums", "predicted")
+TABLES |= {f"parallel-{name}": functools.partial(_over_two_gpus, name) for name in OVER_TWO_GPUS}
 COUNTS: dict[str, Callable[[], str]] = {f.__name__: f for f in (fingerprints, programs)}
 COUNTS |= {"clock_error": modelled.error, "launch_us": modelled.launch_us}
 
