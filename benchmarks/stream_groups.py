@@ -167,7 +167,7 @@ def whole_layer(both: list[Operands], plans: list[PackedPlan]) -> torch.Tensor:
     inner = expert_product(r.x, first.weight, maps.offsets, maps.slots, top, True, config=plans[0])
     weighted = {"row_weights": r.weights, "config": plans[1]}
     rows = expert_product(inner, second.weight, maps.offsets, maps.slots, top, False, **weighted)
-    return combined(rows, None, None, whole, experts, top, None, "auto")
+    return combined(rows, None, None, whole, experts, top, None, None, "auto")
 
 
 def smoke() -> None:

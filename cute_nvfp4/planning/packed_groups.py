@@ -16,10 +16,9 @@ from ..kernels.gemm.packed.stream_config import StreamConfig
 from ..kernels.gemm.sm90.grouped_config import GROUP_TILE_N, GroupedWgmmaConfig, can_implement_groups
 from ..runtime.bounded import remembered
 from ..target import Architecture
-from . import sm120_model
 from .grouped import expected_sizes, too_many_groups
 from .packed import MMA_SYNC_TILE_N, deep
-from .packed_model import CONSTANTS_FP8, START_US
+from .packed_model import CONSTANTS_FP8, COSTS, START_US
 from .packed_problem import TILING, PackedPlan, packed_tiles
 
 STAGE_US = {8: 0.38, 16: 0.39, 32: 0.41, 64: 0.50, 96: 0.60, 128: 0.68, 192: 1.10, 256: 1.40}
@@ -163,7 +162,7 @@ def rows_of_used(rows: int, groups: int) -> float:
 
 def choose_tiles(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedPlan:
     """The fastest plan by tiles, or one that no kernel can run."""
-    most = max(GROUP_TILE_N if arch.generation == "sm90" else MMA_SYNC_TILE_N)
+    most = max(MMA_SYNC_TILE_N if arch.generation == "sm120" else GROUP_TILE_N)
     plans = [_plan(p, arch, sm_count, tile_n) for tile_n in GROUP_TILE_N if tile_n <= most]
     possible = [plan for plan in plans if not can_implement_groups(plan.config)]
     return min(possible or plans, key=lambda plan: predict(plan, p))
@@ -206,9 +205,9 @@ def tile_us(config: GroupedWgmmaConfig, m: int, k: int) -> float:
     rest_n = max(1, -(-m // config.tile_n))
     width = min(w for w in config.widths if w * rest_n >= m)
     steps = -(-k // config.tile_k)
-    if config.arch.generation == "sm120":
-        count = config.arch.sm_count
-        return steps * sm120_model.packed_step_us(config, width, count) + sm120_model.packed_store_us(width, count)
+    if config.arch.generation in COSTS:
+        costs = COSTS[config.arch.generation](config, width, config.arch.sm_count)
+        return steps * costs.step_us + costs.store_us
     stage_us, begin_us = STAGE_US[width], TILE_US
     if config.fp8:
         stage_us, begin_us = CONSTANTS_FP8.stage_us[width], CONSTANTS_FP8.tile_us[width]

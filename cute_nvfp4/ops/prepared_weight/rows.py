@@ -139,6 +139,10 @@ def _host(config: GroupedWgmmaConfig) -> Callable[..., Any]:
         from ...kernels.gemm.sm120.packed import GroupedPackedGemm
 
         return GroupedPackedGemm(config)
+    if config.in_tensor_memory:
+        from ...kernels.gemm.sm100.packed import GroupedTensorPackedGemm
+
+        return GroupedTensorPackedGemm(config)
     from ...kernels.gemm.sm90.grouped import GroupedWgmma
 
     return GroupedWgmma(config)
@@ -153,6 +157,10 @@ def _routed(config: GroupedWgmmaConfig) -> Callable[..., Any]:
         from ...kernels.gemm.sm120.packed import RoutedPackedGemm
 
         return RoutedPackedGemm(config)
+    if config.in_tensor_memory:
+        from ...kernels.gemm.sm100.packed import RoutedTensorPackedGemm
+
+        return RoutedTensorPackedGemm(config)
     from ...kernels.gemm.sm90.routed import RoutedWgmma
 
     return RoutedWgmma(config)
