@@ -116,9 +116,10 @@ _SIMULATION = """A program under one schedule. ``schema`` is 1; it grows when a 
 
 ``status`` is the exit status of the command. ``failure`` is what stopped the first launch that was stopped, or the
 first hazard that ``--continue`` went on past, even if the program went on; its ``kind`` is the name of the error's
-class, its ``launch`` null for a hazard in torch's own work. ``error`` is the exception that ended the program. ``findings`` are of
-all launches. ``seconds`` are of this machine and say nothing of a GPU. A launch has ``counters`` with ``--counters``,
-``timing`` with ``--time``, and 0 ``instructions`` if it was stopped. ``params`` are the bytes of each parameter."""
+class, its ``launch`` null for a hazard in torch's own work. ``error`` is the exception that ended the program.
+``findings`` are of all launches. ``seconds`` are of this machine and say nothing of a GPU. A launch has ``counters``
+with ``--counters``, ``timing`` with ``--time``, and 0 ``instructions`` if it was stopped. ``params`` are the bytes
+of each parameter."""
 
 
 def simulation() -> Model:
