@@ -1,6 +1,6 @@
 """What each ``--json`` writes, as pydantic models, which are made of the records that the commands write.
 
-``tests/unit/test_json_schema.py`` reads the commands' real output by them.
+A test reads the commands' real output by them.
 """
 
 from __future__ import annotations
@@ -87,13 +87,22 @@ def evaluation() -> Model:
 
 def comparison() -> Model:
     """Runs of several submissions, with the figures that are compared."""
-    from ..harness.comparison import FIGURES
+    from ..harness.comparison import FIGURES, TIMES
 
     figures = made("Figures", "Each figure of a case, or its geometric mean; null where there is none.",
                    **{figure.key: float | None for figure in FIGURES})  # fmt: skip
-    judged = _run(_case("ComparedCase", figures=figures), "Submission", name=str, geometric_means=figures, refusal=str)
+    about = "How many times faster than the first submission; null where one of the two has no such time."
+    faster = made("TimesFaster", about, **dict.fromkeys(TIMES, float | None))
+    judged = _run(
+        _case("ComparedCase", figures=figures),
+        "Submission",
+        name=str,
+        geometric_means=figures,
+        refusal=str,
+        times_faster=faster,
+    )
     refused = made("Refused", "A submission that could not be loaded, and why.",
-                   name=str, submission=str, passed=bool, refusal=str)  # fmt: skip
+                   name=str, submission=str, passed=bool, refusal=str, times_faster=faster)  # fmt: skip
     return made("Comparison", "Several submissions.", passed=bool, submissions=list[judged | refused])
 
 
@@ -150,7 +159,7 @@ def simulation() -> Model:
 
 
 def schedules() -> Model:
-    """The same under several schedules."""
+    """A program under several schedules."""
     died = made("Died", "A run that ended before it wrote its report.", schedule=str, status=int)
     return made("Schedules", "A program under several schedules; the last is the one that failed, if one did.",
                 schema=int, script=str, arguments=list[str], arch=str, status=int,
@@ -225,7 +234,7 @@ def quantization() -> Model:
 
 SCHEMAS: dict[str, tuple[str, Callable[[], Model]]] = {
     "eval": ("eval … --json, one submission", evaluation),
-    "comparison": ("eval … --json, several submissions or --html", comparison),
+    "comparison": ("eval … --json, several submissions", comparison),
     "events": ("eval … --json-lines", events),
     "profile": ("eval or explain … --report FILE.json", profiles),
     "sim": ("sim … --json FILE", simulation),
