@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import ClassVar
 
 from ....errors import explain
 from ....target import ARCHITECTURES, Architecture
@@ -53,7 +54,8 @@ class WgmmaConfig:
     multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
     eight of each, and the output is gate(first) · second: ``factors`` are of each of them. promoted: whether sums of
     FP8 products, of which tensor cores keep about 14 bits, are added in fp32 after each k-tile.
-    first: a kernel that quantizes x before, in the same launch; this one starts meanwhile.
+    first: a kernel that quantizes x before, in the same launch; this one starts meanwhile. programmatic: as in
+    ``StreamConfig``.
     """
 
     dtype: str = "bfloat16"
@@ -76,6 +78,7 @@ class WgmmaConfig:
     gate: str = ""
     promoted: bool = False
     first: Fp8RowsConfig | None = None
+    programmatic: str = ""
     arch: Architecture = ARCHITECTURES["sm_90a"]
 
     # for the tile schedulers
@@ -84,6 +87,7 @@ class WgmmaConfig:
     table_bytes = 0
     # whether threads copy rows of x, each by its index
     gathered = False
+    ways_to_start: ClassVar[tuple[str, ...]] = ("", "weights")
 
     @property
     def cluster(self) -> tuple[int, int]:
@@ -374,6 +378,8 @@ def _schedule(c: WgmmaConfig) -> str:
 def _output(c: WgmmaConfig) -> str:
     if c.gate not in ("", *GATE_NAMES):
         return explain("gate", got=repr(c.gate), expected=f"one of {', '.join(GATE_NAMES)}")
+    if c.programmatic not in c.ways_to_start:
+        return explain("programmatic", got=repr(c.programmatic), expected=f"one of {c.ways_to_start}")
     if c.gate and c.bias:
         return explain("bias of a gated GEMM", got=c.bias, expected="none")
     if c.vector and OUT_BYTES[c.out] != 2:

@@ -20,7 +20,7 @@ from ...quantize.fp8_rows import Fp8Rows
 from ..barriers import Barriers, PipelineState, initialise_in_turn, make_barriers
 from ..operands import TmaCopy
 from ..packed.decode import sum_factors
-from ..packed.loaders import StageOrder, weight_copies, x_copies
+from ..packed.loaders import StageOrder, prefetch_stage, tile_addresses, weight_copies, x_copies
 from ..packed.mainloop import Mainloop, OperandMemory, Products
 from ..packed.pipelines import wgmma_pipelines
 from ..pipeline_graph import barrier_words
@@ -74,7 +74,7 @@ class WgmmaGemm:
             # all of L1 can be shared memory (and the DSL need not ask a device what it has)
             preferred_smem_carveout=100,
             stream=stream,
-            use_pdl=cfg.first is not None,
+            use_pdl=cfg.first is not None or bool(cfg.programmatic),
         )
 
     @cute.kernel
@@ -96,6 +96,12 @@ class WgmmaGemm:
         if warp == 1:
             cpasync.prefetch_descriptor(x.atom)
         self.begin(memory, warp)
+        if cutlass.const_expr(cfg.programmatic):
+            if warp == 0:
+                self.prefetch_weights(arguments, scheduler)
+            # in this order the next launch, too, begins when those before this one have ended
+            cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_launch_dependents()
         # the ring's barriers are there
         cute.arch.sync_threads()
         if group == 0:
@@ -181,6 +187,18 @@ class WgmmaGemm:
             CtaPlace(workers, worker, rank, zero, zero, part),
             **options,
         )
+
+    @cute.jit
+    def prefetch_weights(self, arguments: WgmmaArguments, scheduler: StaticScheduler):
+        """Asks L2 for the packed tiles of the first stages, a stage a lane: it hands out what is written later, too."""
+        lane = cute.arch.lane_idx()
+        cursor, end = scheduler.range()
+        if cursor < end:
+            tile = scheduler.tile(cursor, end)
+            steps = self.order.steps(tile)
+            if lane < cutlass.min(steps.end - steps.first, self.config.ring_stages):
+                sources = tile_addresses(self.config, arguments.weight, tile)
+                prefetch_stage(self.config, sources, self.order.along_k(steps.first + lane, tile))
 
     def load_weights(self, arguments: WgmmaArguments, memory: OperandMemory, scheduler: StaticScheduler) -> None:
         """The loop of the warp that loads weights."""
