@@ -180,10 +180,6 @@ def _plan(r: Any, target: Target) -> Any:
         hint = "prepare_experts(…, dtype=torch.bfloat16) makes experts for it."
         expected = f"prepared ones on {generation}"
         raise OperandError.of("experts", got="block-scaled weights", expected=expected, hint=hint)
-    if r.experts.dtype is not None and generation == "sm100":
-        hint = "prepare_experts(…, dtype=None) makes experts for it."
-        got = f"weights for {r.experts.dtype}"
-        raise OperandError.of("experts", got=got, expected=f"block-scaled ones on {generation}", hint=hint)
 
     few = generation == "sm90" and r.experts.dtype in DTYPES and sorts_slots(r.topk_ids.numel(), r.experts.count)
 

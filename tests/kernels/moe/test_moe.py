@@ -284,6 +284,17 @@ def test_refused(call: Any, error: type[Exception], message: str, roads: Roads) 
 
 @pytest.mark.sim_only("asks for another architecture")
 def test_block_scaled_only_where_it_runs() -> None:
-    """Prepared weights are refused where no kernel takes them, in words that say what to do."""
-    with simulating("sm_100a"), pytest.raises(OperandError, match=r"dtype=None\) makes experts for it"):
-        moe(X, IDS, WEIGHTS, EXPERTS)
+    """Weights that are not prepared are refused where no kernel takes them, in words that say what to do."""
+    experts = Problem(dataclasses.replace(SMALL.layer, quantized=True)).experts
+    with simulating("sm_90a"), pytest.raises(OperandError, match=r"dtype=torch.bfloat16\) makes experts for it"):
+        moe(X, IDS, WEIGHTS, experts)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("arch", ["sm_100a"], indirect=True)
+@pytest.mark.parametrize("name", NAMED)
+def test_rows_in_16_bits(name: str, arch: str, poisoned: None) -> None:
+    """Where tensor cores multiply 4-bit rows, rows of 16 bits stay so if the experts are prepared for them."""
+    problem = Problem(NAMED[name])
+    for deterministic, most in ((True, 0), (False, problem.layer.top)):
+        assert problem.right(problem.run(backend=backends.backend(), deterministic=deterministic), most)
