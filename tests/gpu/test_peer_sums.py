@@ -1,4 +1,4 @@
-"""Sums by stores into a peer's memory, on one GPU: two ranks are two streams of it, whose kernels wait for each other."""
+"""Sums by stores into a peer's memory, on one GPU: two streams are two ranks, whose kernels wait for each other."""
 
 from __future__ import annotations
 
