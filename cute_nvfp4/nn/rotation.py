@@ -88,7 +88,9 @@ def _parts(model: torch.nn.Module) -> Parts:
     except AttributeError as error:
         raise OperandError.of("model to rotate", got=str(error), expected="a decoder as Llama's") from error
     known = {f"{name}.weight" for name in _NORMS} | set(_OF_HEADS)
-    known |= {f"{x}.{part}" for x in (*(y for _, names in _READERS for y in names), *_WRITERS) for part in ("weight", "bias")}
+    known |= {
+        f"{x}.{part}" for x in (*(y for _, names in _READERS for y in names), *_WRITERS) for part in ("weight", "bias")
+    }
     needed = {name for name in known if name.endswith("weight")} - set(_OF_HEADS)
     for i, block in enumerate(parts.blocks):
         names = {name for name, _ in block.named_parameters()}
