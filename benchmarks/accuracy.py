@@ -33,6 +33,7 @@ from cute_nvfp4 import quantize_model
 from cute_nvfp4.nn.divergence import divergence
 from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.nn.report import ModelReport
+from cute_nvfp4.nn.rotation import rotate_model
 from cute_nvfp4.nn.training import fake_quantize
 
 RESULTS = Path(__file__).resolve().parent / "results" / "accuracy_smollm2.json"
@@ -41,12 +42,13 @@ BEGIN, END = "<!-- accuracy: begin -->", "<!-- accuracy: end -->"
 
 
 class Case(NamedTuple):
-    """A row of the table: the options of ``quantize_model``."""
+    """A row of the table: the options of ``quantize_model``. rotated: ``rotate_model`` comes first."""
 
     rule: str
     method: str = "nearest"
     input_rule: str | None = None
     awq: bool = False
+    rotated: bool = False
 
     @property
     def activations(self) -> str:
@@ -55,7 +57,7 @@ class Case(NamedTuple):
     @property
     def name(self) -> str:
         rules = self.rule if self.input_rule is None else f"{self.rule}, activations {self.input_rule}"
-        return f"{self.activations} {'awq ' * self.awq}{self.method}, {rules}"
+        return f"{self.activations} {'rotated ' * self.rotated}{'awq ' * self.awq}{self.method}, {rules}"
 
 
 CASES = (
@@ -74,6 +76,9 @@ CASES = (
     Case("four_six_mse", "gptq", awq=True),
     Case("four_six_mse", input_rule="four_six_mse", awq=True),
     Case("four_six_mse", "gptq", "four_six_mse", awq=True),
+    Case("four_six_mse", rotated=True),
+    Case("four_six_mse", input_rule="four_six_mse", rotated=True),
+    Case("four_six_mse", "gptq", rotated=True),
 )
 
 
@@ -164,7 +169,8 @@ def quantized(model: torch.nn.Module, case: Case, calibration: torch.Tensor) -> 
     needed = case.method != "nearest" or case.input_rule is not None or case.awq
     batches = list(calibration.split(4)) if needed else None
     options = {"method": case.method, "input_rule": case.input_rule, "calibration": batches, "awq": case.awq}
-    return quantize_model(copy.deepcopy(model), case.rule, ignore=["lm_head"], prepare=False, **options)
+    model = rotate_model(copy.deepcopy(model)) if case.rotated else copy.deepcopy(model)
+    return quantize_model(model, case.rule, ignore=["lm_head"], prepare=False, **options)
 
 
 def row_of(model: torch.nn.Module, case: Case, tokens, calibration, reference: Outcome) -> dict[str, Any]:
@@ -192,7 +198,7 @@ def table(record: dict[str, Any]) -> str:
     for case in (case for case in CASES if case in found):
         row = found[case]
         (loss, loss_error), (kl, kl_error) = row["loss"], row["divergence"]
-        method = "AWQ, " * case.awq + {"nearest": "to nearest", "gptq": "GPTQ"}[case.method]
+        method = "rotated, " * case.rotated + "AWQ, " * case.awq + {"nearest": "to nearest", "gptq": "GPTQ"}[case.method]
         rules = case.rule if case.input_rule in (None, case.rule) else f"{case.rule}, activations {case.input_rule}"
         lines.append(
             f"| {case.activations}, {method} | `{rules}` | {row['perplexity']:.2f} | {loss:.3f} ± {loss_error:.3f} "
