@@ -27,6 +27,7 @@ import time
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -118,12 +119,17 @@ def measure(shape: Shape, contestants: Sequence[Contestant], rounds: int, clear:
     return {**sizes, "text": str(shape), "name": shape.name, "floor_us": floor_us(shape, limits), "results": results}
 
 
-def dry_run(names: Sequence[str], contestants: Sequence[Contestant], gpu: str) -> None:
+def shapes_of(names: Sequence[str], rows: Sequence[int]) -> list[Shape]:
+    """The shapes of some sets; rows: only those with so many rows of x in all, or none for every shape."""
+    return [shape for name in names for shape in SETS[name] if not rows or sum(shape.m) in rows]
+
+
+def dry_run(names: Sequence[str], rows: Sequence[int], contestants: Sequence[Contestant], gpu: str) -> None:
     """Prints what would run, and floors of a GPU that was measured."""
     limits = MEASURED[gpu]
     for name in names:
         print(f"{name}: {gpu}, {report.of_ceilings(limits._asdict())}")
-        for shape in SETS[name]:
+        for shape in shapes_of([name], rows):
             running = ", ".join(contestant.name for contestant in contestants if contestant.runs(shape))
             print(f"  {shape!s:>50}  floor {floor_us(shape, limits):7.1f} µs  {running}  {shape.name}".rstrip())
 
@@ -139,7 +145,35 @@ def peer_versions() -> dict[str, str]:
     return found
 
 
-def run(names: Sequence[str], contestants: Sequence[Contestant], rounds: int, path: Path) -> dict:
+class Part(NamedTuple):
+    """Shapes number ``index``, ``index + count``, … of all that are asked for: one of ``count`` processes'."""
+
+    index: int = 0
+    count: int = 1
+
+    @classmethod
+    def of(cls, text: str) -> Part:
+        """Makes it of "I/N"."""
+        index, count = map(int, text.split("/"))
+        if not 0 <= index < count:
+            raise argparse.ArgumentTypeError(f"got {text}, expected I/N with I from 0 to N - 1")
+        return cls(index, count)
+
+
+def compile_only(shapes: Sequence[Shape], contestants: Sequence[Contestant]) -> None:
+    """Calls every contestant once, so that its kernels lie in the cache."""
+    gpu_target("--dry-run needs no GPU.")
+    for shape in shapes:
+        problem = Problem.random(shape)
+        for contestant in contestants:
+            if contestant.runs(shape):
+                try:
+                    contestant.calls(problem)
+                except Exception as error:  # the run that measures tells what fails, and fails itself
+                    print(f"{shape}: {contestant.name}: {reason_of(error)}", file=sys.stderr)
+
+
+def run(names: Sequence[str], rows: Sequence[int], contestants: Sequence[Contestant], rounds: int, path: Path) -> dict:
     """Measures sets of shapes; the record, with the sets of ``path`` that were not run."""
     gpu_target("--dry-run needs no GPU.")
     clear = ColdL2()
@@ -149,16 +183,17 @@ def run(names: Sequence[str], contestants: Sequence[Contestant], rounds: int, pa
     record = {"gpu": about["gpu"], "sets": before["sets"] if before.get("gpu") == about["gpu"] else {}}
     for name in names:
         limits = ceilings(clear)
-        rows: list[dict] = []
-        record["sets"][name] = {**about, "ceilings": limits._asdict(), "rounds": rounds, "rows": rows}
-        for i, shape in enumerate(SETS[name]):
+        found: list[dict] = []
+        record["sets"][name] = {**about, "ceilings": limits._asdict(), "rounds": rounds, "rows": found}
+        shapes = shapes_of([name], rows)
+        for i, shape in enumerate(shapes):
             start = time.monotonic()
-            rows.append(measure(shape, contestants, rounds, clear, limits))
+            found.append(measure(shape, contestants, rounds, clear, limits))
             torch.cuda.empty_cache()
             write(record, path)
-            times = {who: round(found.get("median_us", float("nan")), 2) for who, found in rows[-1]["results"].items()}
+            times = {who: round(x.get("median_us", float("nan")), 2) for who, x in found[-1]["results"].items()}
             took = time.monotonic() - start
-            print(f"{name} {i + 1}/{len(SETS[name])}  {shape}  {took:.1f} s  {times}", file=sys.stderr, flush=True)
+            print(f"{name} {i + 1}/{len(shapes)}  {shape}  {took:.1f} s  {times}", file=sys.stderr, flush=True)
     return record
 
 
@@ -167,6 +202,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shapes", nargs="+", default=["all"], choices=[*SETS, "all"])
     names = [peer.name for peer in PEERS]
     parser.add_argument("--peers", nargs="*", default=names, choices=names, help="beside this package (default: all)")
+    ours = [contestant.name for contestant in OURS]
+    parser.add_argument("--ours", nargs="*", default=ours, choices=ours, help="of this package (default: all)")
+    parser.add_argument(
+        "--rows", nargs="+", type=int, default=[], metavar="M", help="only shapes with so many rows of x"
+    )
+    parser.add_argument("--compile", action="store_true", help="call each once: fills the cache of kernels, no times")
+    parser.add_argument("--part", type=Part.of, default=Part(), metavar="I/N", help="with --compile: every Nth shape")
     parser.add_argument("--rounds", type=int, default=60, help="timed replays of each contestant")
     parser.add_argument("--output", type=Path, help="results file (default: benchmarks/results/gemm_<gpu>.json)")
     parser.add_argument("--json", action="store_true", help="print the record as JSON instead of a table")
@@ -176,16 +218,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--from", dest="source", type=Path, help="print and plot this record instead of measuring")
     options = parser.parse_args(arguments)
     sets = list(SETS) if "all" in options.shapes else options.shapes
-    contestants = [*(peer for peer in PEERS if peer.name in options.peers), *OURS]
+    contestants = [
+        *(peer for peer in PEERS if peer.name in options.peers),
+        *(x for x in OURS if x.name in options.ours),
+    ]
     if options.dry_run:
-        dry_run(sets, contestants, options.gpu)
+        dry_run(sets, options.rows, contestants, options.gpu)
+        return 0
+    if options.compile:
+        compile_only(shapes_of(sets, options.rows)[options.part.index :: options.part.count], contestants)
         return 0
     if options.source:
         path, record = options.source, json.loads(options.source.read_text())
     else:
         gpu_target("--dry-run needs no GPU.")
         path = options.output or results_path("gemm")
-        record = run(sets, contestants, options.rounds, path)
+        record = run(sets, options.rows, contestants, options.rounds, path)
     print(json.dumps(record, indent=1) if options.json else report.table(record))
     if options.plot:
         report.plot(record, path.with_suffix(".svg"))

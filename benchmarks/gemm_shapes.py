@@ -105,6 +105,8 @@ SETS = {
     # the benchmark shapes of GPU MODE's NVFP4 hackathon: its gemm, dual_gemm and group_gemm problems
     "contest": [Shape("dense", (128,), n, k) for n, k in ((7168, 16384), (4096, 7168), (7168, 2048))],
     "m-sweep": [Shape("dense", (m,), 8192, 8192) for m in SWEEP_ROWS],
+    # where cuBLAS was ahead in bfloat16, and rows between those of the other sets
+    "gaps": [Shape("dense", (m,), n, k) for m, n, k in ((200, 6144, 4096), (1000, 4096, 4096), (512, 4096, 7168))],
     "models": list(model_shapes()),
     "gated": [
         Shape("gated", (m,), n, k)

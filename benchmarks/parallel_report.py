@@ -9,12 +9,18 @@ FORMS = {
     "nccl": "NCCL",
     "halves": "NCCL, halves",
     "peer": "peer loads",
+    "pushed": "peer stores",
     "copies": "copy engine",
     "copies, halves": "copy engine, halves",
     "local": "no exchange",
 }
 """Forms of a layer over two GPUs, by the name that a record has."""
-ALONE = {"all_reduce": "NCCL", "peer_all_reduce": "peer loads", "copy_all_reduce": "copy engine"}
+ALONE = {
+    "all_reduce": "NCCL",
+    "peer_all_reduce": "peer loads",
+    "pushed_all_reduce": "peer stores",
+    "copy_all_reduce": "copy engine",
+}
 """One exchange alone, likewise."""
 
 
@@ -31,7 +37,7 @@ def text(record: dict[str, Any]) -> str:
     for row, us in dense_rows(record):
         cells = [f"{us[x]:8.1f} ({us['one'] / us[x]:.2f})" if x in us else " " * 15 for x in FORMS]
         alone = [f"{x} {us[x]:.1f}" for x in ALONE if x in us]
-        name = f"{row['model']:>13} {row['contestant']:>5} {row['rows']:4}"
+        name = f"{row['model']:>13} {row['contestant']:>11} {row['rows']:4}"
         lines.append(f"{name}: {us['one']:8.1f} | {' | '.join(cells)} | {', '.join(alone)}")
         lines += [
             f"{who:>26}: " + ", ".join(f"{name} {x:.1f}" for name, x in parts.items())
@@ -41,7 +47,6 @@ def text(record: dict[str, Any]) -> str:
     for row in record["mixtures"]:
         cells = ", ".join(f"{name} {us:.1f}" for name, us in row["us"].items())
         lines.append(f"{row['model']:>15} {row['tokens']:4}, {row['sent_rows']} rows sent: {cells}")
-    if record["replays"]:
-        lines.append("replays: {replays}, {differing} of them differ".format(**record["replays"]))
+    lines += ["replays, {form}: {replays}, {differing} of them differ".format(**x) for x in record["replays"]]
     lines += [f"{name} did not run: {why}" for name, why in record["failed"].items()]
     return "\n".join(lines)

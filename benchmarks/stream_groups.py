@@ -167,7 +167,7 @@ def whole_layer(both: list[Operands], plans: list[PackedPlan]) -> torch.Tensor:
     inner = expert_product(r.x, first.weight, maps.offsets, maps.slots, top, True, config=plans[0])
     weighted = {"row_weights": r.weights, "config": plans[1]}
     rows = expert_product(inner, second.weight, maps.offsets, maps.slots, top, False, **weighted)
-    return combined(rows, None, None, whole, experts, top, None, "auto")
+    return combined(rows, None, None, whole, experts, top, None, None, "auto")
 
 
 def smoke() -> None:
@@ -186,6 +186,7 @@ def main() -> int:
         "--output", type=Path, help="results file (default: benchmarks/results/stream_groups_<gpu>.json)"
     )
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS)
+    parser.add_argument("--models", nargs="+", metavar="TEXT", default=[""], help="layers with this in their names")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--smoke", action="store_true", help="a small layer in the simulator: no GPU, no times")
     options = parser.parse_args()
@@ -198,7 +199,8 @@ def main() -> int:
         timing = "median of CUDA graphs between two events, L2 cleared, calls taking turns"
         record = machine() | {"copy_bytes_s": copy, "timing": timing, "rows": []}
         print(f"{record['gpu']}, driver {record['driver']}, {record['date']}: copy {copy / 1e12:.2f} TB/s", flush=True)
-        for layer, tokens in product(LAYERS, options.tokens):
+        chosen = [layer for layer in LAYERS if any(x in layer.model for x in options.models)]
+        for layer, tokens in product(chosen, options.tokens):
             ctas = sm_count(target, torch.device("cuda"))
             record["rows"] += measure(layer, tokens, options.rounds, copy, clear, ctas)
     except AssertionError as error:

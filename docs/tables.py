@@ -277,13 +277,14 @@ _OF_RECORDS = (results, gemm, contest, models, gated, grouped, gemv, quantize, f
 _OF_THE_PACKAGE = (support, shapes, first_call, eval_times, simulator, notebooks, api, sim_api, harness_api)
 TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (*_OF_RECORDS, *_OF_THE_PACKAGE)}
 TABLES |= {"fused-bounds": fused_bounds}
-TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": lambda: modelled.clock(record)}
+TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": modelled.clock}
+TABLES |= {"b200_w4a16": lambda: modelled.w4a16(record("ours_modelled_b200"))}
 TABLES |= {"commands": summaries.commands, "gates": summaries.gates, "tolerances": judging.tolerances}
 TABLES |= {
     f"parallel-{name}": functools.partial(_over_two_gpus, name) for name in ("dense", "parts", "experts", "sums")
 }
 COUNTS: dict[str, Callable[[], str]] = {f.__name__: f for f in (fingerprints, programs)}
-COUNTS |= {"clock_error": lambda: modelled.error(record), "launch_us": modelled.launch_us}
+COUNTS |= {"clock_error": modelled.error, "launch_us": modelled.launch_us}
 
 
 def pages() -> list[Path]:

@@ -60,7 +60,7 @@ def gemm(
             NVFP4 as unsigned, so they must not be negative. Scales beyond K must be finite, because they meet zeros
             (``to_blocked`` writes zeros). Global scales multiply the result.
 
-            Or b is a ``PreparedWeight`` (N, K), for sm_90a. Then a (M, K) has the weight's dtype, or is block-scaled.
+            Or b is a ``PreparedWeight`` (N, K). Then a (M, K) has the weight's dtype, or is block-scaled.
             For a weight in float8_e4m3fn, a is a ``RowScaledTensor``, or bfloat16 or float16, which a launch before
             quantizes. On sm_90a a call without a prepared weight packs b each time.
         alpha: a number in the range of float32, or a float32 tensor of one element on the operands' device; None is 1.

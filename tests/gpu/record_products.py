@@ -3,6 +3,8 @@
     python tests/gpu/record_products.py tests/data/h200_products.npz             on the GPU: runs and records them
     python tests/gpu/record_products.py tests/data/h200_products.npz --check     anywhere: runs all in the simulator
 
+With ``--part I/N`` it records every Nth problem: N processes compile side by side; ``--check`` takes all their files.
+
 Problems are drawn by their seeds (``hopper_products``); the file has digests of their data and of the PTX that ran, of
 all bits of exact results, and some elements of the others. Those agree within 2⁻²⁰ of their sums of absolute products.
 """
@@ -53,13 +55,18 @@ def record(path: Path, count: int, device: str, only: Container[int] | None = No
 
 
 class Recorded:
-    """A file that ``record`` wrote."""
+    """What ``record`` wrote: a file with all problems, or files with parts of them."""
 
-    def __init__(self, path: Path) -> None:
-        with np.load(path, allow_pickle=False) as archive:
-            header = json.loads(archive["header"].tobytes())
-            self.kept = archive["kept"]
-        self.about, self.problems = header["about"], header["problems"]
+    def __init__(self, *paths: Path) -> None:
+        self.problems: list[dict[str, Any]] = []
+        for path in paths:
+            with np.load(path, allow_pickle=False) as archive:
+                header, kept = json.loads(archive["header"].tobytes()), archive["kept"]
+            if not self.problems:
+                self.about, self.kept, self.problems = header["about"], kept, header["problems"]
+            for seed, found in enumerate(header["problems"]):
+                if found:
+                    self.problems[seed], self.kept[seed] = found, kept[seed]
 
     def check(self, seed: int) -> Outcome:
         """Problem ``seed`` in the simulator, compared with what was recorded."""
@@ -77,10 +84,10 @@ class Recorded:
         return Outcome(case, "" if worst <= 2.0**-20 else f"off by 2**{np.log2(worst):.1f} of the products", same)
 
 
-def check(path: Path, seeds: range | None = None) -> int:
+def check(*paths: Path) -> int:
     """Compares, says what differs, and counts it."""
-    recorded = Recorded(path)
-    outcomes = [recorded.check(seed) for seed in seeds or range(len(recorded.problems))]
+    recorded = Recorded(*paths)
+    outcomes = [recorded.check(seed) for seed, found in enumerate(recorded.problems) if found]
     for outcome in outcomes:
         if outcome.error:
             print(f"{outcome.case}: {outcome.error}")
@@ -96,15 +103,19 @@ def check(path: Path, seeds: range | None = None) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", type=Path)
+    parser.add_argument("path", type=Path, nargs="+")
     parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--part", default="0/1", metavar="I/N", help="record problems I, I + N, …")
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run in the simulator")
     arguments = parser.parse_args()
     if arguments.check:
-        return bool(check(arguments.path))
-    record(arguments.path, arguments.count, arguments.device)
-    print(f"{arguments.count} problems: {arguments.path}, {arguments.path.stat().st_size} bytes")
+        return bool(check(*arguments.path))
+    (path,) = arguments.path
+    index, step = map(int, arguments.part.split("/"))
+    only = range(index, arguments.count, step)
+    record(path, arguments.count, arguments.device, only)
+    print(f"{len(only)} problems: {path}, {path.stat().st_size} bytes")
     return 0
 
 
