@@ -79,7 +79,7 @@ def load_checkpoint(
         plain = [name for name in names if name not in taken]
         _check_places(model, quantized, plain, state)
         for name, layout in quantized.items():
-            # files on the CPU are mapped: only what is looked at is read
+            # files on the CPU are mapped: only the pages that are checked are read
             _check_fits(model.get_submodule(name), read_layer(name, layout, shown.of_layer(name, layout)))
         for name in plain:
             if name not in infos or infos[name].shape != state[name].shape:
