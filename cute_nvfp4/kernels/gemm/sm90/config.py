@@ -8,6 +8,7 @@ from functools import cached_property
 from ....errors import explain
 from ....target import ARCHITECTURES, Architecture
 from ....weight_layout import DTYPES, PACKINGS, TILE_K, TILE_ROWS, Packing
+from ...dequantize.config import DequantizeConfig
 from ...quantize.fp8_config import Fp8RowsConfig
 from ..config import GATE_NAMES, OUT_BYTES
 from .schedules import schedule_of
@@ -49,7 +50,7 @@ class WgmmaConfig:
     multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
     eight of each, and the output is gate(first) · second: ``factors`` are of each of them. promoted: whether sums of
     FP8 products, of which tensor cores keep about 14 bits, are added in fp32 after each k-tile.
-    first: a kernel that quantizes x before, in the same launch; this one starts meanwhile.
+    first: a kernel that quantizes or decodes x before, in the same launch; this one starts meanwhile.
     """
 
     dtype: str = "bfloat16"
@@ -71,7 +72,7 @@ class WgmmaConfig:
     bias: str = ""
     gate: str = ""
     promoted: bool = False
-    first: Fp8RowsConfig | None = None
+    first: Fp8RowsConfig | DequantizeConfig | None = None
     arch: Architecture = ARCHITECTURES["sm_90a"]
 
     # for the tile schedulers
@@ -294,6 +295,9 @@ def _tile(c: WgmmaConfig) -> str:
     if c.tile_n > 128 and c.warpgroups > 2:
         expected = "2: more have too few registers"
         return explain(f"warpgroups of tiles of {c.tile_n} columns", got=c.warpgroups, expected=expected)
+    if c.weights.in_rows and (c.half_tiles or c.stage_tiles != STAGE_TILES or c.arch.generation != "sm90"):
+        got = f"{c.row_groups} warpgroups along rows, stages of {c.stage_tiles} tiles on {c.arch.name}"
+        return explain("weights that lie in rows", got=got, expected=f"2 or 4, {STAGE_TILES} tiles, on sm_90a")
     if c.ctas_per_sm not in (1, 2) or (c.ctas_per_sm == 2 and (c.warpgroups != 2 or c.tile_n > 64)):
         got = f"{c.ctas_per_sm} with {c.warpgroups} warpgroups and tiles of {c.tile_n} columns"
         return explain("ctas_per_sm", got=got, expected="1, or 2 with 2 warpgroups and at most 64 columns")
