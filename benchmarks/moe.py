@@ -17,7 +17,7 @@ gives is checked first, against exact torch at 16 tokens, and at each number of 
 ``--quick``: 1, 16, 64, 256 and 1024 tokens, uniform routing, checked against the bf16 layer alone. ``--compile`` only
 runs each call once: several such processes, of other ``--models`` and ``--tokens`` each, compile in parallel what one
 will time. ``--only moe w4a8`` leaves the others out, and with ``torch`` the check against it. ``--parts`` prints what
-each launch of a call takes, too, by torch's profiler.
+each launch of a call takes, too, by torch's profiler. ``--few-rows`` moves the bound between the planner's two kernels.
 ``--smoke`` needs no GPU: small layers in the simulator, checked, and no times.
 
 Exit codes: 0 done, 1 a result is wrong, 2 no CUDA device, or one that no kernel is written for.
@@ -47,6 +47,7 @@ from cute_nvfp4.formats import FORMATS
 from cute_nvfp4.harness.timing import ColdL2, copy_bandwidth
 from cute_nvfp4.ops.moe.activation import ActivationFunction
 from cute_nvfp4.ops.moe.experts import Experts
+from cute_nvfp4.planning import packed_groups
 
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 8192)
 QUICK_TOKENS = (1, 16, 64, 256, 1024)
@@ -342,6 +343,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--quick", action="store_true", help="few tokens, uniform routing, 15 rounds")
     parser.add_argument("--only", nargs="+", choices=CONTESTANTS, help="what to time (default: all)")
+    parser.add_argument("--few-rows", type=float, help="of an expert, up to which products stream (sm_90a)")
     parser.add_argument("--compile", action="store_true", help="run each call once: no times, no results file")
     parser.add_argument("--parts", action="store_true", help="what each launch takes, too")
     parser.add_argument("--smoke", action="store_true", help="small layers in the simulator: no GPU, no times")
@@ -349,6 +351,7 @@ def main() -> int:
     options.tokens = options.tokens or (QUICK_TOKENS if options.quick else TOKENS)
     if options.quick:
         options.rounds = 15
+    packed_groups.FEW_ROWS = options.few_rows or packed_groups.FEW_ROWS
     try:
         if options.smoke:
             smoke()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 from table_cells import table
@@ -27,14 +26,26 @@ def plans(of: dict[str, Any]) -> str:
     return table(["problem", "m, n, k", "plan", "model, µs", "best public, µs"], rows)
 
 
-def clock(record: Callable[[str], Any]) -> str:
-    """How far the clock's times are off, of launches that it had not seen. record: gives a results file."""
-    return table(["times", "launches", "mean error", "worst", "pairs in order"], _compared(record))
+def clock() -> str:
+    """How far the clock's times are off, of launches that it had not seen."""
+    return table(["times", "launches", "mean error", "worst", "pairs in order"], _compared())
 
 
-def error(record: Callable[[str], Any]) -> str:
+def w4a16(found: dict[str, Any]) -> str:
+    """bfloat16 times a prepared weight on a B200: what the clock says, beside what others have published."""
+    from published import records
+
+    rows = []
+    for r in records("w4a16_b200.csv"):
+        ours = found.get(f"w4a16 {r['m']} x {r['n']} x {r['k']} gemm")
+        if ours:
+            rows.append([r["m"], f"{ours['modelled_us']:.1f}", f"{float(r['flashinfer']):g}"])
+    return table(["M", "gemm, modelled, µs", "FlashInfer, published, µs"], rows)
+
+
+def error() -> str:
     """The smallest and the largest mean error of ``clock``'s sets of launches, in whole percent."""
-    means = sorted(float(row[2].rstrip("%")) for row in _compared(record))
+    means = sorted(float(row[2].rstrip("%")) for row in _compared())
     return f"{means[0]:.0f} to {means[-1]:.0f} %"
 
 
@@ -45,19 +56,19 @@ def launch_us() -> str:
     return f"{machine('h200')['launch.empty_us']:g}"
 
 
-def _compared(record: Callable[[str], Any]) -> list[list[str]]:
+def _compared() -> list[list[str]]:
     """The rows of ``clock``."""
     import published
     import timing_b200
-    from timing_cases import HELD_OUT_3
+    import timing_errors
 
-    measured, modelled = record("timing_fresh_nvidia_h200"), record("timing_predicted_h200")["cases"]
-    errors = []
-    for case in HELD_OUT_3:
-        if case.name in measured["microseconds"] and case.name in modelled:
-            own = measured["launch"]["stream" if case.sizes else "graph"]
-            errors.append(round(own + modelled[case.name]["microseconds"], 3) / measured["microseconds"][case.name] - 1)
-    rows = [["H200, measured by us after the prediction was committed", *_error_cells(errors, len(errors)), ""]]
+    rows = []
+    for clock in ("h200", "h100"):
+        sets = timing_errors.held_out(clock)
+        for number, found in enumerate(sets):
+            which = f", set {number + 1}" if len(sets) > 1 else ""
+            text = f"{clock.upper()}, measured by us after the prediction was committed{which}"
+            rows.append([text, *_error_cells([row.error for row in found], len(found)), ""])
     of = {
         "dense": "a GB200's, published: FlashInfer's NVFP4 GEMM, executed as it is",
         "grouped": "a B200's, published: FlashInfer's grouped NVFP4 GEMM",

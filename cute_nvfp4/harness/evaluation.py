@@ -20,6 +20,7 @@ from .errors import HarnessError, TaskFileError
 from .folder.modes import FolderModes
 from .folder.runner import FolderRunner
 from .folder.task import FolderProblem, is_folder, read_folder
+from .modelled_score import modelled_kernels
 from .modes import Modes, Pace, Progress
 from .problem import DATA_KINDS, MODES, DataKind, Problem, get_problem, mix_seed, problem_name
 from .results import CaseResult, RunResult
@@ -257,6 +258,9 @@ class Evaluation:
         scored = self.options.mode == "benchmark" and run.passed and out_of_reach
         if scored and len(modelled) == len(run.cases):
             run.modelled_score_us = score(modelled, self.task.ranking_by)
+            run.modelled_kernels = modelled_kernels(
+                zip(modelled, (len(case.launches) for case in run.cases)), self.clock, self.task.ranking_by
+            )
         return run
 
     def _modes(self, run: RunResult) -> Modes:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from .counters import Launch
 from .evaluation import no_clock, percent_of_copy
+from .modelled_score import said_of
 from .results import CaseResult, RunResult
 from .sandbox import OUT_OF_REACH
 from .schema import Case, Task, spec
@@ -275,6 +276,8 @@ def print_run(run: RunResult, task: Task, console: Console) -> None:
     if run.modelled_score_us is not None:
         what = f"modelled score ({name} of modelled times{part}): {run.modelled_score_us:.2f} µs"
         console.print(f"{what} by the clock of {run.clock.upper()}, not measured")
+    if run.modelled_kernels is not None:
+        console.print(said_of(run.modelled_kernels, name), soft_wrap=True)
     if run.score_us is not None:
         what = f"score ({name} of the means{part}): {run.score_us:.2f} µs on {run.device}"
         console.print(what, style="bold")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from .counters import Launch, totals
+from .modelled_score import ModelledKernels
 from .schema import Case, spec
 from .timing import Timing
 
@@ -84,6 +85,7 @@ class RunResult:
     copy_bytes_s: float | None = None
     score_us: float | None = None
     modelled_score_us: float | None = None
+    modelled_kernels: ModelledKernels | None = None
     clock: str = ""
     ranking_by: str = "geom"
     isolation: list[str] = field(default_factory=list)
@@ -97,4 +99,6 @@ class RunResult:
     def to_dict(self) -> dict:
         """The results, JSON-ready; names of times say what they are counted in, counters come from the simulator."""
         own = {name: value for name, value in vars(self).items() if name != "cases"}
+        if self.modelled_kernels is not None:
+            own["modelled_kernels"] = self.modelled_kernels._asdict()
         return own | {"passed": self.passed, "cases": [case.to_dict() for case in self.cases]}

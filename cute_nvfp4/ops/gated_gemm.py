@@ -62,7 +62,7 @@ def gated_gemm(
         a, b1, b2: (L, M, K), (L, N, K), (L, N, K), or without L, as ``gemm`` takes them; b1 and b2 of one format.
             b2 None: b1 is both, 2N rows with N a multiple of 128: first all rows of B1, then all of B2, or
             ``interleaved``: 128 rows of B1, 128 of B2, and so on (``interleave`` makes it). Neither is copied.
-            Or b1 is a gated ``PreparedWeight`` for sm_90a, which is both weights. Then a (M, K) is as for ``gemm``, and
+            Or b1 is a gated ``PreparedWeight``, which is both weights. Then a (M, K) is as for ``gemm``, and
             the result has the weight's dtype by default; a quantized result takes a launch of its own.
         gate: "silu" (SwiGLU), "gelu_tanh" or "gelu_erf" (GEGLU), "relu", or "identity" (the product alone).
         alpha: a number, or a float32 tensor of one element: multiplies A, and so both products before the gate; so do

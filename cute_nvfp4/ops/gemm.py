@@ -61,7 +61,7 @@ def gemm(
             NVFP4 as unsigned, so they must not be negative. Scales beyond K must be finite, because they meet zeros
             (``to_blocked`` writes zeros). Global scales multiply the result.
 
-            Or b is a ``PreparedWeight`` (N, K), for sm_90a. Then a (M, K) has the weight's dtype, or is block-scaled.
+            Or b is a ``PreparedWeight`` (N, K). Then a (M, K) has the weight's dtype, or is block-scaled.
             For a weight in float8_e4m3fn, a is a ``RowScaledTensor``, or bfloat16 or float16, which a launch before
             quantizes. On sm_90a a call without a prepared weight reads b as it lies where both
             are NVFP4 matrices and K is a multiple of 128; else it packs b each time.

@@ -50,8 +50,8 @@ def grouped_gemm(
         problems: pairs (a, b) of (M, K) and (N, K), each with sizes of its own; formats and scales as in ``gemm``, the
             same formats in all groups. None instead of an operand stands for one of no rows: its result has none
             either, (0, N) or (M, 0). At most 1024 groups have rows. K is at least 32: an operand without columns
-            cannot be built, and no result is all zeros for want of K. Or each b is a ``PreparedWeight`` (N, K), for
-            sm_90a, all of one dtype; then every a (M, K) has that dtype, or every a is NVFP4; for float8_e4m3fn every
+            cannot be built, and no result is all zeros for want of K. Or each b is a ``PreparedWeight`` (N, K), all
+            of one dtype; then every a (M, K) has that dtype, or every a is NVFP4; for float8_e4m3fn every
             a is a ``RowScaledTensor``.
         gate: with prepared weights of gate and up, each result is gate(A · gateᵀ) ∘ (A · upᵀ): as in ``gated_gemm``.
         alpha: a number, or a float32 tensor on the operands' device of one element, or of one for each group.

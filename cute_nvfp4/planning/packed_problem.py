@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..errors import OperandTypeError, explain
@@ -49,7 +49,7 @@ TILING = {
     StreamConfig: ("slabs", "warps_m", "warps_k", "stage_tiles", "stages", "ctas_per_sm", "programmatic"),
     WgmmaConfig: (
         *("tile_n", "warpgroups", "k_groups", "ctas_per_sm", "cluster_rows", "split_k", "overlap"),
-        *("stage_tiles", "stages", "scheduler", "raster"),
+        *("stage_tiles", "stages", "scheduler", "raster", "programmatic"),
     ),
 }
 """Fields of a configuration that a plan decides; the problem decides the others."""
@@ -72,6 +72,10 @@ class PackedPlan:
     @property
     def streams(self) -> bool:
         return isinstance(self.config, StreamConfig)
+
+    def early(self) -> PackedPlan:
+        """The plan, but for a kernel that may start while the launch before it still runs."""
+        return replace(self, config=replace(self.config, programmatic="weights"))
 
     @property
     def tiling(self) -> dict[str, int | str]:

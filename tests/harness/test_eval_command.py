@@ -99,6 +99,7 @@ def test_benchmark_without_a_gpu_gives_modelled_times(tmp_path):
     assert result.exit_code == 0, result.output
     text = " ".join(result.output.split())
     assert "there is no measured score" in text and "modelled score" in text and "nothing here was measured" in text
+    assert "kernels alone (geometric mean without launches)" in text
     content = json.loads(file.read_text())
     (case,) = content["cases"]
     assert content["score_us"] is None and case["gpu"] is None and content["clock"] == "h200"

@@ -23,6 +23,8 @@ def wgmma_pipelines(config: WgmmaConfig) -> tuple[Edge, ...]:
     epilogue tile. A CTA has one work tile: each is filled once.
     """
     empty = [("lanes of the warpgroups whose turn it is", config.row_groups * WARPGROUP)]
+    if config.in_tensor_memory:
+        empty = [("commits of the warpgroups' MMAs", config.tile_m // config.group_rows)]
     if config.cluster_rows > 1:
         others = config.cluster_rows - 1
         empty += [(f"their warps in {others} other CTA(s), which read x, too", others * config.row_groups * 4)]

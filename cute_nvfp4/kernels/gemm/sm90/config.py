@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from typing import ClassVar
 
 from ....errors import explain
 from ....target import ARCHITECTURES, Architecture
@@ -30,6 +31,10 @@ RESERVED_SHARED = 1024
 ALIGNMENT = 256
 """Bytes that the alignment of what lies in shared memory may cost."""
 MAX_STAGES = 16
+TENSOR_COLUMNS = 512
+"""Of tensor memory, of 32 bits for each row of an MMA."""
+DECODED_COLUMNS = TILE_K // 2
+"""Columns of the 16-bit elements of a packed tile."""
 PROMOTED_COLUMNS = {2: 128, 3: 64, 4: 32}
 """By warpgroups, the columns of a tile up to which registers hold its sums twice."""
 
@@ -51,6 +56,7 @@ class WgmmaConfig:
     eight of each, and the output is gate(first) · second: ``factors`` are of each of them. promoted: whether sums of
     FP8 products, of which tensor cores keep about 14 bits, are added in fp32 after each k-tile.
     first: a kernel that quantizes or decodes x before, in the same launch; this one starts meanwhile.
+    programmatic: as in ``StreamConfig``.
     """
 
     dtype: str = "bfloat16"
@@ -73,6 +79,7 @@ class WgmmaConfig:
     gate: str = ""
     promoted: bool = False
     first: Fp8RowsConfig | DequantizeConfig | None = None
+    programmatic: str = ""
     arch: Architecture = ARCHITECTURES["sm_90a"]
 
     # for the tile schedulers
@@ -81,6 +88,7 @@ class WgmmaConfig:
     table_bytes = 0
     # whether threads copy rows of x, each by its index
     gathered = False
+    ways_to_start: ClassVar[tuple[str, ...]] = ("", "weights")
 
     @property
     def cluster(self) -> tuple[int, int]:
@@ -133,9 +141,30 @@ class WgmmaConfig:
         return self.part_columns if self.overlap else self.tile_n
 
     @property
+    def in_tensor_memory(self) -> bool:
+        """Whether tcgen05 multiplies, of which an operand and sums lie in tensor memory."""
+        return self.arch.generation == "sm100"
+
+    @property
+    def group_rows(self) -> int:
+        """Rows of the weight of each warpgroup that multiplies: of tcgen05 those of two of ``warpgroups``, one after
+        the other in the epilogue."""
+        return MMA_ROWS * (2 if self.in_tensor_memory else 1)
+
+    @property
     def threads(self) -> int:
         """Threads of a CTA: a warpgroup whose first warps load, and those that multiply."""
-        return WARPGROUP * (self.warpgroups + 1)
+        return WARPGROUP * (self.warpgroups * MMA_ROWS // self.group_rows + 1)
+
+    @property
+    def tensor_columns(self) -> int:
+        """Columns of tensor memory that each warpgroup has for decoded weights."""
+        return TENSOR_COLUMNS * self.group_rows // self.tile_m - self.tile_n
+
+    @property
+    def decoded_stages(self) -> int:
+        """Stages of the ring whose weights are in tensor memory at a time: a divisor of ``ring_stages``."""
+        return _divided(self)[1]
 
     @property
     def weights(self) -> Packing:
@@ -260,7 +289,17 @@ class WgmmaConfig:
         """Stages in shared memory: as many for each of ``k_groups``. A warpgroup that took a stage after another one
         would ask for its second phase without having seen its first: parities do not tell that from the phase before
         the first, so it would not wait."""
+        if self.in_tensor_memory:
+            return _divided(self)[0]
         return self.stages or self.most_stages - self.most_stages % self.k_groups
+
+
+@cache
+def _divided(c: WgmmaConfig) -> tuple[int, int]:
+    """Stages of the ring, and how many of them have their weights decoded at a time: the most that divide the ring."""
+    ring, decoded = c.stages or max(c.most_stages, 0), c.tensor_columns // (DECODED_COLUMNS * c.stage_tiles)
+    pairs = [(ring if c.stages else ring - ring % d, d) for d in range(2, min(ring, decoded) + 1)]
+    return max((pair for pair in pairs if pair[0] % pair[1] == 0), default=(ring, 0))
 
 
 def can_implement(c: WgmmaConfig) -> str:
@@ -269,13 +308,13 @@ def can_implement(c: WgmmaConfig) -> str:
 
 
 def _architecture(c: WgmmaConfig) -> str:
-    if c.arch.generation not in ("sm90", "sm120"):
-        return explain("architecture of packed weights", got=c.arch.name, expected="sm_90a, sm_120a or sm_121a")
     if DTYPES[c.dtype] not in PACKINGS[c.packing]:
         expected = " or ".join(str(dtype)[6:] for dtype in PACKINGS[c.packing])
         return explain(f"dtype of weights packed as {c.packing}", got=c.dtype, expected=expected)
     if c.fp8 and c.arch.generation != "sm90":
         return explain(f"dtype of packed weights on {c.arch.name}", got=c.dtype, expected="bfloat16 or float16")
+    if c.in_tensor_memory:
+        return _tensor_memory(c)
     if c.arch.generation == "sm120" and (
         c.clustered or c.warpgroups != 2 or c.k_groups > 1 or c.tile_n > 128 or c.scheduler == "helped"
     ):
@@ -286,13 +325,27 @@ def _architecture(c: WgmmaConfig) -> str:
     return ""
 
 
+def _tensor_memory(c: WgmmaConfig) -> str:
+    """Limits of tcgen05: its tiles, and the columns that weights are decoded to."""
+    if c.warpgroups not in (2, 4) or c.clustered or c.k_groups > 1 or c.ctas_per_sm > 1 or c.scheduler == "helped":
+        got = f"{c.warpgroups} warpgroups, clusters of {c.cluster_rows * c.split_k}, scheduler {c.scheduler}"
+        return explain(f"a plan for {c.arch.name}", got=got, expected="2 or 4 warpgroups, and a CTA for whole tiles")
+    if c.tile_n % 16 or not 16 <= c.tile_n <= 256:
+        return explain(f"tile_n of {c.arch.name}", got=c.tile_n, expected="a multiple of 16 from 16 to 256")
+    if c.decoded_stages < 2:
+        columns = DECODED_COLUMNS * c.stage_tiles
+        got = f"{c.tensor_columns} for stages of {columns}, {c.ring_stages} stages in shared memory"
+        return explain("columns of tensor memory beside sums", got=got, expected="at least two stages")
+    return ""
+
+
 def _tile(c: WgmmaConfig) -> str:
     """Limits of registers, which a tile's columns take."""
     if c.tile_n not in TILE_N:
         return explain("tile_n", got=c.tile_n, expected=f"one of {', '.join(map(str, TILE_N))}")
     if c.warpgroups not in (2, 3, 4):
         return explain("warpgroups", got=c.warpgroups, expected="2, 3 or 4")
-    if c.tile_n > 128 and c.warpgroups > 2:
+    if c.tile_n > 128 and c.warpgroups > 2 and not c.in_tensor_memory:
         expected = "2: more have too few registers"
         return explain(f"warpgroups of tiles of {c.tile_n} columns", got=c.warpgroups, expected=expected)
     if c.weights.in_rows and (c.half_tiles or c.stage_tiles != STAGE_TILES or c.arch.generation != "sm90"):
@@ -329,6 +382,8 @@ def _schedule(c: WgmmaConfig) -> str:
 def _output(c: WgmmaConfig) -> str:
     if c.gate not in ("", *GATE_NAMES):
         return explain("gate", got=repr(c.gate), expected=f"one of {', '.join(GATE_NAMES)}")
+    if c.programmatic not in c.ways_to_start:
+        return explain("programmatic", got=repr(c.programmatic), expected=f"one of {c.ways_to_start}")
     if c.gate and c.bias:
         return explain("bias of a gated GEMM", got=c.bias, expected="none")
     if c.vector and OUT_BYTES[c.out] != 2:

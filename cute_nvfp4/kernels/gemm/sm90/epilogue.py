@@ -351,7 +351,9 @@ class WarpgroupEpilogue:
 
     def add_slot(self, acc: cute.Tensor, slot: Int64, begin: int, count: int) -> None:
         """Adds fours of another CTA's sums; as many loads as there are registers for, before the first is used."""
-        ahead = 16 if self.config.warpgroups == 2 and self.config.ctas_per_sm == 1 else 8
+        c = self.config
+        wide = c.in_tensor_memory and c.tile_n > 192
+        ahead = 16 if c.warpgroups == 2 and c.ctas_per_sm == 1 and not wide else 8
         for first in range(begin, begin + count, ahead):
             quads = range(first, min(first + ahead, begin + count))
             received = [load_global(slot + i * (4 * FLOATS * WARPGROUP), 4 * FLOATS) for i in quads]

@@ -241,12 +241,13 @@ class GroupedWgmma(WgmmaGemm):
         elif warp == LOADING_WARPS:
             self.wait_for_groups()
             groups.fill()
+        self.begin(memory, warp)
         cute.arch.sync_threads()
         _, _, worker = cute.arch.block_idx()
         _, _, workers = cute.arch.grid_dim()
         scheduler = GroupScheduler(groups, worker, workers, groups.table.read("total"))
         if group == 0:
-            cute.arch.setmaxregister_decrease(self.loading_registers)
+            self.keep_registers(False)
             if warp == 0:
                 if cutlass.const_expr(not cfg.weights.in_rows):
                     fill_stages(group_weight_copies(self.order, groups, operands.weights), operands.ring, scheduler)
@@ -257,9 +258,10 @@ class GroupedWgmma(WgmmaGemm):
                     own = thread - LOADING_THREADS
                     fill_stages(group_row_copies(self.order, groups, operands.weights, own), operands.ring, scheduler)
         else:
-            cute.arch.setmaxregister_increase(self.registers)
+            self.keep_registers(True)
             self.wait_for_x()
             self.multiply(memory, scheduler, group - 1, thread - WARPGROUP)
+        self.end(memory, warp)
 
     def wait_for_groups(self) -> None:
         """Waits for what the groups are read from, where another launch writes it."""
@@ -299,7 +301,7 @@ class GroupedWgmma(WgmmaGemm):
             for i in cutlass.range_constexpr(len(cfg.widths)):
                 if tile.width == cfg.widths[i]:
                     products = self.products(memory.operands, cfg.widths[i], group, thread)
-                    products.acc.fill(0.0)
+                    products.clear()
                     places = memory.epilogue, scheduler, group, own, sums
                     rows = None
                     if cutlass.const_expr(cfg.row_factors):
@@ -309,7 +311,7 @@ class GroupedWgmma(WgmmaGemm):
                     done = scheduler.tile(cursor, end)
                     factors = scheduler.groups.factors(done.group)
                     epilogue = replace(self.epilogue(cfg.widths[i], factors, done, *places), rows=rows)
-                    epilogue.store(products.acc, self.in_group(done))
+                    self.store(epilogue, products, self.in_group(done), at)
             cursor = scheduler.after(cursor, tile)
 
     def epilogue(

@@ -36,6 +36,7 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
 
     tables: ClassVar[tuple[str, ...]] = ("rows", "parameters", "workspace")
     tensor_maps: ClassVar[tuple[str, ...]] = ("x",)
+    ways_to_start: ClassVar[tuple[str, ...]] = ("",)
 
     scheduler: str = "static"
     maps: str = "rows"

@@ -53,7 +53,7 @@ class WgmmaProducts(Products):
     first: cute.TiledMma | None = None  # of a k-tile, where sums are promoted: it adds to nothing
     part: cute.Tensor | None = None  # the sums of a k-tile, (MMA, MMA_M, MMA_N)
 
-    def multiply(self, packed: PackedLane, tile: int, part: int, stage: Int32) -> None:
+    def multiply(self, packed: PackedLane, tile: int, part: int, stage: Int32, k_tile: Int32 | int) -> None:
         """Decodes packed tile ``tile`` of a k-tile, which is ``part`` of a stage, and starts its products."""
         fragment, steps = self.fragments[tile % STAGE_TILES], self.config.tile_steps
         words = cute.make_tensor(

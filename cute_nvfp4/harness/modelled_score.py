@@ -1,0 +1,71 @@
+"""What the clock says of a submission's kernels alone, and how uncertain that is."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+from ..sim.clock.machine import machine
+from .timing import score
+
+FILE = Path(__file__).parent / "clock_errors.yml"
+"""Made by ``benchmarks/timing_errors.py``."""
+
+
+class ClockErrors(NamedTuple):
+    """Known times over modelled ones of ``launches`` kernels that the clock was not fitted to, launches not counted.
+
+    known: "measured" by us after the prediction, or "published" by others. low, middle, high: a twentieth of the ratios
+    lie below ``low``, half below ``middle``, a twentieth above ``high``.
+    """
+
+    known: str
+    launches: int
+    low: float
+    middle: float
+    high: float
+
+
+@functools.cache
+def clock_errors(clock: str) -> ClockErrors | None:
+    """The errors of a clock; None where nobody has compared it with anything."""
+    found = yaml.safe_load(FILE.read_text()).get(clock)
+    return ClockErrors(**found) if found else None
+
+
+class ModelledKernels(NamedTuple):
+    """The score of modelled times without what launches cost, in microseconds, as a profiler would have them; between
+    ``low_us`` and ``high_us`` if the clock is off as it was in nine of ten launches that somebody has timed: a mean of
+    several is given no narrower span, as kernels of one kind are off together.
+
+    known: "measured" by us or "published"; launches: of these there are so many.
+    """
+
+    score_us: float
+    low_us: float
+    high_us: float
+    known: str
+    launches: int
+
+
+def modelled_kernels(calls: Iterable[tuple[float, int]], clock: str, ranking_by: str) -> ModelledKernels | None:
+    """calls: modelled microseconds of each case, and how many launches these are of. An empty kernel's duration counts
+    for each where it is known. None where the clock has not been compared with anything."""
+    found, on = clock_errors(clock), machine(clock)
+    if found is None:
+        return None
+    empty = on["launch.duration_us"] if "launch.duration_us" in on.figures else 0.0
+    us = score([us + launches * (empty - on["launch.empty_us"]) for us, launches in calls], ranking_by)
+    return ModelledKernels(us, found.low * us, found.high * us, found.known, found.launches)
+
+
+def said_of(kernels: ModelledKernels, name: str) -> str:
+    """A line of the report. name: of the score."""
+    return (
+        f"kernels alone ({name} without launches): {kernels.score_us:.2f} µs modelled, {kernels.low_us:.2f} to "
+        f"{kernels.high_us:.2f} µs if the clock is off as in nine of ten of {kernels.launches} {kernels.known} launches"
+    )
