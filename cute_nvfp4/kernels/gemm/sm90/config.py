@@ -12,7 +12,7 @@ from ....weight_layout import DTYPES, PACKINGS, TILE_K, TILE_ROWS, Packing
 from ...dequantize.config import DequantizeConfig
 from ...quantize.fp8_config import Fp8RowsConfig
 from ..config import GATE_NAMES, OUT_BYTES
-from .schedules import schedule_of
+from .schedules import limit_of_rows, schedule_of
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
@@ -304,7 +304,7 @@ def _divided(c: WgmmaConfig) -> tuple[int, int]:
 
 def can_implement(c: WgmmaConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
-    return _architecture(c) or _tile(c) or _sums(c) or _schedule(c) or _output(c) or _stages(c)
+    return _architecture(c) or limit_of_rows(c) or _tile(c) or _sums(c) or _schedule(c) or _output(c) or _stages(c)
 
 
 def _architecture(c: WgmmaConfig) -> str:
@@ -348,9 +348,6 @@ def _tile(c: WgmmaConfig) -> str:
     if c.tile_n > 128 and c.warpgroups > 2 and not c.in_tensor_memory:
         expected = "2: more have too few registers"
         return explain(f"warpgroups of tiles of {c.tile_n} columns", got=c.warpgroups, expected=expected)
-    if c.weights.in_rows and (c.half_tiles or c.stage_tiles != STAGE_TILES or c.arch.generation != "sm90"):
-        got = f"{c.row_groups} warpgroups along rows, stages of {c.stage_tiles} tiles on {c.arch.name}"
-        return explain("weights that lie in rows", got=got, expected=f"2 or 4, {STAGE_TILES} tiles, on sm_90a")
     if c.ctas_per_sm not in (1, 2) or (c.ctas_per_sm == 2 and (c.warpgroups != 2 or c.tile_n > 64)):
         got = f"{c.ctas_per_sm} with {c.warpgroups} warpgroups and tiles of {c.tile_n} columns"
         return explain("ctas_per_sm", got=got, expected="1, or 2 with 2 warpgroups and at most 64 columns")
