@@ -55,7 +55,7 @@ class WgmmaConfig:
     multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
     eight of each, and the output is gate(first) · second: ``factors`` are of each of them. promoted: whether sums of
     FP8 products, of which tensor cores keep about 14 bits, are added in fp32 after each k-tile.
-    first: a kernel that quantizes or decodes x before, and this one starts meanwhile. programmatic: as in ``StreamConfig``.
+    first: a kernel that quantizes or decodes x before; this one starts meanwhile. programmatic: as in ``StreamConfig``.
     """
 
     dtype: str = "bfloat16"
