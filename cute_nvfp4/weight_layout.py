@@ -90,8 +90,7 @@ class Packing(NamedTuple):
         return self.dtype is torch.float8_e4m3fn
 
     @property
-    def word_elements(self) -> int:
-        """Elements of a 32-bit word."""
+    def word_elements(self) -> int:  # of a 32-bit word
         return 32 // self.element_bits
 
     @property
@@ -112,8 +111,7 @@ class Packing(NamedTuple):
         return HALF_SLAB * self.row_scale_bytes
 
     @property
-    def code_bytes(self) -> int:
-        """Bytes of the codes of a tile."""
+    def code_bytes(self) -> int:  # of a tile
         return SLABS * self.slab_code_bytes
 
     @property
