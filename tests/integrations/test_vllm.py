@@ -44,6 +44,7 @@ class NvFp4LinearKernel(ABC):
 
     def init_kernels_after_ipc_load(self, layer: torch.nn.Module) -> None:
         """Only tensors come over: what else a kernel keeps on the layer is made here."""
+        return
 
     @abstractmethod
     def apply_weights(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None): ...
