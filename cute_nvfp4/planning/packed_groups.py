@@ -153,8 +153,10 @@ def choose_stream(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedP
 
     The second product may start while the first one runs, and needs its rows only.
     """
+    if p.routed is None or arch.generation != "sm90":
+        return None
     rows = rows_of_used(p.sizes[0][0], p.stack)
-    if p.routed is None or arch.generation != "sm90" or rows > FEW_ROWS:
+    if rows > FEW_ROWS:
         return None
     # a first product that sorts slots itself waits for no launch of ours
     early = "x" if not p.routed.gathered else "" if p.ids else "all"
