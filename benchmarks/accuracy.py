@@ -33,6 +33,7 @@ from cute_nvfp4 import prepare_weight, quantize_model
 from cute_nvfp4.nn.divergence import divergence
 from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.nn.report import ModelReport
+from cute_nvfp4.nn.rotation import rotate_model
 from cute_nvfp4.nn.training import fake_quantize
 from cute_nvfp4.row_scaled import by_rows
 
@@ -42,12 +43,13 @@ BEGIN, END = "<!-- accuracy: begin -->", "<!-- accuracy: end -->"
 
 
 class Case(NamedTuple):
-    """A row of the table: the options of ``quantize_model``."""
+    """A row of the table: the options of ``quantize_model``. rotated: ``rotate_model`` comes first."""
 
     rule: str
     method: str = "nearest"
     input_rule: str | None = None
     awq: bool = False
+    rotated: bool = False
 
     @property
     def activations(self) -> str:
@@ -56,7 +58,7 @@ class Case(NamedTuple):
     @property
     def name(self) -> str:
         rules = self.rule if self.input_rule is None else f"{self.rule}, activations {self.input_rule}"
-        return f"{self.activations} {'awq ' * self.awq}{self.method}, {rules}"
+        return f"{self.activations} {'rotated ' * self.rotated}{'awq ' * self.awq}{self.method}, {rules}"
 
 
 CASES = (
@@ -77,6 +79,9 @@ CASES = (
     Case("four_six_mse", "gptq", "four_six_mse", awq=True),
     Case("four_six_mse", input_rule="fp8"),
     Case("max", "gptq", "fp8"),
+    Case("four_six_mse", rotated=True),
+    Case("four_six_mse", input_rule="four_six_mse", rotated=True),
+    Case("four_six_mse", "gptq", rotated=True),
 )
 
 
@@ -173,7 +178,8 @@ def quantized(model: torch.nn.Module, case: Case, calibration: torch.Tensor) -> 
     needed = case.method != "nearest" or case.input_rule is not None or case.awq
     batches = list(calibration.split(4)) if needed else None
     options = {"method": case.method, "input_rule": case.input_rule, "calibration": batches, "awq": case.awq}
-    return quantize_model(copy.deepcopy(model), case.rule, ignore=["lm_head"], prepare=False, **options)
+    model = rotate_model(copy.deepcopy(model)) if case.rotated else copy.deepcopy(model)
+    return quantize_model(model, case.rule, ignore=["lm_head"], prepare=False, **options)
 
 
 def row_of(model: torch.nn.Module, case: Case, tokens, calibration, reference: Outcome) -> dict[str, Any]:
@@ -201,7 +207,9 @@ def table(record: dict[str, Any]) -> str:
     for case in (case for case in CASES if case in found):
         row = found[case]
         (loss, loss_error), (kl, kl_error) = row["loss"], row["divergence"]
-        method = "AWQ, " * case.awq + {"nearest": "to nearest", "gptq": "GPTQ"}[case.method]
+        method = (
+            "rotated, " * case.rotated + "AWQ, " * case.awq + {"nearest": "to nearest", "gptq": "GPTQ"}[case.method]
+        )
         named = case.input_rule not in (None, "fp8", case.rule)
         rules = f"{case.rule}, activations {case.input_rule}" if named else case.rule
         lines.append(
