@@ -1,4 +1,4 @@
-"""The release of nvidia-cutlass-dsl that this package works with: it reads what the DSL compiles, and hooks its classes."""
+"""The release of nvidia-cutlass-dsl that this package works with: it reads what the DSL compiles."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_no_dsl(monkeypatch):
     monkeypatch.setattr(metadata, "version", version)
     dsl_version.wrong_dsl.cache_clear()
     try:
-        with pytest.raises(TargetError, match="nvidia-cutlass-dsl is not installed, .*: pip install"):
+        with pytest.raises(TargetError, match=r"nvidia-cutlass-dsl is not installed, .*: pip install"):
             dsl_version.require_dsl()
     finally:
         dsl_version.wrong_dsl.cache_clear()
