@@ -161,6 +161,12 @@ class WgmmaConfig:
         return TENSOR_COLUMNS * self.group_rows // self.tile_m - self.tile_n
 
     @property
+    def slots_ahead(self) -> int:
+        """CTAs whose sums are loaded before the first's are added: several where few registers hold them, and decoding,
+        which is what these tiles take, was shared by many CTAs."""
+        return 4 if self.in_tensor_memory and self.tile_n <= 64 else 1
+
+    @property
     def decoded_stages(self) -> int:
         """Stages of the ring whose weights are in tensor memory at a time: a divisor of ``ring_stages``."""
         return _divided(self)[1]
