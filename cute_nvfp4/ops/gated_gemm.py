@@ -37,6 +37,7 @@ from .operation import Operation
 from .planned import PlannedCall
 from .prepared_weight.gemm import PREPARED_GEMM, gated_prepared_gemm
 from .prepared_weight.pack_then_multiply import PackThenGate
+from .prepared_weight.plain import can_read, plan_rows, stores
 from .quantize import quantize
 from .quantize_request import checked_global_scale
 
@@ -103,6 +104,8 @@ def _plan(r: Any, target: Target) -> PlannedCall | PackThenGate:
     a, weights, quantized = r.a, _weights(r.b1, r.b2), isinstance(r.out, BlockScaledTensor)
     n = r.out.k if quantized else r.out.shape[-1]
     if target.arch.generation == "sm90":
+        if r.b2 is not None and can_read(a, r.b1, r.b2) and stores(r.out, n):
+            return plan_rows(GATED, r, target, ("b1", "b2"), r.gate)
         return PackThenGate(r, n)
     check_operands({"a": a, **weights}, target.backend)
     scalar, factors = factors_of(r, "a", "b1")

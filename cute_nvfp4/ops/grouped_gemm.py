@@ -29,6 +29,7 @@ from .prepared_weight.fp8_rows import natural_dtype
 from .prepared_weight.groups import PreparedList, check_group
 from .prepared_weight.operands import exact_product
 from .prepared_weight.pack_then_multiply import PackThenMultiplyList
+from .prepared_weight.plain import PlainList, can_read
 
 Problem = tuple["BlockScaledTensor | None", "BlockScaledTensor | None"]
 
@@ -174,7 +175,7 @@ def _check_apart(groups: Sequence[Pair], outs: Sequence[torch.Tensor], alpha: An
 def _plan(r: Any, target: Target) -> GroupsCall:
     launch, before = PreparedList, None
     if not is_prepared(r.problems) and target.arch.generation == "sm90":
-        launch = PackThenMultiplyList
+        launch = plain_or_packed
     elif not is_prepared(r.problems):
         launch = BlockScaledList
         each_group(lambda pair: _check_scales(pair, target.backend), r.problems)
@@ -184,6 +185,11 @@ def _plan(r: Any, target: Target) -> GroupsCall:
         return launch(pairs, outs, alpha, target, r.config, r.gate)
 
     return GroupsCall(r.problems, r.out, r.alpha, plan, _check_apart, before)
+
+
+def plain_or_packed(pairs: Sequence[Pair], *others: Any) -> PlainList | PackThenMultiplyList:
+    """The launches on sm_90a: of operands as they lie, or of weights that each call packs."""
+    return (PlainList if all(can_read(*pair) for pair in pairs) else PackThenMultiplyList)(pairs, *others)
 
 
 def _check_scales(pair: Problem, backend: str) -> None:

@@ -177,13 +177,14 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
 def staged(p: PackedProblem, tiling: dict[str, int]) -> dict[str, int]:
     """``tiling``, but with stages of two packed tiles where x is in FP8, of which twice as many fit: only sums that
     travel, and the widest tiles beside sums of another CTA, need short ones."""
-    short = "overlap" in tiling or tiling.get("tile_n") == 2 * WIDE or p.dtype != "float8_e4m3fn"
+    packing = PACKINGS[p.packing][DTYPES[p.dtype]]
+    short = "overlap" in tiling or tiling.get("tile_n") == 2 * WIDE or not (packing.by_table or packing.in_rows)
     return {name: value for name, value in tiling.items() if short or name != "stage_tiles"}
 
 
 def deep(config: Config) -> Config:
     """``config``, but with stages of one packed tile where only two stages of two would fit, which are too few."""
-    return config if config.ring_stages > 2 else replace(config, stage_tiles=1)
+    return config if config.ring_stages > 2 or config.weights.in_rows else replace(config, stage_tiles=1)
 
 
 def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:

@@ -26,8 +26,11 @@ STAGE_US = {8: 0.38, 16: 0.39, 32: 0.41, 64: 0.50, 96: 0.60, 128: 0.68, 192: 1.1
 ``packed``, and between them; the wide ones, which load x without multicast, fitted on an NVIDIA H200 on 2026-11-22."""
 STREAMED = {"slabs": 8, "warps_m": 8, "warps_k": 2, "stage_tiles": 2, "stages": 16}
 """The tiling of the streaming kernel that was fastest for most products of experts (H100, 2026-11-24)."""
-FEW_ROWS, EIGHT_COLUMNS = 8.0, 4.5
-"""Rows of an expert that is used, on average, up to which its products stream, and up to which by eight columns."""
+WIDE = {"slabs": 8, "warps_m": 4, "warps_k": 2, "stage_tiles": 2, "stages": 8, "ctas_per_sm": 2}
+"""That for 32 columns, whose sums and MMAs one CTA hides from the other (modelled: 0.79 of the memory's rate, and 0.63
+with one CTA of twice the warps)."""
+EIGHT_COLUMNS, SIXTEEN_COLUMNS, FEW_ROWS = 4.5, 8.0, 8.0
+"""Rows of an expert that is used, on average, up to which its products stream by eight columns, by 16, and by 32."""
 STREAM_TILING = "columns", "cut_bytes"
 """What a plan of the streaming kernel of groups decides beside what one without groups does."""
 MOST_STEPS = 1 << 32
@@ -150,12 +153,13 @@ def choose_stream(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedP
 
     The second product may start while the first one runs, and needs its rows only.
     """
-    rows = rows_of_used(p.sizes[0][0], p.stack)
-    if p.routed is None or arch.generation != "sm90" or rows > FEW_ROWS:
+    # groups that are no experts may be a list, which has no stack
+    if p.routed is None or arch.generation != "sm90" or (rows := rows_of_used(p.sizes[0][0], p.stack)) > FEW_ROWS:
         return None
     # a first product that sorts slots itself waits for no launch of ours
     early = "x" if not p.routed.gathered else "" if p.ids else "all"
-    config = p.streaming(arch, columns=8 if rows <= EIGHT_COLUMNS else 16, programmatic=early, **STREAMED)
+    columns = 8 if rows <= EIGHT_COLUMNS else 16 if rows <= SIXTEEN_COLUMNS else 32
+    config = p.streaming(arch, columns=columns, programmatic=early, **(WIDE if columns > 16 else STREAMED))
     return None if can_stream(p, config) else PackedPlan(config, sm_count * config.ctas_per_sm)
 
 

@@ -159,8 +159,9 @@ def helped_steps(p: PackedProblem, plan: PackedPlan) -> int:
 
 def can_take(p: PackedProblem) -> bool:
     """Whether the streaming kernel takes the problem: NVFP4 x must have scales for every tile of the weight."""
-    fp8 = PACKINGS[p.packing][DTYPES[p.dtype]].by_table
-    return p.m <= STREAM_ROWS and not (p.bias or fp8) and not (p.quantized and p.k % (STAGE_TILES * TILE_K))
+    packing = PACKINGS[p.packing][DTYPES[p.dtype]]
+    by_tiles = packing.by_table or packing.in_rows
+    return p.m <= STREAM_ROWS and not (p.bias or by_tiles) and not (p.quantized and p.k % (STAGE_TILES * TILE_K))
 
 
 def decided(p: PackedProblem, streams: bool) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class PeerSumConfig:
     ranks: int = 2
     rank: int = 0
     dtype: str = "bfloat16"
-    threads: int = 512
+    threads: int = 1024
     early: bool = False
     arch: Architecture = ARCHITECTURES["sm_90a"]
 

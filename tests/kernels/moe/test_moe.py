@@ -79,6 +79,17 @@ def test_shared_experts(deterministic: bool, arch: str, poisoned: None) -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)
+def test_shared_expert_in_the_same_launches(arch: str, poisoned: None) -> None:
+    """It is one more expert, which every token chooses with weight 1."""
+    problem = Problem(Layer(5, 3, 5, 96, 80))
+    problem.ids[:, -1], problem.topk_weights[:, -1] = 4, 1.0
+    out = problem.run(backend=backends.backend())
+    assert problem.right(out)
+    problem.topk_weights[:, -1] = 0.0
+    assert not problem.right(out)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)
 def test_rows_in_fp8(arch: str, poisoned: None) -> None:
     """gpt-oss's, W4A8: six launches; wrong if the scale of a row is another's."""
     problem = Problem(FP8)

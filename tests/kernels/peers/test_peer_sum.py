@@ -27,7 +27,7 @@ from cute_nvfp4.target import ARCHITECTURES
 
 pytestmark = [pytest.mark.kernels("sm_90a", "sm_100a", "sm_120a"), pytest.mark.sim_only("memory of several GPUs")]
 
-ELEMENTS, CTAS = 3 * 512 * 8 + 64, 2
+ELEMENTS, CTAS = 3 * 1024 * 8 + 64, 2
 """More vectors than threads, and no whole number of turns."""
 
 
@@ -96,6 +96,20 @@ def test_every_rank_has_the_sum(ranks: int, dtype: torch.dtype, early: bool) -> 
 def test_other_architectures(arch: str) -> None:
     with simulating(arch, checks=True):
         assert Ranks().right((64, 512))
+
+
+def test_traced() -> None:
+    """A compiled function has it as one operator."""
+    ranks = Ranks()
+    (first, second), memory = ranks.rows(64), ranks.memory[0]
+    memory.received[0][0, 1, :64] = second.nan_to_num()
+
+    def added(y: torch.Tensor) -> torch.Tensor:
+        return peer_sum(y + 0, memory) * 1
+
+    with simulating("sm_90a"):
+        found = torch.compile(added, fullgraph=True, backend="aot_eager")(first.nan_to_num())
+    assert torch.equal(found, (first.nan_to_num().float() + second.nan_to_num().float()).bfloat16())
 
 
 MUTANTS = (

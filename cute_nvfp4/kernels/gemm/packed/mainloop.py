@@ -22,6 +22,7 @@ from ....ptx import async_copy, mbarrier
 from ..barriers import PipelineState, Ring
 from ..sm90.config import STAGE_TILES, WgmmaConfig
 from .decode import PackedLane, load_lane
+from .rows import load_rows
 
 WARP = 32
 
@@ -64,6 +65,9 @@ class Products:
     def words(self, stage: Int32) -> tuple[PackedLane, ...]:
         """A lane's codes and scales of the packed tiles of a stage."""
         cfg, packing, lane = self.config, self.config.weights, self.thread % WARP
+        if packing.in_rows:
+            rows = self.memory.weights + stage * cfg.weight_bytes + self.row_tile * cfg.tile_bytes
+            return load_rows(rows, self.slab, lane, bool(cfg.gate))
         parts = 2 if cfg.half_tiles else 1
         first = self.memory.weights + stage * cfg.weight_bytes + self.row_tile * (cfg.tile_bytes // parts)
         codes = first + self.slab * packing.slab_code_bytes

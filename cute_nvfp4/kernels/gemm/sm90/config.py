@@ -9,9 +9,10 @@ from typing import ClassVar
 from ....errors import explain
 from ....target import ARCHITECTURES, Architecture
 from ....weight_layout import DTYPES, PACKINGS, TILE_K, TILE_ROWS, Packing
+from ...dequantize.config import DequantizeConfig
 from ...quantize.fp8_config import Fp8RowsConfig
 from ..config import GATE_NAMES, OUT_BYTES
-from .schedules import schedule_of
+from .schedules import limit_of_rows, schedule_of
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
@@ -54,8 +55,7 @@ class WgmmaConfig:
     multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
     eight of each, and the output is gate(first) · second: ``factors`` are of each of them. promoted: whether sums of
     FP8 products, of which tensor cores keep about 14 bits, are added in fp32 after each k-tile.
-    first: a kernel that quantizes x before, in the same launch; this one starts meanwhile. programmatic: as in
-    ``StreamConfig``.
+    first: a kernel that quantizes or decodes x before; this one starts meanwhile. programmatic: as in ``StreamConfig``.
     """
 
     dtype: str = "bfloat16"
@@ -77,7 +77,7 @@ class WgmmaConfig:
     bias: str = ""
     gate: str = ""
     promoted: bool = False
-    first: Fp8RowsConfig | None = None
+    first: Fp8RowsConfig | DequantizeConfig | None = None
     programmatic: str = ""
     arch: Architecture = ARCHITECTURES["sm_90a"]
 
@@ -309,7 +309,7 @@ def _divided(c: WgmmaConfig) -> tuple[int, int]:
 
 def can_implement(c: WgmmaConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
-    return _architecture(c) or _tile(c) or _sums(c) or _schedule(c) or _output(c) or _stages(c)
+    return _architecture(c) or limit_of_rows(c) or _tile(c) or _sums(c) or _schedule(c) or _output(c) or _stages(c)
 
 
 def _architecture(c: WgmmaConfig) -> str:

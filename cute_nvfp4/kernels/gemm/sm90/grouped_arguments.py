@@ -8,7 +8,7 @@ from ....runtime.signature import INT32, VARYING_FLOAT32, PerConfig, Pointer, Sc
 from ...quantize.fp8_config import Fp8RowsArguments
 from ..arguments import MAP_BYTES, OUT_DTYPES, GroupFactor
 from ..config import OUT_BYTES
-from .arguments import Activations, OutputRows, PackedWeight, RowScales
+from .arguments import Activations, OutputRows, PackedWeight, RowScales, RowWeight, weight_of
 from .grouped_config import GroupedWgmmaConfig
 
 IDS = {"int32": "Int32", "int64": "Int64"}
@@ -28,7 +28,7 @@ class PackedGroup(NamedTuple):
     """One problem of a list; it has no rows of x in a slot that no group has. row_scales: where both are FP8; for rows
     of one x of all its rows, and of the rows of a stack of weights, those of each padded to 16."""
 
-    weight: PackedWeight = PackedWeight()
+    weight: PackedWeight | RowWeight = PerConfig(weight_of)
     x: Activations = Activations()
     row_scales: RowScales | None = PerConfig(lambda c: RowScales() if c.weights.by_table else None)
     out: OutputRows = OutputRows()

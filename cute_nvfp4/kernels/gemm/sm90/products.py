@@ -13,6 +13,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from ....weight_layout import TILE_K
 from ..packed.decode import PackedLane, decode_tile
 from ..packed.mainloop import OperandMemory, Products
+from ..packed.rows import decode_rows
 from .arguments import X_DTYPES
 from .config import MMA_ROWS, STAGE_TILES, WARPGROUP, WgmmaConfig
 
@@ -58,7 +59,10 @@ class WgmmaProducts(Products):
         words = cute.make_tensor(
             cute.recast_ptr(fragment.iterator, dtype=Uint32), cute.make_layout((4, steps))
         )  # (REGISTER, STEP)
-        decode_tile(words, packed, self.config.weights)
+        if self.config.weights.in_rows:
+            decode_rows(words, packed)
+        else:
+            decode_tile(words, packed, self.config.weights)
         warpgroup.fence()
         for step in range(steps):
             k_block = (None, None, part * steps + step, stage)

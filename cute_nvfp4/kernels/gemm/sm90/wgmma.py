@@ -8,6 +8,7 @@ four warpgroups decode a packed tile into registers while the tensor cores multi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -16,6 +17,8 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
+from ...dequantize.config import DequantizeConfig
+from ...dequantize.kernel import Dequantize
 from ...quantize.fp8_rows import Fp8Rows
 from ..barriers import Barriers, PipelineState, initialise_in_turn, make_barriers
 from ..operands import TmaCopy
@@ -23,6 +26,7 @@ from ..packed.decode import sum_factors
 from ..packed.loaders import StageOrder, prefetch_stage, tile_addresses, weight_copies, x_copies
 from ..packed.mainloop import Mainloop, OperandMemory, Products
 from ..packed.pipelines import wgmma_pipelines
+from ..packed.rows import row_copies
 from ..pipeline_graph import barrier_words
 from ..stage_loader import fill_stages
 from ..tile_scheduler import CtaPlace, StaticScheduler, WorkTile
@@ -32,6 +36,14 @@ from .epilogue import WarpgroupEpilogue
 from .exchange import ClusterSums
 from .products import TYPES, wgmma_products, x_layout
 from .scheduler import SCHEDULERS
+
+
+def first_kernel(config: Any) -> Any:
+    """The host function of the kernel that quantizes or decodes x."""
+    return Dequantize(config) if isinstance(config, DequantizeConfig) else Fp8Rows(config)
+
+
+LOADING_THREADS = 32 * LOADING_WARPS
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,7 @@ class WgmmaGemm:
         tile = (cfg.box_rows, cfg.stage_k)
         copy = cpasync.make_tiled_tma_atom(op, tensor, one_stage, tile, num_multicast=cfg.cluster_rows)
         if cutlass.const_expr(cfg.first is not None):
-            Fp8Rows(cfg.first)(arguments.floats, stream)
+            first_kernel(cfg.first)(arguments.floats, stream)
         passed = arguments._replace(workers=None, floats=None)
         self.kernel(TmaCopy(copy[0], copy[1]), x.rows, passed._replace(x=None)).launch(
             grid=(cfg.cluster_rows, cfg.split_k, arguments.workers),
@@ -107,10 +119,15 @@ class WgmmaGemm:
         if group == 0:
             self.keep_registers(False)
             if warp == 0:
-                self.load_weights(arguments, memory.operands, scheduler)
+                if cutlass.const_expr(not cfg.weights.in_rows):
+                    self.load_weights(arguments, memory.operands, scheduler)
             elif warp == 1:
                 self.wait_for_x()
                 self.load_x(x, memory.operands, scheduler)
+            if cutlass.const_expr(cfg.weights.in_rows):
+                if warp >= LOADING_WARPS:
+                    copies = row_copies(self.order, arguments.weight, memory.operands.weights, thread - LOADING_THREADS)
+                    fill_stages(copies, memory.operands.ring, scheduler)
             if cutlass.const_expr(cfg.split_k > 1):
                 if cutlass.const_expr(cfg.overlap == 0):
                     cute.arch.cluster_wait()
@@ -132,8 +149,6 @@ class WgmmaGemm:
     def end(self, memory: WgmmaMemory, warp: Int32) -> None:
         """What else is given back at the end."""
 
-    loading_registers = 24
-
     def keep_registers(self, multiplies: bool) -> None:
         """Distributes the registers of a CTA to threads that load and to those that multiply."""
         if multiplies:
@@ -153,11 +168,18 @@ class WgmmaGemm:
         cute.arch.sync_warp()
 
     @property
+    def loading_registers(self) -> int:
+        """Registers of a thread that loads: those that copy rows have more addresses."""
+        if not self.config.weights.in_rows:
+            return 24
+        return 40 if self.config.warpgroups == 2 and self.config.ctas_per_sm == 1 else 32
+
+    @property
     def registers(self) -> int:
         """Registers of a thread that multiplies."""
         if self.config.ctas_per_sm == 2:
             return 104
-        return {2: 240, 3: 160, 4: 112}[self.config.warpgroups]
+        return {2: 232 if self.config.weights.in_rows else 240, 3: 160, 4: 112}[self.config.warpgroups]
 
     def allocate(self) -> WgmmaMemory:
         cfg, smem, graph = self.config, SmemAllocator(), wgmma_pipelines(self.config)
