@@ -29,11 +29,13 @@ import torch
 from smollm2 import load
 from torch.nn import functional as F
 
-from cute_nvfp4 import quantize_model
+from cute_nvfp4 import prepare_weight, quantize_model
 from cute_nvfp4.nn.divergence import divergence
 from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.nn.report import ModelReport
+from cute_nvfp4.nn.rotation import rotate_model
 from cute_nvfp4.nn.training import fake_quantize
+from cute_nvfp4.row_scaled import by_rows
 
 RESULTS = Path(__file__).resolve().parent / "results" / "accuracy_smollm2.json"
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "how-to" / "models.md"
@@ -41,21 +43,22 @@ BEGIN, END = "<!-- accuracy: begin -->", "<!-- accuracy: end -->"
 
 
 class Case(NamedTuple):
-    """A row of the table: the options of ``quantize_model``."""
+    """A row of the table: the options of ``quantize_model``. rotated: ``rotate_model`` comes first."""
 
     rule: str
     method: str = "nearest"
     input_rule: str | None = None
     awq: bool = False
+    rotated: bool = False
 
     @property
     def activations(self) -> str:
-        return "W4A16" if self.input_rule is None else "W4A4"
+        return {None: "W4A16", "fp8": "W4A8"}.get(self.input_rule, "W4A4")
 
     @property
     def name(self) -> str:
         rules = self.rule if self.input_rule is None else f"{self.rule}, activations {self.input_rule}"
-        return f"{self.activations} {'awq ' * self.awq}{self.method}, {rules}"
+        return f"{self.activations} {'rotated ' * self.rotated}{'awq ' * self.awq}{self.method}, {rules}"
 
 
 CASES = (
@@ -74,20 +77,31 @@ CASES = (
     Case("four_six_mse", "gptq", awq=True),
     Case("four_six_mse", input_rule="four_six_mse", awq=True),
     Case("four_six_mse", "gptq", "four_six_mse", awq=True),
+    Case("four_six_mse", input_rule="fp8"),
+    Case("max", "gptq", "fp8"),
+    Case("four_six_mse", rotated=True),
+    Case("four_six_mse", input_rule="four_six_mse", rotated=True),
+    Case("four_six_mse", "gptq", rotated=True),
 )
 
 
 class Emulated(torch.nn.Module):
-    """An ``NVFP4Linear`` with its weight decoded once: the same values, in float32."""
+    """An ``NVFP4Linear`` with its weight decoded once: the same values, in float32. With FP8 rows the weight's values
+    are those that are left when each code times its scale has been rounded to E4M3."""
 
     def __init__(self, layer: NVFP4Linear) -> None:
         super().__init__()
         self.weight, self.rule, self.scale = layer._decoded(torch.float32), layer.input_rule, layer.input_global_scale
         self.factors = layer.input_scale
+        if self.rule == "fp8":
+            rounded = prepare_weight(layer.weight, dtype=torch.float8_e4m3fn)
+            self.weight = rounded.dequantize(torch.float32)[:, : layer.in_features]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x if self.factors is None else x * self.factors
-        if self.rule is not None:
+        if self.rule == "fp8":
+            x = by_rows(x.flatten(0, -2)).dequantize(torch.float32).view_as(x)
+        elif self.rule is not None:
             x = fake_quantize(x, rule=self.rule, global_scale="auto" if self.scale is None else self.scale)
         return F.linear(x, self.weight)
 
@@ -164,7 +178,8 @@ def quantized(model: torch.nn.Module, case: Case, calibration: torch.Tensor) -> 
     needed = case.method != "nearest" or case.input_rule is not None or case.awq
     batches = list(calibration.split(4)) if needed else None
     options = {"method": case.method, "input_rule": case.input_rule, "calibration": batches, "awq": case.awq}
-    return quantize_model(copy.deepcopy(model), case.rule, ignore=["lm_head"], prepare=False, **options)
+    model = rotate_model(copy.deepcopy(model)) if case.rotated else copy.deepcopy(model)
+    return quantize_model(model, case.rule, ignore=["lm_head"], prepare=False, **options)
 
 
 def row_of(model: torch.nn.Module, case: Case, tokens, calibration, reference: Outcome) -> dict[str, Any]:
@@ -192,8 +207,11 @@ def table(record: dict[str, Any]) -> str:
     for case in (case for case in CASES if case in found):
         row = found[case]
         (loss, loss_error), (kl, kl_error) = row["loss"], row["divergence"]
-        method = "AWQ, " * case.awq + {"nearest": "to nearest", "gptq": "GPTQ"}[case.method]
-        rules = case.rule if case.input_rule in (None, case.rule) else f"{case.rule}, activations {case.input_rule}"
+        method = (
+            "rotated, " * case.rotated + "AWQ, " * case.awq + {"nearest": "to nearest", "gptq": "GPTQ"}[case.method]
+        )
+        named = case.input_rule not in (None, "fp8", case.rule)
+        rules = f"{case.rule}, activations {case.input_rule}" if named else case.rule
         lines.append(
             f"| {case.activations}, {method} | `{rules}` | {row['perplexity']:.2f} | {loss:.3f} ± {loss_error:.3f} "
             f"| {kl:.3f} ± {kl_error:.3f} | {100 * row['agreement'][0]:.1f} % | {row['error']:.4f} |"

@@ -41,6 +41,14 @@ def gemm(m: int, n: int, k: int, kind: str = "nvfp4", out: str = "float16") -> N
     gemm(operand(m, k, kind), operand(n, k, kind), out_dtype=getattr(torch, out))
 
 
+def packed(m: int, n: int, k: int) -> None:
+    """bfloat16 times a prepared NVFP4 weight."""
+    from cute_nvfp4 import gemm, prepare_weight
+
+    weight = prepare_weight(operand(n, k), backend="reference")  # not a launch
+    gemm(torch.randn(m, k).bfloat16().cuda(), weight)
+
+
 def contest(problem: str, case: int) -> None:
     """The benchmark shape number ``case`` of a problem, by the submission that lies beside its task."""
     known = get_problem(problem)
@@ -68,7 +76,7 @@ def main(name: str, *given: str) -> None:
         return example(given[0], list(given[1:]))
     words = dict(word.split("=", 1) for word in given)
     values = {key: value if value.isidentifier() else ast.literal_eval(value) for key, value in words.items()}
-    {"gemv": gemv, "gemm": gemm, "contest": contest}[name](**values)
+    {"gemv": gemv, "gemm": gemm, "packed": packed, "contest": contest}[name](**values)
 
 
 if __name__ == "__main__":

@@ -127,7 +127,8 @@ def split(call: Captured, replays: int = 5) -> list[dict]:
         for _ in range(replays):
             call.graph.replay()
         torch.cuda.synchronize()
-    events = [x for x in seen.events() if x.device_type is torch.autograd.DeviceType.CUDA]
+    # equal, not the same: torch makes another object of the enumeration's value each time
+    events = [x for x in seen.events() if x.device_type == torch.autograd.DeviceType.CUDA]
     return by_kernel(((x.name, x.time_range.elapsed_us()) for x in events), replays)
 
 

@@ -1,8 +1,8 @@
 """Times a layer of a mixture of experts on this machine's GPU, maps to combined rows: ``python benchmarks/moe.py``.
 
-For the layers of Qwen3-30B-A3B, gpt-oss-20b, Mixtral-8x7B and DeepSeek-V3, from 1 to 8192 tokens, uniform routing and
-skewed (expert e is chosen in proportion to 1 / (e + 1)), with bf16 rows, or on sm_100a rows that are quantized in the
-call:
+For the layers of Qwen3-30B-A3B, gpt-oss-20b, Mixtral-8x7B, DeepSeek-V3 and Nemotron-3-Nano, from 1 to 8192 tokens,
+uniform routing and skewed (expert e is chosen in proportion to 1 / (e + 1)), with bf16 rows, or on sm_100a rows that
+are quantized in the call:
 
 - ``moe``: everything from the router's choice to the combined rows, weights in NVFP4, MXFP4 for gpt-oss;
 - ``added``: the same with ``deterministic=False``, a launch less;
@@ -17,7 +17,8 @@ gives is checked first, against exact torch at 16 tokens, and at each number of 
 ``--quick``: 1, 16, 64, 256 and 1024 tokens, uniform routing, checked against the bf16 layer alone. ``--compile`` only
 runs each call once: several such processes, of other ``--models`` and ``--tokens`` each, compile in parallel what one
 will time. ``--only moe w4a8`` leaves the others out, and with ``torch`` the check against it. ``--parts`` prints what
-each launch of a call takes, too, by torch's profiler.
+each launch of a call takes, too, by torch's profiler. ``--few-rows`` moves the bound between the planner's two kernels,
+``--two-ctas`` changes the tiling of one.
 ``--smoke`` needs no GPU: small layers in the simulator, checked, and no times.
 
 Exit codes: 0 done, 1 a result is wrong, 2 no CUDA device, or one that no kernel is written for.
@@ -47,6 +48,7 @@ from cute_nvfp4.formats import FORMATS
 from cute_nvfp4.harness.timing import ColdL2, copy_bandwidth
 from cute_nvfp4.ops.moe.activation import ActivationFunction
 from cute_nvfp4.ops.moe.experts import Experts
+from cute_nvfp4.planning import packed_groups
 
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 8192)
 QUICK_TOKENS = (1, 16, 64, 256, 1024)
@@ -81,9 +83,14 @@ class Layer:
         return self.activation == "clamped_swiglu"
 
     @property
+    def halves(self) -> int:
+        """Matrices of the first product."""
+        return ActivationFunction(self.activation).halves
+
+    @property
     def expert_bytes(self) -> int:
         """Bytes of the weights of one expert: codes and scales."""
-        elements = 3 * self.hidden * self.inner
+        elements = (1 + self.halves) * self.hidden * self.inner
         return elements // 2 + elements // FORMATS[self.format].block
 
 
@@ -92,6 +99,7 @@ LAYERS = (
     Layer("gpt-oss-20b", 32, 4, 2880, 2880, "mxfp4", "clamped_swiglu"),
     Layer("Mixtral-8x7B", 8, 2, 4096, 14336),
     Layer("DeepSeek-V3", 256, 8, 7168, 2048),
+    Layer("Nemotron-3-Nano", 128, 6, 2688, 1856, activation="relu2"),
 )
 
 
@@ -101,8 +109,8 @@ class Weights:
     def __init__(self, layer: Layer, device: str, quantized: bool) -> None:
         generator = torch.Generator(device).manual_seed(35)
         self.layer, e, h, i = layer, layer.experts, layer.hidden, layer.inner
-        self.stacks = [self._stack(n, k, generator, device) for n, k in ((2 * i, h), (h, i))]
-        self.biases = [torch.randn(e, n, generator=generator, device=device) for n in (2 * i, h)]
+        self.stacks = [self._stack(n, k, generator, device) for n, k in ((layer.halves * i, h), (h, i))]
+        self.biases = [torch.randn(e, n, generator=generator, device=device) for n in (layer.halves * i, h)]
         self.experts = self.prepared(None if quantized else torch.bfloat16)
 
     def prepared(self, dtype: torch.dtype | None) -> Experts:
@@ -342,6 +350,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--quick", action="store_true", help="few tokens, uniform routing, 15 rounds")
     parser.add_argument("--only", nargs="+", choices=CONTESTANTS, help="what to time (default: all)")
+    parser.add_argument("--few-rows", type=float, help="of an expert, up to which products stream (sm_90a)")
+    parser.add_argument("--two-ctas", action="store_true", help="of the streaming kernel on an SM, whatever the rows")
     parser.add_argument("--compile", action="store_true", help="run each call once: no times, no results file")
     parser.add_argument("--parts", action="store_true", help="what each launch takes, too")
     parser.add_argument("--smoke", action="store_true", help="small layers in the simulator: no GPU, no times")
@@ -349,6 +359,8 @@ def main() -> int:
     options.tokens = options.tokens or (QUICK_TOKENS if options.quick else TOKENS)
     if options.quick:
         options.rounds = 15
+    packed_groups.FEW_ROWS = options.few_rows or packed_groups.FEW_ROWS
+    packed_groups.STREAMED = packed_groups.WIDE if options.two_ctas else packed_groups.STREAMED
     try:
         if options.smoke:
             smoke()

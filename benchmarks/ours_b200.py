@@ -7,7 +7,8 @@ same sizes, and the speed of light of the contest's statement; neither says how 
 * contest: our submissions at the contest's benchmark shapes, and what public submissions build on: for GEMM NVIDIA's
   example (``CUTLASS_EXAMPLES``: a copy), for groups FlashInfer's masked GEMM, with tiles of one CTA and of a pair, and
   NVIDIA's example, whose kernel writes its tensor maps;
-* decode: NVFP4 weights times one row, by ``gemv`` and by ``gemm``; large: ``gemm`` of MXFP4.
+* decode: NVFP4 weights times one row, by ``gemv`` and by ``gemm``; large: ``gemm`` of MXFP4; w4a16: bfloat16 times a
+  prepared NVFP4 weight (docs/explanation/packed_blackwell.md has the table).
 
 Writes ``results/ours_modelled_b200.json`` after every launch, and goes on from there; ``--write`` the tables into
 benchmarks/records/timing_checked.md.
@@ -75,6 +76,9 @@ def launches() -> list[Launch]:
         sizes = tuple(f"{key}={r[key]}" for key in "mnk")
         name = " x ".join(r[key] for key in "mnk")
         out.append(Launch("large", name, "gemm", PROGRAM, ("gemm", *sizes, "kind=mxfp4", "out=float32")))
+    for r in records("w4a16_b200.csv"):
+        name = " x ".join(r[key] for key in "mnk")
+        out.append(Launch("w4a16", name, "gemm", PROGRAM, ("packed", *(f"{key}={r[key]}" for key in "mnk"))))
     return out
 
 
@@ -175,7 +179,7 @@ def tables(record: dict[str, Any]) -> dict[str, list[str]]:
         work = 2 * int(r["m"]) * int(r["n"]) * int(r["k"]) / 1e6
         published = " | ".join(f"{work / float(r[key]):.2f}" for key in ("deepgemm", "cublas"))
         large.append(f"| {name} | {us(by.get(('large', name, 'gemm')))} | {published} |")
-    out = {"contest": contest, "decode": decode, "large": large}
+    out = {"contest": contest, "decode": decode, "large": large}  # and docs/modelled.py has that of w4a16
     for table, lines in out.items():
         if said := versions(value for launch, value in found.items() if launch.table == table):
             lines += ["", said.strip()]

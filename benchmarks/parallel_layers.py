@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,9 +14,11 @@ from moe import Routing
 from torch.nn.functional import linear
 
 from cute_nvfp4 import BlockScaledTensor, gated_gemm, gemm, prepare_experts, prepare_weight, quantize
-from cute_nvfp4.nn import PeerSums
 from cute_nvfp4.nn.expert_parallel import Exchange, ExpertParallel, Messages, shard_experts
 from cute_nvfp4.ops.moe.activation import ActivationFunction
+from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, choose
+from cute_nvfp4.prepared_weight import PreparedWeight
+from cute_nvfp4.runtime.backend import resolve, sm_count
 from cute_nvfp4.weight_shards import shard_columns, shard_rows
 
 GLOBAL_SCALE = 2.0**-10
@@ -84,13 +87,15 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Products:
-    """The four products of a layer, of which ``gated`` is silu(gate) · up. q: columns that attention would give."""
+    """The four products of a layer, of which ``gated`` is silu(gate) · up. q: columns that attention would give. early:
+    whether they start while the launch before them still runs."""
 
     qkv: Product
     o: Product
     gated: Product
     down: Product
     q: int
+    early: bool = False
 
     def attended(self, x: torch.Tensor) -> torch.Tensor:
         """Rows that stand in for what attention gives."""
@@ -111,12 +116,24 @@ def silu_mul(both: torch.Tensor) -> torch.Tensor:
     return (torch.nn.functional.silu(gate) * up).to(both.dtype)
 
 
-def w4a16(weights: Weights, q: int) -> Products:
+def w4a16(weights: Weights, q: int, early: bool = False) -> Products:
     """Prepared NVFP4 weights."""
     qkv, o, down = (prepare_weight(w) for w in (weights.qkv, weights.o, weights.down))
-    both = prepare_weight(weights.gate, weights.up)
-    products = [lambda x, out=None, weight=weight: gemm(x, weight, out=out) for weight in (qkv, o, down)]
-    return Products(products[0], products[1], lambda x: gated_gemm(x, both), products[2], q)
+    both, plan = prepare_weight(weights.gate, weights.up), early_plan if early else lambda x, weight: None
+    products = [
+        lambda x, out=None, weight=weight: gemm(x, weight, out=out, config=plan(x, weight)) for weight in (qkv, o, down)
+    ]
+    gated = lambda x: gated_gemm(x, both, config=plan(x, both))  # noqa: E731
+    return Products(products[0], products[1], gated, products[2], q, early)
+
+
+def early_plan(x: torch.Tensor, weight: PreparedWeight) -> PackedPlan | None:
+    """The planner's plan, but for a kernel that may start while the launch before it still runs; None for torch."""
+    target = resolve("auto", x.device)
+    if target.backend == "reference":
+        return None
+    problem = PackedProblem(m=len(x), n=weight.rows, k=weight.k, gate="silu" if weight.gated else "")
+    return choose(problem, target.arch, sm_count(target, x.device)).early()
 
 
 def bf16(weights: Weights, q: int) -> Products:
@@ -133,7 +150,11 @@ def bf16(weights: Weights, q: int) -> Products:
     return Products(product(qkv), product(o), lambda x: silu_mul(linear(x, both)), product(down), q)
 
 
-CONTESTANTS: dict[str, Callable[[Weights, int], Products]] = {"bf16": bf16, "w4a16": w4a16}
+CONTESTANTS: dict[str, Callable[[Weights, int], Products]] = {
+    "w4a16": w4a16,
+    "w4a16 early": partial(w4a16, early=True),
+    "bf16": bf16,
+}
 
 
 def whole(p: Products, x: torch.Tensor) -> torch.Tensor:
@@ -174,6 +195,27 @@ def in_halves(p: Products, x: torch.Tensor, side: torch.cuda.Stream, add: Add = 
     return torch.cat(found)
 
 
+class LoadedSums:
+    """Sums by torch's one-shot all-reduce: each rank loads what the others have, from where their products wrote it."""
+
+    def __init__(self, elements: int, device: torch.device) -> None:
+        import torch.distributed._symmetric_memory as symmetric
+
+        self.buffer, self.group = symmetric.empty(elements, dtype=torch.bfloat16, device=device), dist.group.WORLD
+        symmetric.rendezvous(self.buffer, self.group.group_name)
+
+    def place(self, *shape: int) -> torch.Tensor:
+        """A view of the buffer, for a product to write its result to."""
+        return self.buffer[: torch.Size(shape).numel()].view(shape)
+
+    def __call__(self, y: torch.Tensor) -> torch.Tensor:
+        """The sum over the ranks of y, which is in ``place`` or anywhere else: a new tensor."""
+        place, name = self.place(*y.shape), self.group.group_name
+        if y.data_ptr() == place.data_ptr():
+            return torch.ops.symm_mem.one_shot_all_reduce(place, "sum", name)
+        return torch.ops.symm_mem.one_shot_all_reduce_copy(place, y, "sum", name)
+
+
 class CopiedSums:
     """Sums over two ranks by the copy engines: each copies its rows into the other's memory and adds what it got.
 
@@ -196,7 +238,7 @@ class CopiedSums:
         return y.add_(self.slots[slot, : y.numel()].view(y.shape))
 
 
-def by_peer_loads(p: Products, x: torch.Tensor, sums: PeerSums) -> torch.Tensor:
+def by_peer_loads(p: Products, x: torch.Tensor, sums: LoadedSums) -> torch.Tensor:
     """``sharded``, with sums by loads of the peers' memory: products write their results where the peers read."""
     place = sums.place(*x.shape)
     y = sums(p.o(p.attended(x), out=place))

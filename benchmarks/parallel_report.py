@@ -1,21 +1,63 @@
-"""What ``parallel.py`` has measured, as text and as the tables of the pages."""
+"""What ``parallel.py`` has measured, as text and as the tables of the pages, and what it was predicted to measure.
+
+``python benchmarks/parallel_report.py RECORD OUTPUT`` predicts what sums by stores into the peer's memory and early
+starts give, from a record of layers without them.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 FORMS = {
     "nccl": "NCCL",
     "halves": "NCCL, halves",
     "peer": "peer loads",
+    "pushed": "peer stores",
     "copies": "copy engine",
     "copies, halves": "copy engine, halves",
     "local": "no exchange",
 }
 """Forms of a layer over two GPUs, by the name that a record has."""
-ALONE = {"all_reduce": "NCCL", "peer_all_reduce": "peer loads", "copy_all_reduce": "copy engine"}
+ALONE = {
+    "all_reduce": "NCCL",
+    "peer_all_reduce": "peer loads",
+    "pushed_all_reduce": "peer stores",
+    "copy_all_reduce": "copy engine",
+}
 """One exchange alone, likewise."""
+
+HIDDEN = {"Qwen3-32B": 5120, "Llama-3.1-70B": 8192}
+STORED_BYTES_S = 300e9
+"""One way, by stores of a kernel: between NCCL's 205 GB/s and the copy engine's 270 on two H100s, and NVLink's 450."""
+LATENCY_US = {"launch": 1.5, "loads": 0.5, "one way": 1.0, "wait, add, store": 0.7}
+"""Of a sum of no bytes."""
+EARLY_US = {"product": 2.5, "sum": 1.0}
+"""What an early start is worth: the launch, the prologue and the first loads of a product, and the launch of a sum."""
+PRODUCTS, SUMS, MOST_ROWS = 4, 2, 128
+
+
+def predicted(record: dict[str, Any]) -> dict[str, Any]:
+    """µs of layers with NVFP4 weights and few rows: whole, and over two GPUs with sums by stores; both early, too."""
+    found = []
+    for row, us in dense_rows(record):
+        if row["contestant"] != "w4a16" or row["rows"] > MOST_ROWS:
+            continue
+        one = sum(LATENCY_US.values()) + row["rows"] * HIDDEN[row["model"]] * 2 / STORED_BYTES_S * 1e6
+        saved = PRODUCTS * EARLY_US["product"]
+        times = {
+            "one": us["one"],
+            "pushed": us["local"] + SUMS * one,
+            "one early": us["one"] - saved,
+            "pushed early": us["local"] - saved + SUMS * (one - EARLY_US["sum"]),
+        }
+        found.append({"model": row["model"], "rows": row["rows"], "sum": round(one, 2)} | {"us": times})
+    for row in found:
+        row["us"] = {name: round(us, 1) for name, us in row["us"].items()}
+    return {"from": {name: record[name] for name in ("gpu", "date")}, "predicted": found}
 
 
 def dense_rows(record: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
@@ -31,7 +73,7 @@ def text(record: dict[str, Any]) -> str:
     for row, us in dense_rows(record):
         cells = [f"{us[x]:8.1f} ({us['one'] / us[x]:.2f})" if x in us else " " * 15 for x in FORMS]
         alone = [f"{x} {us[x]:.1f}" for x in ALONE if x in us]
-        name = f"{row['model']:>13} {row['contestant']:>5} {row['rows']:4}"
+        name = f"{row['model']:>13} {row['contestant']:>11} {row['rows']:4}"
         lines.append(f"{name}: {us['one']:8.1f} | {' | '.join(cells)} | {', '.join(alone)}")
         lines += [
             f"{who:>26}: " + ", ".join(f"{name} {x:.1f}" for name, x in parts.items())
@@ -41,7 +83,11 @@ def text(record: dict[str, Any]) -> str:
     for row in record["mixtures"]:
         cells = ", ".join(f"{name} {us:.1f}" for name, us in row["us"].items())
         lines.append(f"{row['model']:>15} {row['tokens']:4}, {row['sent_rows']} rows sent: {cells}")
-    if record["replays"]:
-        lines.append("replays: {replays}, {differing} of them differ".format(**record["replays"]))
+    lines += ["replays, {form}: {replays}, {differing} of them differ".format(**x) for x in record["replays"]]
     lines += [f"{name} did not run: {why}" for name, why in record["failed"].items()]
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    source, target = map(Path, sys.argv[1:])
+    target.write_text(json.dumps(predicted(json.loads(source.read_text())), indent=1) + "\n")

@@ -11,17 +11,16 @@ import functools
 from dataclasses import dataclass, field
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from cute_nvfp4.errors import OperandError, OperandTypeError, explain
 from cute_nvfp4.formats import NVFP4, Format
 from cute_nvfp4.pytree import register
 from cute_nvfp4.scale_layout import blocked_bytes, blocked_shape, blocked_stride, blocked_view, from_blocked, is_blocked
-from cute_nvfp4.tensors import check_dense
+from cute_nvfp4.tensors import check_dense, memory_of
 
-# Kernels read four scales of a row at once, and sixteen bytes of an atom through TMA.
-_BLOCKED_ALIGNMENT = 16
-# The widest load there is on any architecture is 32 bytes; TMA wants its tensors at 16.
-_MAX_DATA_ALIGNMENT = 16
+_BLOCKED_ALIGNMENT = 16  # kernels read four scales of a row at once, and sixteen bytes of an atom through TMA
+_MAX_DATA_ALIGNMENT = 16  # the widest load of any architecture has 32 bytes; TMA wants its tensors at 16
 PLAIN = (torch.Tensor, torch.nn.Parameter)
 """Classes of tensors whose memory a kernel can read."""
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -58,11 +57,19 @@ class OperandKey:
     @functools.cached_property
     def shared(self) -> dict[str, object]:
         """The fields of every operand with this key, but for its tensors."""
-        names = ("format", "rows", "k", "batch", "scale_layout")
-        return {name: getattr(self, name) for name in names} | {"key": self}
+        return {x: getattr(self, x) for x in ("format", "rows", "k", "batch", "scale_layout")} | {"key": self}
 
 
 _keys: dict[tuple, OperandKey] = {}
+_checked: dict[tuple, OperandKey] = {}  # of operands that passed the checks, by all that those look at
+
+
+def _kind(data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor | None, format: Format) -> tuple | None:
+    """All that the checks look at; None where torch traces, or has no plain dense memory for a tensor."""
+    if is_dynamo_compiling() or not isinstance(format, Format):
+        return None
+    found = (memory_of(data), memory_of(scale), global_scale is None or memory_of(global_scale), format)
+    return None if None in found else found
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -95,12 +102,18 @@ class BlockScaledTensor:
     scale_layout: str = field(init=False)
 
     def __post_init__(self) -> None:
+        kind = _kind(self.data, self.scale, self.global_scale, self.format)
+        if kind is not None and kind in _checked:
+            self.__dict__.update(_checked[kind].shared)
+            return
         rows, k, batch = _check_data(self.data, self.format)
         layout = _check_scale(self.scale, self.data, self.format, rows, k, batch)
         if self.global_scale is not None:
             _check_global_scale(self.global_scale, self.data, self.format)
         for name, value in (("rows", rows), ("k", k), ("batch", batch), ("scale_layout", layout)):
             object.__setattr__(self, name, value)
+        if kind is not None:
+            _checked[kind] = self.key
 
     @classmethod
     def from_problem(
@@ -148,6 +161,9 @@ class BlockScaledTensor:
             *(plain, data.device.type == "cpu"),
         )
         return _keys.setdefault(found, OperandKey(*found))
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "key"}  # which is this process's
 
     @property
     def device(self) -> torch.device:
@@ -331,7 +347,7 @@ def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, rows: int
 
 def address_of(tensor: torch.Tensor) -> int:
     """The address of a tensor; 0 while torch traces, when it has none yet. Kernels look again when they are called."""
-    return 0 if torch.compiler.is_dynamo_compiling() or is_wrapper(tensor) else tensor.data_ptr()
+    return 0 if is_dynamo_compiling() or is_wrapper(tensor) else tensor.data_ptr()
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""A weight that was repacked once for the tensor cores of sm_90a: frozen, as ``BlockScaledTensor`` is."""
+"""A weight that was repacked once for the kernels that decode it: frozen, as ``BlockScaledTensor`` is."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _keys: dict[tuple, WeightKey] = {}
 
 @dataclass(frozen=True, eq=False)
 class PreparedWeight:
-    """A block-scaled matrix (N, K), or a stack (L, N, K) of them, as ``prepare_weight`` packs it for the tensor cores
-    of sm_90a.
+    """A block-scaled matrix (N, K), or a stack (L, N, K) of them, as ``prepare_weight`` packs it for kernels that
+    decode it on the way to the tensor cores: of sm_90a, sm_100a and sm_120a.
 
     packed: uint8 (row tiles, K tiles, bytes), for a stack (L, …) (:mod:`.weight_layout`).
     rows, k: N and K.

@@ -42,6 +42,16 @@ def check_all_dense(named: Iterable[tuple[str, Any]]) -> None:
             check_all_dense((f"{name}[{i}]", y) for i, y in enumerate(x))
 
 
+def memory_of(x: torch.Tensor) -> tuple | None:
+    """Shape, strides, dtype, device and alignment (up to 32 bytes) of a dense tensor of torch's own class; None of one
+    whose memory is another's, or has other numbers."""
+    try:
+        address = x.data_ptr() if type(x) is torch.Tensor else 0
+        return None if not address or x.is_neg() else (x.shape, x.stride(), x.dtype, x.device, address & 31)
+    except RuntimeError:  # sparse, nested, or wrapped by torch.func
+        return None
+
+
 def _has_memory(x: torch.Tensor) -> bool:
     """Whether a tensor of torch's own class has memory of its own, if it needs any."""
     if type(x) is not torch.Tensor or x.is_meta:

@@ -37,9 +37,8 @@ import torch
 
 TILE_ROWS, TILE_K = 128, 64
 SLAB_ROWS = 16
-"""Rows of a warp's fragment of A."""
+"""Rows of a warp's fragment of A; of half of them a thread has one."""
 HALF_SLAB = SLAB_ROWS // 2
-"""Rows of which a thread has one."""
 STEP_K = 16
 """Columns of one MMA."""
 STEPS = TILE_K // STEP_K
@@ -67,6 +66,7 @@ class Packing(NamedTuple):
 
     exponents: where scales that are powers of two are exponents of five bits, the first and the last whose products
     with every element are exact and finite; with ``exponent_bias``, of 0. None: scales are UE8M0, or E4M3 too.
+    in_rows: whether weights are not packed at all, but lie as the format has them (``kernels.gemm.packed.rows``).
     """
 
     dtype: torch.dtype
@@ -82,6 +82,7 @@ class Packing(NamedTuple):
     exponents: tuple[int, int] | None = None
     exponent_bias: int = 0
     special: int = 0
+    in_rows: bool = False
 
     @property
     def by_table(self) -> bool:
@@ -89,13 +90,11 @@ class Packing(NamedTuple):
         return self.dtype is torch.float8_e4m3fn
 
     @property
-    def word_elements(self) -> int:
-        """Elements of a 32-bit word."""
+    def word_elements(self) -> int:  # of a 32-bit word
         return 32 // self.element_bits
 
     @property
-    def step_words(self) -> int:
-        """Words of codes that a lane has of a step."""
+    def step_words(self) -> int:  # words of codes that a lane has of a step
         return 8 // self.word_elements
 
     @property
@@ -112,8 +111,7 @@ class Packing(NamedTuple):
         return HALF_SLAB * self.row_scale_bytes
 
     @property
-    def code_bytes(self) -> int:
-        """Bytes of the codes of a tile."""
+    def code_bytes(self) -> int:  # of a tile
         return SLABS * self.slab_code_bytes
 
     @property
@@ -145,6 +143,7 @@ PACKINGS = {
         _FP16: Packing(_FP16, 4, 1, *_E2M1_FP16, 7, factor=2.0**7, exponents=(6, 30), exponent_bias=22),
         _E4M3: Packing(_E4M3, 4, 1),
     },
+    "nvfp4_rows": {_FP16: Packing(_FP16, 4, 1, factor=2.0**7, in_rows=True)},
     "mxfp4": {_BF16: Packing(_BF16, 4, 2, *_E2M1_BF16, **_POWERS, boost=126)},
     "mxfp8": {
         _BF16: Packing(_BF16, 8, 2, *_E4M3_BF16, **_POWERS, boost=120, special=0x7F),

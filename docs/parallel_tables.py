@@ -16,12 +16,13 @@ EXCHANGES = {
     "experts in bf16": "experts and rows in bf16",
 }
 """Forms of an exchange of experts' rows, by the name that a record has."""
+RECORDS = "parallel_nvidia_*.json"
 STEPS = ("there", "experts", "back")
 
 
 def of_records(name: str) -> str:
     """The table ``name`` of each record, one below the other; a line where there is none."""
-    files = "parallel_sums_nvidia_*.json" if name == "sums" else "parallel_nvidia_*.json"
+    files = {"sums": "parallel_sums_nvidia_*.json", "predicted": "parallel_predicted.json"}.get(name, RECORDS)
     paths = sorted((ROOT / "benchmarks" / "results").glob(files))
     found = [TABLES[name](json.loads(path.read_text(encoding="utf-8"))) for path in paths]
     return "\n".join(found) or "*Not measured yet.*\n"
@@ -78,4 +79,41 @@ def sums(record: dict[str, Any]) -> str:
     return where(record) + table(["KiB", *of], rows)
 
 
-TABLES: dict[str, Callable[[dict[str, Any]], str]] = {f.__name__: f for f in (dense, parts, experts, sums)}
+def predicted(record: dict[str, Any]) -> str:
+    """What sums by stores and early starts were predicted to give, from the times of another record."""
+    rows = []
+    for row in record["predicted"]:
+        of = row["us"]
+        ratios = [f"{us(of[two])} ({times(of[one] / of[two])} ×)" for one, two in PAIRS]
+        rows.append([row["model"], str(row["rows"]), us(row["sum"]), us(of["one"]), us(of["one early"]), *ratios])
+    head = ["layer of", "rows", "a sum", "one GPU", "one GPU, early", "two, peer stores", "two, peer stores, early"]
+    return "*Modelled, µs, from times on two {gpu} of {date}.*\n\n".format(**record["from"]) + table(head, rows)
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def pays(record: dict[str, Any]) -> str:
+    """The fastest way over two GPUs beside the fastest on one, NVFP4 weights: layers, and mixtures of experts."""
+    found: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
+    for row, of in dense_rows(record):
+        if row["contestant"].startswith("w4a16"):
+            early = ", early starts" if row["contestant"].endswith("early") else ""
+            two = min((of[form], words + early) for form, words in FORMS.items() if form in of and form != "local")
+            found.setdefault((row["model"], counted(row["rows"], "row")), []).append((of["one"], *two))
+    for row in record["mixtures"]:
+        two = min((row["us"][form], words) for form, words in EXCHANGES.items() if "experts in" not in form)
+        # both GPUs' tokens on one
+        found[row["model"], counted(row["tokens"], "token") + " a GPU"] = [(row["us"]["one"], *two)]
+    rows = []
+    for (model, size), ways in found.items():
+        one, (two, how) = min(x[0] for x in ways), min(x[1:] for x in ways)
+        rows.append([model, size, us(one), us(two), f"{times(one / two)} ×", how])
+    return where(record) + table(["layer of", "size", "one GPU", "two GPUs", "faster", "by"], rows)
+
+
+PAIRS = ("one", "pushed"), ("one early", "pushed early")
+FUNCTIONS = dense, parts, experts, sums, predicted, pays
+TABLES: dict[str, Callable[[dict[str, Any]], str]] = {f.__name__: f for f in FUNCTIONS}

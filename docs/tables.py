@@ -19,6 +19,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "docs")]
+import json_tables  # noqa: E402
 import judging  # noqa: E402
 import modelled  # noqa: E402
 import summaries  # noqa: E402
@@ -276,12 +277,12 @@ def programs() -> str:
 _OF_RECORDS = (results, gemm, contest, models, gated, grouped, gemv, quantize, fused, decode, generate, launch)
 _OF_THE_PACKAGE = (support, shapes, first_call, eval_times, simulator, notebooks, api, sim_api, harness_api)
 TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (*_OF_RECORDS, *_OF_THE_PACKAGE)}
-TABLES |= {"fused-bounds": fused_bounds}
+TABLES |= {"fused-bounds": fused_bounds, "json_outputs": json_tables.outputs, "json_records": json_tables.records}
 TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": modelled.clock}
+TABLES |= {"b200_w4a16": lambda: modelled.w4a16(record("ours_modelled_b200"))}
 TABLES |= {"commands": summaries.commands, "gates": summaries.gates, "tolerances": judging.tolerances}
-TABLES |= {
-    f"parallel-{name}": functools.partial(_over_two_gpus, name) for name in ("dense", "parts", "experts", "sums")
-}
+OVER_TWO_GPUS = ("dense", "parts", "experts", "sums", "predicted", "pays")
+TABLES |= {f"parallel-{name}": functools.partial(_over_two_gpus, name) for name in OVER_TWO_GPUS}
 COUNTS: dict[str, Callable[[], str]] = {f.__name__: f for f in (fingerprints, programs)}
 COUNTS |= {"clock_error": modelled.error, "launch_us": modelled.launch_us}
 

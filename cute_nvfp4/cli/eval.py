@@ -164,17 +164,18 @@ def _compare(
     from ..harness.comparison_report import print_comparison
     from ..harness.errors import SubmissionError
     from ..harness.protocol import report, report_refusal
+    from ..harness.report import print_run
 
     comparison = compare(paths, prepare, _run)
+    run = comparison.run if len(paths) == 1 else None
     if len(paths) == 1:  # the protocol knows of one submission
-        (one,) = comparison.contestants
-        report(one.run) if one.run else report_refusal(SubmissionError(one.refusal))
+        report(run) if run else report_refusal(SubmissionError(comparison.contestants[0].refusal))
     if json:
-        write_json(comparison.to_dict(), json)
+        write_json(run.to_dict() if run else comparison.to_dict(), json)
     if html:
         write_page(comparison, task, html)
     if json != STDOUT:
-        print_comparison(comparison, task, stdout())
+        print_run(run, task, stdout()) if run else print_comparison(comparison, task, stdout())
     return comparison.passed
 
 

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 def _tell(event: BaseModel) -> None:
     """Prints an event; whole, as several threads may have one."""
-    sys.stdout.write(event.model_dump_json() + "\n")
+    from ..sim.observe.json_text import json_text
+
+    sys.stdout.write(json_text(event.model_dump(), indent=None) + "\n")
     sys.stdout.flush()
 
 

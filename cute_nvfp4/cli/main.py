@@ -14,6 +14,7 @@ from .inspect import inspect
 from .new import new
 from .output import JsonCommand
 from .quantize import quantize
+from .schema import schema
 from .sim import SETTINGS, sim
 from .support import support
 from .tune import tune
@@ -34,6 +35,7 @@ app.command("tune", cls=JsonCommand)(tune)
 app.command("quantize", cls=JsonCommand)(quantize)
 app.command("doctor", cls=JsonCommand)(doctor)
 app.command("support", cls=JsonCommand)(support)
+app.command("schema")(schema)
 
 
 def _print_version(wanted: bool) -> None:

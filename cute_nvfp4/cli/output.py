@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,7 +58,9 @@ def say(text: str, style: str | None = None) -> None:
 
 def write_json(content: dict, where: str) -> None:
     """Writes ``content`` to standard output (``-``) or to the file ``where``."""
-    text = json.dumps(content, indent=2, default=str, allow_nan=False)
+    from ..sim.observe.json_text import json_text
+
+    text = json_text(content)
     if where == STDOUT:
         print(text)
         return

@@ -1,6 +1,6 @@
 """``cute-nvfp4 sim`` and ``python -m cute_nvfp4 sim``: runs a CUDA program on a machine without a GPU.
 
-``sim_report`` describes what ``--json`` writes.
+``json_schema`` describes what ``--json`` writes.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .comparison import MODELLED, Comparison, Figure
+from .comparison import MODELLED, TIMES, Comparison, Figure
 from .report import modelled_title, of_cases, shape_text, table_of, why_untimed
 from .sandbox import OUT_OF_REACH
 from .schema import Task
@@ -47,16 +47,22 @@ def print_comparison(comparison: Comparison, task: Task, console: Console) -> No
 
 
 def _verdicts(comparison: Comparison) -> Table:
+    """A row for each submission: how many cases are right, its time, and how often faster it is than the first."""
     table = table_of()
     table.add_column("submission")
     table.add_column("cases right")
-    timed = any(contestant.run and contestant.run.score_us for contestant in comparison.contestants)
-    if timed:
-        table.add_column("measured µs,\ngeometric mean", justify="right")
+    kinds = [kind for kind, of in TIMES.items() if any(one.mean(of) for one in comparison.contestants)]
+    first = comparison.contestants[0].name
+    for kind in kinds:
+        table.add_column(f"{kind} µs,\ngeometric mean", justify="right")
+        table.add_column(f"times faster\nthan {first}", justify="right")
     for contestant in comparison.contestants:
-        score = contestant.run.score_us if contestant.run else None
         verdict = Text(contestant.verdict, "green" if contestant.passed else "bold red")
-        table.add_row(contestant.name, verdict, *([f"{score:.2f}" if score else "-"] if timed else []))
+        faster, cells = comparison.times_faster(contestant), []
+        for kind in kinds:
+            time = contestant.mean(TIMES[kind])
+            cells += [f"{time:.2f}" if time else "-", f"{faster[kind]:.2f}" if faster[kind] else "-"]
+        table.add_row(contestant.name, verdict, *cells)
     return table
 
 

@@ -155,10 +155,12 @@ class Modes:
         samples: list[float] = []
         begin, drawn = time.perf_counter(), random.Random(result.seed)
         while not rule.done(samples, time.perf_counter() - begin):
-            # The first of these warms up. Batches of other lengths come between the timed ones, so that a submission
-            # which puts work off until it has seen a whole batch is caught.
+            # The first of these warms up, and is short: drawing and checking take most of a case's time. Batches of
+            # other lengths come between the timed ones, so that a submission which puts work off until it has seen a
+            # whole batch is caught.
             if not samples or (self.batch > 1 and drawn.random() < _ODDS_OF_A_SHORT_BATCH):
-                fewer = drawn.randint(2, self.batch - 1) if self.batch > 2 else 1
+                longest = self.batch - 1 if samples else self.batch // 4
+                fewer = drawn.randint(2, longest) if longest > 1 else 1
                 self._checked(runner, result, mix_seed(result.seed, 0, len(samples)), calls=fewer)
             seed = mix_seed(result.seed, 1, len(samples))
             outcome = self._checked(runner, result, seed, calls=self.batch, timed=self.gpu)

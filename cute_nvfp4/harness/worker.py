@@ -40,6 +40,10 @@ _clone = torch.Tensor.clone
 _Tensor = torch.Tensor
 _frames = sys._current_frames
 
+_CLEARS = 4
+"""Times that L2 is read before timed calls: half a millisecond of an H200. The judge's work between repeats leaves the
+host's caches cold, and the first call takes the host up to 0.4 ms then, which is no time of the GPU's."""
+
 
 class Refused(Exception):
     """The submission did something that ends the request; the text is for the user."""
@@ -174,7 +178,8 @@ class Worker:
         """Times the calls together, in nanoseconds, and keeps what they returned."""
         start, end = _event(enable_timing=True), _event(enable_timing=True)
         kernel = self._kernel
-        self._clear()
+        for _ in range(_CLEARS):
+            self._clear()
         start.record()
         outs = [kernel(data) for data in batch]
         end.record()

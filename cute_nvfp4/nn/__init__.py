@@ -25,6 +25,7 @@ _PUBLIC = {
     "quantize_model": "quantize_model",
     "quantized_linear": "training",
     "read_checkpoint": "checkpoint",
+    "rotate_model": "rotation",
     "select_linears": "selection",
 }
 

@@ -4,6 +4,7 @@ Compressor): the names and conventions are in ``layouts``.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -20,9 +21,16 @@ INDEX = "model.safetensors.index.json"
 _DTYPES = {
     "U8": torch.uint8,
     "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "BOOL": torch.bool,
 }
 
 
@@ -47,6 +55,7 @@ def load_checkpoint(
     input_rule: str | None = "max",
     backend: Backend = "auto",
     ignore: Sequence[str] = (),
+    device: torch.device | str | None = None,
 ) -> list[str]:
     """Puts a checkpoint into ``model``: replaces its quantized linear layers by ``NVFP4Linear`` or ``MXFP4Linear``, and
     copies the rest.
@@ -55,31 +64,52 @@ def load_checkpoint(
     must find its place, unless its name matches a pattern of ``ignore`` (as in a shell: "*.k_scale"), and every
     parameter of the model its tensor, unless it is tied to one that has. Otherwise an error says which did not,
     before anything is changed.
+
+    device: where the model is by default. A model that was made on "meta" gets its tensors there, on the CPU by
+    default: then memory holds the checkpoint's bytes, and those of one layer more while it is replaced.
     """
-    modules = dict(model.named_modules())
     state = model.state_dict(keep_vars=True)
-    device = next((tensor.device for tensor in state.values()), torch.device("cpu"))
-    with Tensors(path, device) as tensors:
+    if device is None:
+        device = next((x.device for x in state.values() if not x.is_meta), torch.device("cpu"))
+    with Tensors(path, device) as tensors, Tensors(path, "cpu") as shown:
         names = [name for name in tensors.names if not any(fnmatchcase(name, pattern) for pattern in ignore)]
-        quantized = dict(quantized_layers({n: info for n, info in tensors.headers.items() if n in set(names)}))
+        infos = {name: info for name, info in tensors.headers.items() if name in set(names)}
+        quantized = dict(quantized_layers(infos))
         taken = {f"{layer}.{part}" for layer, layout in quantized.items() for part in layout.parts}
         plain = [name for name in names if name not in taken]
-        _check_places(quantized, plain, modules, state)
-        layers = {n: read_layer(n, layout, tensors.of_layer(n, layout)) for n, layout in quantized.items()}
-        values = {name: tensors.read(name) for name in plain}
-    for name, layer in layers.items():
-        _check_fits(modules[name], layer)
-    for name, value in values.items():
-        if value.shape != state[name].shape:
-            raise OperandError.of(name, got=f"shape {tuple(value.shape)}", expected=tuple(state[name].shape))
-    linears = {name: layer.linear(input_rule=input_rule, backend=backend) for name, layer in layers.items()}
-    with torch.no_grad():
-        for name, value in values.items():
-            state[name].copy_(value)
-    for name, linear in linears.items():
-        parent, _, child = name.rpartition(".")
-        setattr(modules[parent], child, linear.train(modules[name].training))
-    return list(linears)
+        _check_places(model, quantized, plain, state)
+        for name, layout in quantized.items():
+            # files on the CPU are mapped: only the pages that are checked are read
+            _check_fits(model.get_submodule(name), read_layer(name, layout, shown.of_layer(name, layout)))
+        for name in plain:
+            if name not in infos or infos[name].shape != state[name].shape:
+                got = f"shape {infos[name].shape}" if name in infos else "a dtype that torch has not"
+                raise OperandError.of(name, got=got, expected=tuple(state[name].shape))
+        with torch.no_grad():
+            for name in plain:
+                _put(model, state.pop(name), tensors.read(name))
+        # the layers that are replaced are let go one after the other
+        del state
+        for name, layout in quantized.items():
+            layer = read_layer(name, layout, tensors.of_layer(name, layout))
+            made = layer.linear(input_rule=input_rule, backend=backend)
+            model.set_submodule(name, made.train(model.get_submodule(name).training))
+    return list(quantized)
+
+
+def _put(model: torch.nn.Module, old: torch.Tensor, value: torch.Tensor) -> None:
+    """Copies a value into a tensor of the model, or puts one in the place of a tensor that has no memory, wherever the
+    model has it."""
+    if not old.is_meta:
+        old.copy_(value)
+        return
+    made = value.to(old.dtype)
+    if isinstance(old, torch.nn.Parameter):
+        made = torch.nn.Parameter(made, requires_grad=old.requires_grad)
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers):
+            for name in [name for name, x in tensors.items() if x is old]:
+                tensors[name] = made
 
 
 class Tensors:
@@ -110,7 +140,7 @@ class Tensors:
         """The names of all tensors, sorted."""
         return sorted(self._readers)
 
-    @property
+    @functools.cached_property
     def headers(self) -> dict[str, TensorInfo]:
         """What the files say of the tensors."""
         return headers(self._files)
@@ -155,10 +185,9 @@ def checkpoint_files(path: Path) -> list[Path]:
     return [path]
 
 
-def _check_places(
-    quantized: dict[str, Layout], plain: list[str], modules: dict[str, torch.nn.Module], state: dict
-) -> None:
+def _check_places(model: torch.nn.Module, quantized: dict[str, Layout], plain: list[str], state: dict) -> None:
     """Raises unless every tensor of the checkpoint has a place in the model, and the other way round."""
+    modules = dict(model.named_modules())
     for name in quantized:
         if not isinstance(modules.get(name), torch.nn.Linear):
             got = type(modules[name]).__name__ if name in modules else "no such module"
@@ -167,6 +196,8 @@ def _check_places(
     unknown = [name for name in plain if name not in state]
     present = {id(state[name]) for name in plain if name in state}
     missing = [name for name, tensor in state.items() if name not in replaced and id(tensor) not in present]
+    # what a state_dict has not, nobody would fill
+    missing += [name for name, x in model.named_buffers() if x.is_meta and name not in state]
     if unknown or missing:
         raise OperandError.of(
             "checkpoint",

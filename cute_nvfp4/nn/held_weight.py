@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import NVFP4, Format
 from cute_nvfp4.nn.input_rules import E4M3, product_dtypes
 from cute_nvfp4.nn.released import Rewritten, rewritten, unpacked
@@ -166,7 +167,10 @@ class HeldWeight(torch.nn.Module):
 
     def _prepare(self, dtype: torch.dtype, memory: PreparedWeight | None = None) -> PreparedWeight:
         """Made in the memory of another if given, or written anew in the memory that it has: graphs read it there."""
-        weight, _ = self._checked()
+        weight, rows = self._checked()
+        if rows is None:
+            got = "a call under a mode of torch that records operations"
+            raise OperandError.of("prepare", got=got, expected="one before it, or after it")
         made, kept = prepare_weight(weight, dtype=dtype), self._kept.prepared
         if memory is None and dtype in kept:
             memory = kept[dtype].weight

@@ -94,15 +94,22 @@ def _reference(r: Any) -> torch.Tensor:
 
 
 def dequantization(
-    key: OperandKey, dtype: torch.dtype, target: Target, scaled: bool
+    key: OperandKey,
+    dtype: torch.dtype,
+    target: Target,
+    scaled: bool,
+    names: tuple[str, str] = ("x", "out"),
+    order: str = "columns",
 ) -> tuple[DequantizeConfig, DequantizeArguments]:
-    """The configuration and the record for an operand x of one kind. scaled: whether its global scale multiplies."""
-    config = DequantizeConfig(key.format, DTYPE_NAMES[dtype], key.scale_layout, scaled, target.arch)
+    """The configuration and the record for an operand of one kind. scaled: whether its global scale multiplies. names:
+    of the operand, and of its values. order: as in ``DequantizeConfig``."""
+    config = DequantizeConfig(key.format, DTYPE_NAMES[dtype], key.scale_layout, scaled, target.arch, order)
+    x, out = names
     arguments = DequantizeArguments(
-        data="x.data",
-        scale="x.scale",
-        global_scale="x.global_scale" if scaled else None,
-        out="out",
+        data=f"{x}.data",
+        scale=f"{x}.scale",
+        global_scale=f"{x}.global_scale" if scaled else None,
+        out=out,
         rows=key.rows,
         k=key.k,
         batch=key.batch,
@@ -157,7 +164,7 @@ class ListDequantizeCall:
     A launch for every sixteen of a format. What is called ``places`` are the addresses of all data, then of all scales.
     """
 
-    def __init__(self, keys: Sequence[OperandKey], dtype: torch.dtype, target: Target) -> None:
+    def __init__(self, keys: Sequence[OperandKey], dtype: torch.dtype, target: Target, order: str = "columns") -> None:
         self._offsets = [*accumulate([key.rows * key.k * dtype.itemsize for key in keys], initial=0)]
         device, size = keys[0].device, self._offsets.pop()
         self.new = allocator(torch.empty(size // dtype.itemsize, dtype=dtype, device=device))
@@ -165,12 +172,14 @@ class ListDequantizeCall:
         for format in dict.fromkeys(key.format for key in keys):
             mine = [i for i, key in enumerate(keys) if key.format == format]
             for start in range(0, len(mine), SLOTS[-1]):
-                self._add([(i, keys[i]) for i in mine[start : start + SLOTS[-1]]], len(keys), dtype, target)
+                self._add([(i, keys[i]) for i in mine[start : start + SLOTS[-1]]], len(keys), dtype, target, order)
 
-    def _add(self, keys: Sequence[tuple[int, OperandKey]], total: int, dtype: torch.dtype, target: Target) -> None:
+    def _add(
+        self, keys: Sequence[tuple[int, OperandKey]], total: int, dtype: torch.dtype, target: Target, order: str
+    ) -> None:
         """The launch of some matrices, with their numbers among all."""
         first, slots = keys[0][1], next(x for x in SLOTS if x >= len(keys))
-        config = GroupedDequantizeConfig(first.format, DTYPE_NAMES[dtype], "blocked", False, target.arch, slots)
+        config = GroupedDequantizeConfig(first.format, DTYPE_NAMES[dtype], "blocked", False, target.arch, order, slots)
         groups = [GroupedMatrix(0, 0, key.rows, key.k, key.strides[0], self._offsets[i]) for i, key in keys]
         ctas = max(config.ctas(key.rows, key.k) for _, key in keys)
         padding = [groups[0]._replace(rows=0)] * (slots - len(keys))

@@ -37,6 +37,7 @@ from .operation import Operation
 from .planned import PlannedCall
 from .prepared_weight.gemm import PREPARED_GEMM, gated_prepared_gemm
 from .prepared_weight.pack_then_multiply import PackThenGate
+from .prepared_weight.plain import can_read, plan_rows, stores
 from .quantize import quantize
 from .quantize_request import checked_global_scale
 
@@ -61,7 +62,7 @@ def gated_gemm(
         a, b1, b2: (L, M, K), (L, N, K), (L, N, K), or without L, as ``gemm`` takes them; b1 and b2 of one format.
             b2 None: b1 is both, 2N rows with N a multiple of 128: first all rows of B1, then all of B2, or
             ``interleaved``: 128 rows of B1, 128 of B2, and so on (``interleave`` makes it). Neither is copied.
-            Or b1 is a gated ``PreparedWeight`` for sm_90a, which is both weights. Then a (M, K) is as for ``gemm``, and
+            Or b1 is a gated ``PreparedWeight``, which is both weights. Then a (M, K) is as for ``gemm``, and
             the result has the weight's dtype by default; a quantized result takes a launch of its own.
         gate: "silu" (SwiGLU), "gelu_tanh" or "gelu_erf" (GEGLU), "relu", or "identity" (the product alone).
         alpha: a number, or a float32 tensor of one element: multiplies A, and so both products before the gate; so do
@@ -103,6 +104,8 @@ def _plan(r: Any, target: Target) -> PlannedCall | PackThenGate:
     a, weights, quantized = r.a, _weights(r.b1, r.b2), isinstance(r.out, BlockScaledTensor)
     n = r.out.k if quantized else r.out.shape[-1]
     if target.arch.generation == "sm90":
+        if r.b2 is not None and can_read(a, r.b1, r.b2) and stores(r.out, n):
+            return plan_rows(GATED, r, target, ("b1", "b2"), r.gate)
         return PackThenGate(r, n)
     check_operands({"a": a, **weights}, target.backend)
     scalar, factors = factors_of(r, "a", "b1")

@@ -38,6 +38,7 @@ from .planned import Preparation
 from .prepared_weight.gemm import PREPARED_GEMM
 from .prepared_weight.operands import check_no_gradient
 from .prepared_weight.pack_then_multiply import PackThenMultiply
+from .prepared_weight.plain import can_read, plan_rows, stores
 
 
 def gemm(
@@ -60,9 +61,10 @@ def gemm(
             NVFP4 as unsigned, so they must not be negative. Scales beyond K must be finite, because they meet zeros
             (``to_blocked`` writes zeros). Global scales multiply the result.
 
-            Or b is a ``PreparedWeight`` (N, K), for sm_90a. Then a (M, K) has the weight's dtype, or is block-scaled.
+            Or b is a ``PreparedWeight`` (N, K). Then a (M, K) has the weight's dtype, or is block-scaled.
             For a weight in float8_e4m3fn, a is a ``RowScaledTensor``, or bfloat16 or float16, which a launch before
-            quantizes. On sm_90a a call without a prepared weight packs b each time.
+            quantizes. On sm_90a a call without a prepared weight reads b as it lies where both
+            are NVFP4 matrices and K is a multiple of 128; else it packs b each time.
         alpha: a number in the range of float32, or a float32 tensor of one element on the operands' device; None is 1.
         bias: (N,), or (L, N) for a batch: float16, bfloat16 or float32, contiguous along N; added in float32.
         out: where to put the result: of that shape, float16, bfloat16 or float32, contiguous along N or along M, rows
@@ -100,6 +102,8 @@ def _check(r: Any) -> torch.Tensor:
 
 def _plan(r: Any, target: Target) -> Callable[..., torch.Tensor]:
     a, b, bias = r.a, r.b, r.bias
+    if target.arch.generation == "sm90" and can_read(a, b) and stores(r.out, b.rows):
+        return plan_rows(GEMM, r, target, ("b",), bias=bias)
     if target.arch.generation == "sm90":
         return PackThenMultiply(a, b, r.out, r.config, r.backend)
     check_operands({"a": a, "b": b}, target.backend)

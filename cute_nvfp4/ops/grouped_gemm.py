@@ -29,6 +29,7 @@ from .prepared_weight.fp8_rows import natural_dtype
 from .prepared_weight.groups import PreparedList, check_group
 from .prepared_weight.operands import exact_product
 from .prepared_weight.pack_then_multiply import PackThenMultiplyList
+from .prepared_weight.plain import PlainList, can_read
 
 Problem = tuple["BlockScaledTensor | None", "BlockScaledTensor | None"]
 
@@ -49,8 +50,8 @@ def grouped_gemm(
         problems: pairs (a, b) of (M, K) and (N, K), each with sizes of its own; formats and scales as in ``gemm``, the
             same formats in all groups. None instead of an operand stands for one of no rows: its result has none
             either, (0, N) or (M, 0). At most 1024 groups have rows. K is at least 32: an operand without columns
-            cannot be built, and no result is all zeros for want of K. Or each b is a ``PreparedWeight`` (N, K), for
-            sm_90a, all of one dtype; then every a (M, K) has that dtype, or every a is NVFP4; for float8_e4m3fn every
+            cannot be built, and no result is all zeros for want of K. Or each b is a ``PreparedWeight`` (N, K), all
+            of one dtype; then every a (M, K) has that dtype, or every a is NVFP4; for float8_e4m3fn every
             a is a ``RowScaledTensor``.
         gate: with prepared weights of gate and up, each result is gate(A · gateᵀ) ∘ (A · upᵀ): as in ``gated_gemm``.
         alpha: a number, or a float32 tensor on the operands' device of one element, or of one for each group.
@@ -174,7 +175,7 @@ def _check_apart(groups: Sequence[Pair], outs: Sequence[torch.Tensor], alpha: An
 def _plan(r: Any, target: Target) -> GroupsCall:
     launch, before = PreparedList, None
     if not is_prepared(r.problems) and target.arch.generation == "sm90":
-        launch = PackThenMultiplyList
+        launch = plain_or_packed
     elif not is_prepared(r.problems):
         launch = BlockScaledList
         each_group(lambda pair: _check_scales(pair, target.backend), r.problems)
@@ -184,6 +185,11 @@ def _plan(r: Any, target: Target) -> GroupsCall:
         return launch(pairs, outs, alpha, target, r.config, r.gate)
 
     return GroupsCall(r.problems, r.out, r.alpha, plan, _check_apart, before)
+
+
+def plain_or_packed(pairs: Sequence[Pair], *others: Any) -> PlainList | PackThenMultiplyList:
+    """The launches on sm_90a: of operands as they lie, or of weights that each call packs."""
+    return (PlainList if all(can_read(*pair) for pair in pairs) else PackThenMultiplyList)(pairs, *others)
 
 
 def _check_scales(pair: Problem, backend: str) -> None:

@@ -60,7 +60,7 @@ def grouped_gemm_contiguous(
 
     Args:
         a: rows (T, K) of E groups, with offsets; b: (E, N, K); formats as in ``gemm``. A group may have no rows. Or b
-            is a ``PreparedWeight`` (E, N, K), for sm_90a, and a (T, K) has its dtype, or is NVFP4; for float8_e4m3fn it
+            is a ``PreparedWeight`` (E, N, K), and a (T, K) has its dtype, or is NVFP4; for float8_e4m3fn it
             is a ``RowScaledTensor``, or in 16 bits, whose rows are quantized in the same launch.
         offsets: the groups' offsets, where a has none of its own; as those of ``GroupedRows``.
         gate: with a prepared weight of gate and up, the result is gate(A · gateᵀ) ∘ (A · upᵀ): as in ``gated_gemm``.

@@ -101,9 +101,11 @@ class ListLaunch:
         self.launch = self.kernel.launcher(plan.config, target, self._device, arguments, self._touched)
         self._read = reader(self.operands)
         self.outs_at = n * len(self.operands)
+        # what is decoded has two parts, and one address then
+        self._decoded_at = self.outs_at - 2 * n * (self._decode is not None)
         self.alpha_at = self.outs_at + n
         # of a group in a launch, its output the last
-        self._columns = len(self.operands) + 1 if self._decode is None else 3
+        self._columns = len(self.operands) + (self._decode is None)
         order = [*self._order, *[self._order[0]] * padding]
         places = [column * n + i for i in order for column in range(self._columns)]
         self.ordered = itemgetter(*places, *places[self._columns - 1 : self._columns][: self.names_an_output])
@@ -141,14 +143,14 @@ class ListLaunch:
         room = self._room()
         self._gather(owners, room)
         if self._decode is not None:
-            self._decode(values[self._count : self.outs_at], room.decoded, [a for a, _ in owners[0]])
+            self._decode(values[self._decoded_at : self.outs_at], room.decoded, [a for a, _ in owners[0]])
         self.launch(*self._of_kernel(values, room, owners))
 
     def fixed(self, values: tuple, owners: Owners) -> Callable[[], None]:
         """``run`` with these values, in memory of its own."""
         room, decode = self._room(), []
         if self._decode is not None:
-            places = values[self._count : self.outs_at]
+            places = values[self._decoded_at : self.outs_at]
             decode = self._decode.fixed(places, room.decoded, [a for a, _ in owners[0]])
         final, kept = self._of_kernel(values, room, owners)
         launch = self.launch.fixed(final, kept)
@@ -194,7 +196,11 @@ class ListLaunch:
             rest = [x if memory is None else memory.data_ptr() for x, memory in zip(rest, places)]
         operands = values[: self.alpha_at]
         if self._decode is not None:
-            operands = (*values[:n], *self._decode.numbers(room.decoded), *values[self.outs_at : self.alpha_at])
+            operands = (
+                *values[: self._decoded_at],
+                *self._decode.numbers(room.decoded),
+                *values[self.outs_at : self.alpha_at],
+            )
         if not self._maps:
             return (*self.ordered(operands), *rest), (*owners, room, None)
         groups = [operands[i::n] for i in self._order]

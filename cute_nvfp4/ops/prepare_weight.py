@@ -1,4 +1,4 @@
-"""prepare_weight: repack a block-scaled weight once, for the GEMMs of sm_90a."""
+"""prepare_weight: repack a block-scaled weight once, for GEMMs that decode it."""
 
 from __future__ import annotations
 

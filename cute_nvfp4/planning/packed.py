@@ -3,6 +3,7 @@ same on mma.sync (sm_120a)."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeVar
@@ -47,6 +48,7 @@ SHARED: tuple[dict[str, int], ...] = (
 SPLIT_K = 2
 """CTAs of a cluster that share a tile along K: of four there are fewer at once than multiprocessors."""
 MMA_SYNC_TILE_N = (16, 32, 64, 128)
+TENSOR_TILE_N = (16, 32, 48, 64, 96, 128, 160, 192, 256)
 Config = TypeVar("Config", bound=WgmmaConfig)
 MANY, WIDE = 16, 128
 """Tiles along the rows of x, more of which are worth trying only if they are so wide."""
@@ -94,7 +96,7 @@ def candidates(problem: PackedProblem, arch: Architecture, sm_count: int) -> lis
 
 
 def _sensible(p: PackedProblem, arch: Architecture, sm_count: int) -> list[PackedPlan]:
-    others = _by_mma_sync if arch.generation == "sm120" else _multiplying
+    others = {"sm100": _in_tensor_memory, "sm120": _by_mma_sync}.get(arch.generation, _multiplying)
     found = (_streaming if can_take(p) else others)(p, arch, sm_count)
     return [plan for plan in dict.fromkeys(found) if not (refused(p, plan) or can_implement(plan))]
 
@@ -175,13 +177,14 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
 def staged(p: PackedProblem, tiling: dict[str, int]) -> dict[str, int]:
     """``tiling``, but with stages of two packed tiles where x is in FP8, of which twice as many fit: only sums that
     travel, and the widest tiles beside sums of another CTA, need short ones."""
-    short = "overlap" in tiling or tiling.get("tile_n") == 2 * WIDE or p.dtype != "float8_e4m3fn"
+    packing = PACKINGS[p.packing][DTYPES[p.dtype]]
+    short = "overlap" in tiling or tiling.get("tile_n") == 2 * WIDE or not (packing.by_table or packing.in_rows)
     return {name: value for name, value in tiling.items() if short or name != "stage_tiles"}
 
 
 def deep(config: Config) -> Config:
     """``config``, but with stages of one packed tile where only two stages of two would fit, which are too few."""
-    return config if config.ring_stages > 2 else replace(config, stage_tiles=1)
+    return config if config.ring_stages > 2 or config.weights.in_rows else replace(config, stage_tiles=1)
 
 
 def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
@@ -192,6 +195,16 @@ def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
             count, steps = tile_count(p, config), -(-p.k // config.tile_k)
             yield PackedPlan(config, min(sm_count, count * steps))
             yield PackedPlan(replace(config, scheduler="static"), min(sm_count, count))
+
+
+def _in_tensor_memory(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
+    """Plans on tcgen05: work tiles of 128 or 256 rows of the weight, distributed whole or in equal shares."""
+    narrowest = {-(-p.m // tile_n): tile_n for tile_n in reversed(TENSOR_TILE_N)}
+    for tile_n, warpgroups in itertools.product(narrowest.values(), (2, 4)):
+        config = deep(WgmmaConfig(arch=arch, tile_n=tile_n, warpgroups=warpgroups, **decided(p, streams=False)))
+        count, steps = tile_count(p, config), -(-p.k // config.tile_k)
+        yield PackedPlan(config, min(sm_count, count * steps))
+        yield PackedPlan(replace(config, scheduler="static"), min(sm_count, count))
 
 
 def _shared(p: PackedProblem, arch: Architecture, tiling: dict[str, int]) -> PackedPlan:

@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 
 from ..errors import OperandError, OperandTypeError, explain
-from ..kernels.gemm.grouped_config import PARAMETER_GROUPS, table_size
+from ..kernels.gemm.grouped_config import PARAMETER_GROUPS, WINDOW, table_size
 from ..kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig
 from ..kernels.gemm.packed.grouped_stream_config import can_implement_groups as can_stream_groups
 from ..kernels.gemm.packed.stream_config import StreamConfig
 from ..kernels.gemm.sm90.grouped_config import GROUP_TILE_N, GroupedWgmmaConfig, can_implement_groups
 from ..runtime.bounded import remembered
 from ..target import Architecture
-from . import sm120_model
 from .grouped import expected_sizes, too_many_groups
 from .packed import MMA_SYNC_TILE_N, deep
-from .packed_model import CONSTANTS_FP8, START_US
+from .packed_model import CONSTANTS_FP8, COSTS, START_US
 from .packed_problem import TILING, PackedPlan, packed_tiles
 
 STAGE_US = {8: 0.38, 16: 0.39, 32: 0.41, 64: 0.50, 96: 0.60, 128: 0.68, 192: 1.10, 256: 1.40}
@@ -27,8 +26,11 @@ STAGE_US = {8: 0.38, 16: 0.39, 32: 0.41, 64: 0.50, 96: 0.60, 128: 0.68, 192: 1.1
 ``packed``, and between them; the wide ones, which load x without multicast, fitted on an NVIDIA H200 on 2026-11-22."""
 STREAMED = {"slabs": 8, "warps_m": 8, "warps_k": 2, "stage_tiles": 2, "stages": 16}
 """The tiling of the streaming kernel that was fastest for most products of experts (H100, 2026-11-24)."""
-FEW_ROWS, EIGHT_COLUMNS = 8.0, 4.5
-"""Rows of an expert that is used, on average, up to which its products stream, and up to which by eight columns."""
+WIDE = {"slabs": 8, "warps_m": 4, "warps_k": 2, "stage_tiles": 2, "stages": 8, "ctas_per_sm": 2}
+"""That for 32 columns, whose sums and MMAs one CTA hides from the other (modelled: 0.79 of the memory's rate, and 0.63
+with one CTA of twice the warps)."""
+EIGHT_COLUMNS, SIXTEEN_COLUMNS, FEW_ROWS = 4.5, 8.0, 8.0
+"""Rows of an expert that is used, on average, up to which its products stream by eight columns, by 16, and by 32."""
 STREAM_TILING = "columns", "cut_bytes"
 """What a plan of the streaming kernel of groups decides beside what one without groups does."""
 MOST_STEPS = 1 << 32
@@ -53,7 +55,8 @@ class RoutedGroups:
 class PackedGroups:
     """Products of groups: sizes (m, n, k) of each; of rows that offsets distribute to ``stack`` groups, one of all
     rows. vector: rows of outputs start at multiples of 16 bytes. factors: tensors of device scalars that multiply
-    alpha. gate, packing, promoted: as in ``WgmmaConfig``; n is of the output."""
+    alpha. gate, packing, promoted: as in ``WgmmaConfig``; n is of the output. ids: of which dtype are those of
+    few slots, which only the streaming kernel sorts itself; "": rows are sorted."""
 
     sizes: tuple[tuple[int, int, int], ...]
     stack: int = 0
@@ -66,11 +69,13 @@ class PackedGroups:
     routed: RoutedGroups | None = None
     promoted: bool = False
     decoded: bool = False
+    ids: str = ""
 
     def streaming(self, arch: Architecture, **tiling: Any) -> GroupedStreamConfig:
         """The configuration of the streaming kernel with this tiling."""
         return GroupedStreamConfig(
             arch=arch,
+            maps=self.ids or "rows",
             capacity=table_size("rows", self.stack)["capacity"],
             dtype=self.dtype,
             packing=self.packing,
@@ -134,6 +139,8 @@ def choose_groups(
         expected = "a PackedPlan of planning.packed of a GroupedWgmmaConfig or a GroupedStreamConfig"
         raise OperandTypeError.of("config", got=type(given).__name__, expected=expected)
     reason = can_stream(problem, plan.config) if plan.streams else can_implement_groups(plan.config)
+    if problem.ids and not plan.streams:
+        reason = reason or explain("plan of slots that the kernel sorts", got="tiles", expected="the streaming kernel")
     if plan.workers < 1:
         reason = explain("workers", got=plan.workers, expected="at least 1")
     if reason:
@@ -146,14 +153,22 @@ def choose_stream(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedP
 
     The second product may start while the first one runs, and needs its rows only.
     """
+    # groups that are no experts may be a list, which has no stack
     if p.routed is None or arch.generation != "sm90":
         return None
     rows = rows_of_used(p.sizes[0][0], p.stack)
     if rows > FEW_ROWS:
         return None
-    early = "all" if p.routed.gathered else "x"
-    config = p.streaming(arch, columns=8 if rows <= EIGHT_COLUMNS else 16, programmatic=early, **STREAMED)
+    # a first product that sorts slots itself waits for no launch of ours
+    early = "x" if not p.routed.gathered else "" if p.ids else "all"
+    columns = 8 if rows <= EIGHT_COLUMNS else 16 if rows <= SIXTEEN_COLUMNS else 32
+    config = p.streaming(arch, columns=columns, programmatic=early, **(WIDE if columns > 16 else STREAMED))
     return None if can_stream(p, config) else PackedPlan(config, sm_count * config.ctas_per_sm)
+
+
+def sorts_slots(slots: int, groups: int) -> bool:
+    """Whether products of so many slots stream on sm_90a, and sort the slots themselves."""
+    return slots <= WINDOW and rows_of_used(slots, groups) <= FEW_ROWS
 
 
 def rows_of_used(rows: int, groups: int) -> float:
@@ -163,7 +178,7 @@ def rows_of_used(rows: int, groups: int) -> float:
 
 def choose_tiles(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedPlan:
     """The fastest plan by tiles, or one that no kernel can run."""
-    most = max(GROUP_TILE_N if arch.generation == "sm90" else MMA_SYNC_TILE_N)
+    most = max(MMA_SYNC_TILE_N if arch.generation == "sm120" else GROUP_TILE_N)
     plans = [_plan(p, arch, sm_count, tile_n) for tile_n in GROUP_TILE_N if tile_n <= most]
     possible = [plan for plan in plans if not can_implement_groups(plan.config)]
     return min(possible or plans, key=lambda plan: predict(plan, p))
@@ -179,6 +194,8 @@ def can_stream(p: PackedGroups, c: GroupedStreamConfig) -> str:
         expected = "bfloat16 or float16"
         return explain("dtype of a weight of the streaming kernel", got=p.dtype, expected=expected)
     m, n, k = p.sizes[0]
+    if p.ids and m > WINDOW:
+        return explain("slots that the streaming kernel sorts itself", got=m, expected=f"at most {WINDOW}")
     k_tiles = packed_tiles(n, k)[1]
     if k_tiles % c.stage_tiles:
         return explain("stage_tiles", got=c.stage_tiles, expected=f"a divisor of {k_tiles}: packed tiles along K")
@@ -206,9 +223,9 @@ def tile_us(config: GroupedWgmmaConfig, m: int, k: int) -> float:
     rest_n = max(1, -(-m // config.tile_n))
     width = min(w for w in config.widths if w * rest_n >= m)
     steps = -(-k // config.tile_k)
-    if config.arch.generation == "sm120":
-        count = config.arch.sm_count
-        return steps * sm120_model.packed_step_us(config, width, count) + sm120_model.packed_store_us(width, count)
+    if config.arch.generation in COSTS:
+        costs = COSTS[config.arch.generation](config, width, config.arch.sm_count)
+        return steps * costs.step_us + costs.store_us
     stage_us, begin_us = STAGE_US[width], TILE_US
     if config.fp8:
         stage_us, begin_us = CONSTANTS_FP8.stage_us[width], CONSTANTS_FP8.tile_us[width]

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..kernels.gemm.packed.stream_config import StreamConfig
 from ..kernels.gemm.sm90.config import STAGE_TILES, WgmmaConfig
 from ..weight_layout import TILE_K, TILE_ROWS, tiles
-from . import sm120_model
+from . import sm100_packed_model, sm120_model
 from .packed_problem import PackedPlan, PackedProblem, helped_steps, tile_count
 
 RECORD = Path(__file__).with_name("packed_model.json")
@@ -88,6 +88,8 @@ def recorded(path: Path = RECORD) -> dict[str, float]:
 
 
 CONSTANTS, CONSTANTS_FP8 = Constants.of(recorded()), Constants.of(recorded(RECORD_FP8))
+COSTS = {"sm100": sm100_packed_model.packed_costs, "sm120": sm120_model.packed_costs}
+"""By generation, the costs of tiles that nobody has measured."""
 START_US = CONSTANTS.start_us
 """Launch, first bytes and last store of the WGMMA kernel."""
 
@@ -98,8 +100,9 @@ def predict(plan: PackedPlan, p: PackedProblem, sm_count: int, by: Constants | N
     by = by or (CONSTANTS_FP8 if p.dtype == "float8_e4m3fn" else CONSTANTS)
     if isinstance(c, StreamConfig):
         return by.stream_start_us + _streaming(c, plan.workers, p, by)
-    if c.arch.generation == "sm120":
-        return sm120_model.packed_us(c, tile_count(p, c), -(-p.k // c.tile_k), plan.workers, sm_count)
+    if c.arch.generation in COSTS:
+        costs = COSTS[c.arch.generation](c, c.tile_n, sm_count)
+        return costs.tiles_us(c, tile_count(p, c), -(-p.k // c.tile_k), plan.workers)
     us, memory = _multiplying(c, plan, p, sm_count, by), _weight_bytes(c, p) / by.bytes_us
     # most plans of elements of eight bits wait for memory: the one that does so least is first
     return by.start_us + max(us, memory + (by.waiting * us if c.weights.element_bits == 8 else 0.0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..errors import OperandTypeError, explain
@@ -49,7 +49,7 @@ TILING = {
     StreamConfig: ("slabs", "warps_m", "warps_k", "stage_tiles", "stages", "ctas_per_sm", "programmatic"),
     WgmmaConfig: (
         *("tile_n", "warpgroups", "k_groups", "ctas_per_sm", "cluster_rows", "split_k", "overlap"),
-        *("stage_tiles", "stages", "scheduler", "raster"),
+        *("stage_tiles", "stages", "scheduler", "raster", "programmatic"),
     ),
 }
 """Fields of a configuration that a plan decides; the problem decides the others."""
@@ -73,6 +73,10 @@ class PackedPlan:
     def streams(self) -> bool:
         return isinstance(self.config, StreamConfig)
 
+    def early(self) -> PackedPlan:
+        """The plan, but for a kernel that may start while the launch before it still runs."""
+        return replace(self, config=replace(self.config, programmatic="weights"))
+
     @property
     def tiling(self) -> dict[str, int | str]:
         """The fields of its configuration that the plan decides."""
@@ -82,7 +86,7 @@ class PackedPlan:
     def __str__(self) -> str:
         defaults = type(self.config)()
         told = (f"{name} {value}" for name, value in self.tiling.items() if value != getattr(defaults, name))
-        mma = "wgmma" if self.config.arch.generation == "sm90" else "mma.sync"
+        mma = {"sm90": "wgmma", "sm100": "tcgen05"}.get(self.config.arch.generation, "mma.sync")
         kernel = "stream" if self.streams else f"{mma} tile_n {self.config.tile_n}"
         return f"{kernel}, {', '.join(x for x in told if not x.startswith('tile_n'))} on {self.workers}"
 
@@ -155,8 +159,9 @@ def helped_steps(p: PackedProblem, plan: PackedPlan) -> int:
 
 def can_take(p: PackedProblem) -> bool:
     """Whether the streaming kernel takes the problem: NVFP4 x must have scales for every tile of the weight."""
-    fp8 = PACKINGS[p.packing][DTYPES[p.dtype]].by_table
-    return p.m <= STREAM_ROWS and not (p.bias or fp8) and not (p.quantized and p.k % (STAGE_TILES * TILE_K))
+    packing = PACKINGS[p.packing][DTYPES[p.dtype]]
+    by_tiles = packing.by_table or packing.in_rows
+    return p.m <= STREAM_ROWS and not (p.bias or by_tiles) and not (p.quantized and p.k % (STAGE_TILES * TILE_K))
 
 
 def decided(p: PackedProblem, streams: bool) -> dict[str, Any]:

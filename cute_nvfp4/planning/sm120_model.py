@@ -19,6 +19,7 @@ from ..kernels.gemm.sm90.config import WgmmaConfig
 from ..kernels.gemm.sm120.memory_plan import MmaSyncSharedPlan
 from ..weight_layout import TILE_K, TILE_ROWS
 from .gemm_model import Prediction, distributed, traffic
+from .packed_costs import PackedCosts
 from .sm120_rates import DRAM_SHARE, EPILOGUE_CYCLES, LATENCY_US, START_US, STEP_CYCLES, part_of
 
 
@@ -79,27 +80,11 @@ def predict(
     )
 
 
-def packed_us(config: WgmmaConfig, tiles: int, steps: int, workers: int, sm_count: int) -> float:
-    """µs of a product of 16-bit x and a packed weight: ``tiles`` of ``steps`` along K on ``workers`` CTAs."""
-    step = packed_step_us(config, config.tile_n, sm_count)
-    store = packed_store_us(config.tile_n, sm_count)
-    start = START_US + LATENCY_US
-    if config.scheduler == "static":
-        return start + -(-tiles // workers) * (steps * step + store)
-    share = -(-tiles * steps // workers)
-    # sums go to memory, and those of others come from there
-    return start + share * step + -(-share // steps) * store + 2 * LATENCY_US + store
-
-
-def packed_step_us(config: WgmmaConfig, columns: int, sm_count: int) -> float:
-    """µs of one of ``sm_count`` busy multiprocessors for a step along K of a tile with ``columns`` rows of x: the
-    tensor cores', or those of its share of memory."""
+def packed_costs(config: WgmmaConfig, columns: int, sm_count: int) -> PackedCosts:
+    """The costs of products of 16-bit x and a packed weight, of tiles with ``columns`` rows of x, where ``sm_count``
+    multiprocessors are busy: a step is the tensor cores', or those of its share of memory."""
     part, weights = part_of(sm_count), config.tile_m * config.tile_k
     mma = 2 * weights * columns / part.sm_f16_flop_s + STEP_CYCLES / part.clock_ghz * 1e-9
     packed = weights * config.weights.tile_bytes / (TILE_ROWS * TILE_K)
-    return max(mma, packed * sm_count / (part.dram_bytes_s * DRAM_SHARE)) * 1e6
-
-
-def packed_store_us(columns: int, sm_count: int) -> float:
-    """µs to store a tile of 128 rows of a packed weight and ``columns`` of x."""
-    return columns / 128 * EPILOGUE_CYCLES / part_of(sm_count).clock_ghz * 1e-3
+    step = max(mma, packed * sm_count / (part.dram_bytes_s * DRAM_SHARE)) * 1e6
+    return PackedCosts(START_US, LATENCY_US, step, columns / 128 * EPILOGUE_CYCLES / part.clock_ghz * 1e-3)

@@ -62,7 +62,8 @@ def _packed_kinds(raw: Mapping[str, Any]) -> dict[str, type]:
 
 def _packed_filled(raw: Mapping[str, Any]) -> dict[str, Any]:
     # entries written before CTAs could overlap sums and products, and before launches could
-    return ({"overlap": 0} if raw.get("kernel", "wgmma") == "wgmma" else {"programmatic": ""}) | dict(raw)
+    later = {"programmatic": ""} | ({"overlap": 0} if raw.get("kernel", "wgmma") == "wgmma" else {})
+    return later | dict(raw)
 
 
 def _packed_plan(raw: Mapping[str, Any], problem: PackedProblem, arch: Architecture) -> PackedPlan:

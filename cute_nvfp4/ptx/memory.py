@@ -128,3 +128,16 @@ def atomic_max_global(address: Any, value: Uint32) -> None:
     """Raises a word of global memory to ``value``. PTX 1.2: ``red.global.max.u32``."""
     text = "red.relaxed.gpu.global.max.u32 [$0], $1;"
     asm(text, [], [Int64(address), Uint32(value)], volatile=True)
+
+
+def load_system(address: Any) -> list[Uint32]:
+    """Loads four 32-bit words, 16-byte aligned, as other devices have written them: past L1, each word whole, in no
+    order with other loads. ``ld.relaxed.sys`` (PTX ISA, "Memory Consistency Model"; sm_70 or later)."""
+    text = f"ld.relaxed.sys.global.v4.b32 {refs(0, 4)}, [$4];"
+    return asm(text, [Uint32] * 4, [Int64(address)], volatile=True)
+
+
+def store_system(address: Any, words: Sequence[Any]) -> None:
+    """Stores four 32-bit words, 16-byte aligned, for other devices, whose memory it may be: ``st.relaxed.sys``."""
+    text = f"st.relaxed.sys.global.v4.b32 [$0], {refs(1, 4)};"
+    asm(text, [], [Int64(address), *map(Uint32, words)], volatile=True)

@@ -1,4 +1,4 @@
-"""Block-scaled tcgen05.mma, copies of scale factors to tensor memory, commits (PTX ISA, "tcgen05"; sm_100a).
+"""Block-scaled and 16-bit tcgen05.mma, copies to and from tensor memory, commits (PTX ISA, "tcgen05"; sm_100a).
 
 Addresses of shared memory are 32-bit, of tensor memory lane · 2¹⁶ + column. One thread issues each of these.
 
@@ -8,11 +8,12 @@ descriptor from two halves: 128 instructions for a 128×128×256 stage against 4
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from cutlass import Int16, Int32, Uint64
+from cutlass import Float32, Int16, Int32, Uint32, Uint64
 
-from ._asm import asm
+from ._asm import asm, refs
 
 SWIZZLE_NONE, SWIZZLE_128B = 0, 2
 DESCRIPTOR_UNIT = 16
@@ -84,6 +85,50 @@ def mma_block_scaled(
     )
     operands = [Int32(accumulator), Uint64(descriptor), Int32(scale_a), Int32(scale_b), Int32(accumulate)]
     asm(text, [], operands, volatile=True)
+
+
+def instruction_descriptor_16bit(dtype: str, m: int, n: int) -> int:
+    """The 32-bit descriptor of an MMA of float16 or bfloat16 with float32 sums (``kind::f16``): K-major."""
+    kind = ("float16", "bfloat16").index(dtype)
+    return 1 << 4 | kind << 7 | kind << 10 | (n // 8) << 17 | (m // 16) << 24
+
+
+def mma_16bit(
+    accumulator: Int32, a_column: Int32, descriptor: Uint64, b_offset: int, idesc: int, accumulate: Any
+) -> None:
+    """D = A·B [+ D if ``accumulate`` is not 0] for 16 along K: A lies in eight columns of tensor memory, each row in a
+    lane, and B ``b_offset`` units after the descriptor's start. ``tcgen05.mma.cta_group::1.kind::f16``."""
+    text = (
+        "{ .reg .pred p; .reg .b64 b; .reg .b32 i; "
+        f"setp.ne.b32 p, $3, 0; add.s64 b, $2, {b_offset}; mov.b32 i, 0x{idesc:x}; "
+        "tcgen05.mma.cta_group::1.kind::f16 [$0], [$1], b, i, p; }"
+    )
+    operands = [Int32(accumulator), Int32(a_column), Uint64(descriptor), Int32(accumulate)]
+    asm(text, [], operands, volatile=True)
+
+
+def store_16x128b(column: Int32, words: Sequence[Uint32]) -> None:
+    """Stores a warp's part of sixteen lanes, from the address of the first on: word 2i of lane 4g + c to column 4i + c
+    of lane g, and word 2i + 1 to that of lane g + 8: of ``mma.sync`` and ``wgmma`` registers of a 16-bit operand A.
+    :func:`wait_store` waits for it. ``tcgen05.st.sync.aligned.16x128b``."""
+    text = f"tcgen05.st.sync.aligned.16x128b.x{len(words) // 2}.b32 [$0], {refs(1, len(words))};"
+    asm(text, [], [Int32(column), *words], volatile=True)
+
+
+def wait_store() -> None:
+    """Waits for the stores of this thread to tensor memory."""
+    asm("tcgen05.wait::st.sync.aligned;", [], [], volatile=True)
+
+
+def load_16x256b(column: Int32, eights: int) -> list[Float32]:
+    """A warp's part of sixteen lanes and ``eights`` (a power of two up to 16) times eight columns of float32: of each
+    eight a lane 4g + c has columns 2c and 2c + 1 of lane g, then of lane g + 8, as registers of the results of
+    ``mma.sync`` and ``wgmma``. ``tcgen05.ld.sync.aligned.16x256b``, waited for in the same block, so that nothing reads
+    a result before."""
+    count = 4 * eights
+    text = f"tcgen05.ld.sync.aligned.16x256b.x{eights}.b32 {refs(0, count)}, [${count}]; tcgen05.wait::ld.sync.aligned;"
+    words = asm(text, [Float32] * count, [Int32(column)], volatile=True)
+    return list(words)
 
 
 def commit(barrier: Int32, *, group: int, mask: Any = None) -> None:

@@ -39,7 +39,7 @@ OPTIONS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SimulatedLaunch:
     """One launch that ran in the simulator.
 
@@ -60,6 +60,10 @@ class SimulatedLaunch:
     @property
     def ptx(self) -> str:
         return self.kernel.ptx
+
+    def __repr__(self) -> str:
+        """The kernel, its grid and what the result says, in a line: a list of launches prints as such lines."""
+        return f"<{self.name}, grid {self.launch.grid}, block {self.launch.block}: {self.result}>"
 
     def profile(self) -> Profile:
         """The launch as Nsight Compute's details page has it: ``print(runs[0].profile().text())``.

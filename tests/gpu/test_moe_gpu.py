@@ -20,6 +20,7 @@ LAYERS = {
     ),
     "Mixtral": Layer(1, 2, 8, 512, 1792),
     "Nemotron": Layer(33, 6, 12, 672, 464, activation="relu2", routing="same", dtype=torch.float16),
+    "DeepSeek": Layer(3, 8, 256, 448, 128, listed=True),
     "crowded": Layer(700, 3, 5, 256, 256, routing="crowded"),
 }
 

@@ -1,16 +1,26 @@
-"""Layers and experts over two GPUs, by NCCL and within CUDA graphs: what one GPU gives.
+"""Layers and experts over two GPUs, by NCCL and by stores into the peer's memory, in CUDA graphs: what one GPU gives.
 
-What two processes give without GPUs is in ``tests/unit/test_parallel.py``.
+What two processes give without GPUs is in ``tests/unit/test_parallel.py``. ``python tests/gpu/test_two_gpus.py`` runs
+the same without pytest, and ``--smoke`` over two processes without a GPU: no graphs, no stores into another's memory.
+
+Each rank prints what it has done, and when: run pytest with ``-s`` to see it. Most of the time goes into compiling.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+import tempfile
+import time
 import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 pytestmark = [
     pytest.mark.gpu,
@@ -18,30 +28,77 @@ pytestmark = [
 ]
 BOUND = 0.02
 """Of |difference| / |wanted|: two roundings to bfloat16 more, and other orders of sums."""
+ROUNDED = 0.25
+"""The same where rows travel in NVFP4."""
+SECONDS = 200
+"""After which the processes are ended; a rank waits for another one for ``PATIENCE``."""
+PATIENCE = timedelta(seconds=90)
+
+
+@dataclass
+class Rank:
+    """A process: its number, its device, and since when it runs."""
+
+    rank: int
+    device: torch.device
+    begin: float = field(default_factory=time.perf_counter)
+
+    def say(self, text: str) -> None:
+        print(f"[rank {self.rank}, {time.perf_counter() - self.begin:5.1f} s] {text}", flush=True)
+
+    def random(self, *shape: int, seed: int = 0) -> torch.Tensor:
+        """Normal values, the same on every rank."""
+        return torch.randn(*shape, device=self.device, generator=torch.Generator(self.device).manual_seed(seed))
+
+    def replayed(self, call: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """The result of a graph of ``call``, replayed a hundred times over NaN: all of its results are equal."""
+        if self.device.type == "cpu":
+            return call()
+        call()
+        torch.cuda.synchronize()
+        # every rank has compiled before any captures: a collective waits for a short while only
+        dist.barrier()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            result = call()
+        first = None
+        for _ in range(100):
+            result.fill_(float("nan"))
+            graph.replay()
+            first = result.clone() if first is None else first
+            assert result.equal(first), "replays of a graph differ"
+        return first
 
 
 def distance(found: torch.Tensor, want: torch.Tensor) -> float:
     return float((found.double() - want.double()).norm() / want.double().norm())
 
 
-def captured(call):
-    """The result of a graph of ``call``, replayed a hundred times over NaN; all of its results are equal."""
-    call()
-    torch.cuda.synchronize()
-    torch.distributed.barrier()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        result = call()
-    first = None
-    for _ in range(100):
-        result.fill_(float("nan"))
-        graph.replay()
-        first = result.clone() if first is None else first
-        assert result.equal(first)
-    return first
+def sums(r: Rank) -> None:
+    """Sums through the peer's memory, of any sizes in turn: to the bit what both ranks' rows are, NaN included."""
+    from cute_nvfp4.nn import PeerSums
+
+    for early in (False, True):
+        sums = PeerSums(1 << 20, early=early)
+        r.say("memory for sums is there")
+        for call, count in enumerate((8, 4096, 1 << 20, 5120, 1 << 19, 640, 8, 1 << 20) * 4):
+            both = [r.random(count, seed=2 * call + rank).bfloat16() for rank in range(2)]
+            for x in both:
+                # words of all ones are what received memory is before anything comes
+                x.view(torch.int32)[:: 1 + call] = -1
+            found = sums(both[r.rank])
+            want = (both[0].float() + both[1].float()).bfloat16()
+            assert torch.equal(found.nan_to_num(), want.nan_to_num()), (early, count)
+            assert torch.equal(found.isnan(), want.isnan()), (early, count)
+        y = r.random(128, 640, seed=r.rank).bfloat16()
+        # an odd number of calls, whose memory takes turns
+        found = r.replayed(lambda sums=sums, y=y: sums(sums(sums(y)) * 0.5) * 0.5)
+        want = r.random(128, 640, seed=0).bfloat16().float() + r.random(128, 640, seed=1).bfloat16().float()
+        assert distance(found, want) < BOUND
+        r.say(f"sums through the peer's memory, early {early}")
 
 
-def dense(rank: int) -> None:
+def dense(r: Rank) -> None:
     """Prepared layers, as they are sharded by the styles; W4A16, and NVFP4 rows with a common global scale."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import parallelize_module
@@ -49,76 +106,131 @@ def dense(rank: int) -> None:
     from cute_nvfp4 import NVFP4Linear, quantize
     from cute_nvfp4.nn import NVFP4ColwiseParallel, NVFP4RowwiseParallel, PeerSums
 
-    generator = torch.Generator("cuda").manual_seed(0)
-
-    def weight(n: int, k: int):
-        return quantize(torch.randn(n, k, device="cuda", generator=generator) * k**-0.5)
-
-    up, down = weight(1024, 512), weight(512, 1024)
-    sums = PeerSums(16 * 512)  # 300 rows are more than it holds
-    for rule, peers in ((None, None), ("max", None), (None, sums)):
-        for rows in (1, 16, 300):
+    up, down = (quantize(r.random(n, k, seed=n) * k**-0.5) for n, k in ((1024, 512), (512, 1024)))
+    on_gpus = r.device.type == "cuda"
+    peers = PeerSums(16 * 512) if on_gpus else None  # 300 rows are more than it holds
+    mesh = init_device_mesh(r.device.type, (2,))
+    for rule, given, counts in ((None, None, (1, 16, 300)), ("max", None, (16,)), (None, peers, (16, 300))):
+        for rows in counts:
             models = [
                 torch.nn.Sequential(*(NVFP4Linear(w, input_rule=rule).prepare() for w in (up, down))) for _ in range(2)
             ]
-            plan = {"0": NVFP4ColwiseParallel(), "1": NVFP4RowwiseParallel(sums=peers)}
-            parallelize_module(models[1], init_device_mesh("cuda", (2,)), plan)
-            x = torch.randn(rows, 512, device="cuda", generator=generator).bfloat16()
+            plan = {"0": NVFP4ColwiseParallel(), "1": NVFP4RowwiseParallel(sums=given)}
+            parallelize_module(models[1], mesh, plan)
+            x = r.random(rows, 512, seed=rows).bfloat16()
             want = models[0](x)
-            found = captured(lambda m=models[1], x=x: m(x))
-            assert distance(found, want) < BOUND, (rule, peers, rows, distance(found, want))
-            alone = torch.nn.functional.linear(
-                models[1][0](x).float(), down.dequantize()[:, 512 * rank : 512 * (rank + 1)]
-            )
+            found = r.replayed(lambda m=models[1], x=x: m(x))
+            assert distance(found, want) < BOUND, (rule, given, rows, distance(found, want))
+            mine = slice(512 * r.rank, 512 * (r.rank + 1))
+            alone = torch.nn.functional.linear(models[1][0](x).float(), down.dequantize()[:, mine])
             assert distance(alone, want) > 10 * BOUND
+            r.say(f"layers, rule {rule}, {'peer stores' if given else 'collectives'}, {rows} rows")
 
 
-def mixture(rank: int) -> None:
-    """Experts of both GPUs, rows in bf16 and in NVFP4, in graphs."""
+def early(r: Rank) -> None:
+    """Products that start while the launches before them run, with sums between them, and one GPU."""
+    from cute_nvfp4 import gemm, prepare_weight, quantize
+    from cute_nvfp4.nn import PeerSums
+    from cute_nvfp4.planning.packed import PackedProblem, choose
+    from cute_nvfp4.prepared_weight import PreparedWeight
+    from cute_nvfp4.runtime.backend import resolve
+    from cute_nvfp4.weight_shards import shard_columns, shard_rows
+
+    up, down = (quantize(r.random(n, k, seed=n) * k**-0.5) for n, k in ((4096, 1024), (1024, 4096)))
+    sums = PeerSums(128 * 1024, early=True)
+    whole = [prepare_weight(x) for x in (up, down)]
+    mine = [prepare_weight(x) for x in (shard_rows(up, r.rank, 2), shard_columns(down, r.rank, 2))]
+    arch, count = resolve("auto", r.device).arch, torch.cuda.get_device_properties(0).multi_processor_count
+
+    def product(x: torch.Tensor, weight: PreparedWeight) -> torch.Tensor:
+        plan = choose(PackedProblem(m=len(x), n=weight.rows, k=weight.k), arch, count)
+        return gemm(x, weight, config=plan.early())
+
+    for rows in (1, 16, 128):
+        x = r.random(rows, 1024, seed=rows).bfloat16()
+
+        def twice(weights: list, add: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor = x) -> torch.Tensor:
+            for _ in range(2):
+                x = add(product(product(x, weights[0]), weights[1]))
+            return x
+
+        want = r.replayed(lambda twice=twice: twice(whole, lambda y: y))
+        found = r.replayed(lambda twice=twice: twice(mine, sums))
+        assert distance(found, want) < BOUND, (rows, distance(found, want))
+        r.say(f"early starts, {rows} rows")
+
+
+def mixture(r: Rank) -> None:
+    """Experts of both GPUs, rows in bf16 and in NVFP4."""
     from cute_nvfp4 import moe, prepare_experts, quantize
     from cute_nvfp4.nn.expert_parallel import ExpertParallel, shard_experts
 
-    generator = torch.Generator("cuda").manual_seed(1)
     shapes = (16, 512, 256), (16, 256, 256)
-    experts = prepare_experts(
-        *(quantize(torch.randn(*s, device="cuda", generator=generator) / s[-1] ** 0.5) for s in shapes)
-    )
-    x = torch.randn(2, 40, 256, device="cuda", generator=generator).bfloat16()[rank]
-    scores = torch.rand(2, 40, 16, device="cuda", generator=generator)[rank]
-    weights, ids = scores.topk(4)
+    experts = prepare_experts(*(quantize(r.random(*s, seed=s[1]) / s[-1] ** 0.5) for s in shapes))
+    x = r.random(2, 40, 256, seed=1).bfloat16()[r.rank]
+    weights, ids = r.random(2, 40, 16, seed=2)[r.rank].sigmoid().topk(4)
     want = moe(x, ids, weights, experts)
-    for rows, bound in (("16 bits", BOUND), ("nvfp4", 0.25)):
-        layer = ExpertParallel(shard_experts(experts, rank, 2), rows=rows)
+    r.say("experts on one GPU")
+    for rows, bound in (("16 bits", BOUND), ("nvfp4", ROUNDED)):
+        layer = ExpertParallel(shard_experts(experts, r.rank, 2), rows=rows)
         exchange = layer.exchange(ids)
-        for call in (
-            lambda e=layer, n=exchange: e(x, ids, weights, n),
-            lambda e=layer: e.all_gathered(x, ids, weights),
-        ):
-            found = captured(call)
-            assert distance(found, want) < bound, (rows, distance(found, want))
+        calls = {
+            "all to all": lambda e=layer, n=exchange: e(x, ids, weights, n),
+            "gathered": lambda e=layer: e.all_gathered(x, ids, weights),
+        }
+        for name, call in calls.items():
+            found = r.replayed(call)
+            assert distance(found, want) < bound, (rows, name, distance(found, want))
+            r.say(f"experts, rows in {rows}, {name}")
 
 
-def _rank(rank: int, store: str) -> None:
+def _rank(rank: int, store: str, device: str) -> None:
+    code = 1
     try:
-        torch.cuda.set_device(rank)
-        torch.distributed.init_process_group(
-            "nccl", init_method=f"file://{store}", rank=rank, world_size=2, device_id=torch.device("cuda", rank)
-        )
+        if device == "cuda":
+            torch.cuda.set_device(rank)
+            options = {"backend": "nccl", "device_id": torch.device("cuda", rank)}
+        else:
+            torch.set_num_threads(1)
+            options = {"backend": "gloo"}
+        r = Rank(rank, torch.device("cuda", rank) if device == "cuda" else torch.device("cpu"))
+        dist.init_process_group(**options, init_method=f"file://{store}", rank=rank, world_size=2, timeout=PATIENCE)
+        r.say(f"{device}, {options['backend']}")
         with torch.inference_mode():
-            dense(rank)
-            mixture(rank)
+            for part in (dense, mixture) if device == "cpu" else (sums, dense, early, mixture):
+                part(r)
+        code = 0
     except BaseException:
         traceback.print_exc()
-        os._exit(1)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
     # graphs that hold a communicator outlive its end
-    os._exit(0)
+    os._exit(code)
 
 
-def test_two_gpus(tmp_path: Path) -> None:
-    context = torch.multiprocessing.spawn(_rank, (str(tmp_path / "store"),), nprocs=2, join=False)
-    for process in context.processes:
-        process.join(300)
-        if process.exitcode is None or process.exitcode:
-            for other in context.processes:
-                other.kill()
-    assert [process.exitcode for process in context.processes] == [0, 0]
+def exit_codes(device: str, seconds: float = SECONDS) -> list[int | None]:
+    """Of the two processes. When one fails the other is ended soon: what it waits for will not come."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = str(Path(folder) / "store"), device
+        processes = torch.multiprocessing.spawn(_rank, arguments, nprocs=2, join=False).processes
+        last = time.monotonic() + seconds
+        while any(process.is_alive() for process in processes):
+            for process in processes:
+                process.join(0.2)
+            if any(process.exitcode for process in processes):
+                last = min(last, time.monotonic() + 5)
+            if time.monotonic() > last:
+                print("ended:", [process.exitcode for process in processes], flush=True)
+                for process in processes:
+                    process.kill()
+                    process.join(5)
+    return [process.exitcode for process in processes]
+
+
+@pytest.mark.timeout(SECONDS + 60)
+def test_two_gpus() -> None:
+    assert exit_codes("cuda") == [0, 0]
+
+
+if __name__ == "__main__":
+    sys.exit(int(any(exit_codes("cpu" if "--smoke" in sys.argv else "cuda"))))

@@ -173,6 +173,10 @@ def test_a_page_of_one_submission_and_its_protocol(tmp_path: Path, monkeypatch: 
     with os.fdopen(read) as lines:
         assert "check: pass\n" in lines.readlines()
     assert done.exit_code == 0 and (tmp_path / "page.html").exists()
+    monkeypatch.delenv("POPCORN_FD")
+    alone = invoke(HONEST, "--task", TINY, "--backend", "reference")
+    rows = [[line for line in text.splitlines() if "right" in line] for text in (done.stdout, alone.stdout)]
+    assert len(rows[0]) == len(rows[1]) > 1, "--html takes nothing from what the terminal shows"
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,19 @@ def test_ratios_of_modelled_times_and_the_scores_last(tmp_path: Path) -> None:
         assert " ".join(row) in drawn
 
 
+def test_a_row_has_verdict_time_and_how_often_faster() -> None:
+    """The geometric means are 20 and 4.31 µs; who has no time, or is wrong, is no times faster."""
+    first, fast = a_faster_one().contestants
+    wrong = contestant("wrong", [1, 1, 1], modelled=[1.0, 1.0, 1.0], failed=0)
+    three = Comparison([first, fast, wrong])
+    rows = [line.split() for line in printed(three).splitlines() if line.split()[:1] in (["slow"], ["fast"], ["wrong"])]
+    assert rows[0] == ["slow", "3", "of", "3", "20.00", "1.00"] and rows[1] == ["fast", "3", "of", "3", "4.31", "4.64"]
+    assert rows[2] == ["wrong", "2", "of", "3", "-", "-"]
+    told = [one["times_faster"] for one in three.to_dict()["submissions"]]
+    assert told[1] == {"measured": None, "modelled": pytest.approx((2 * 5 * 10) ** (1 / 3))}
+    assert told[2] == {"measured": None, "modelled": None}
+
+
 def test_a_score_says_of_how_many_cases_it_is() -> None:
     one = Comparison([contestant(name, [100], modelled=[2.0]) for name in ("a", "b")])
     assert "score: geometric mean, of 1 of 3 cases" in printed(one)

@@ -42,6 +42,10 @@ class NvFp4LinearKernel(ABC):
     @abstractmethod
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None: ...
 
+    def init_kernels_after_ipc_load(self, layer: torch.nn.Module) -> None:
+        """Only tensors come over: what else a kernel keeps on the layer is made here."""
+        return
+
     @abstractmethod
     def apply_weights(self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None): ...
 
@@ -123,6 +127,13 @@ def test_products(registry: dict, dtype: torch.dtype, shape: tuple[int, ...]) ->
         kernel = module.kernel_class()(None)
         kernel.process_weights_after_loading(made)
         y, biased = kernel.apply_weights(made, x), kernel.apply_weights(made, x, bias)
+        # a process that gets the tensors alone, and the sizes
+        other = torch.nn.Module()
+        other.output_size_per_partition, other.input_size_per_partition = N, K
+        for name, tensor in made.named_parameters():
+            other.register_parameter(name, tensor)
+        kernel.init_kernels_after_ipc_load(other)
+        assert kernel.apply_weights(other, x).equal(y)
     assert len(runs) >= 4 and made.weight.dtype is torch.uint8 and made.weight_scale.numel() == 0
     exact = x.double() @ weight.double().T
     torch.testing.assert_close(y.double(), exact, rtol=2**-7, atol=2**-6)

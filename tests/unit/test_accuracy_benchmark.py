@@ -101,7 +101,7 @@ def test_figures() -> None:
     assert row["agreement"][0] == pytest.approx(float((logits.argmax(-1) == other.argmax(-1)).float().mean()))
 
 
-@pytest.mark.parametrize("rule", [None, "max"])
+@pytest.mark.parametrize("rule", [None, "max", "fp8"])
 def test_emulated_layers_give_the_same(rule: str | None) -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(64, 32, bias=False)

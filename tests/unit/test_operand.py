@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import ml_dtypes
 import numpy as np
@@ -158,6 +159,41 @@ def test_refuses_wrong_types(nvfp4_parts) -> None:
     refuse(OperandTypeError, "scale of nvfp4: got torch.float8_e4m3fnuz", data, codes.view(torch.float8_e4m3fnuz))
     refuse(OperandTypeError, "scale of nvfp4: got torch.float8_e8m0fnu", data, codes.view(torch.float8_e8m0fnu))
     refuse(OperandTypeError, "scale of mxfp4: got torch.float8_e4m3fn", data, scale[..., :3], format=MXFP4)
+
+
+def test_what_an_operand_like_a_checked_one_must_not_be(nvfp4_parts) -> None:
+    """The checks of a kind are made once; whatever they look at makes another kind."""
+    data, scale = (x[0].view(torch.uint8).contiguous() for x in nvfp4_parts)
+    number = torch.ones(1)
+    first, second = (
+        BlockScaledTensor(data, scale, number),
+        BlockScaledTensor(data.clone(), scale.clone(), number.clone()),
+    )
+    copied = pickle.loads(pickle.dumps(second))
+    assert copied.key is first.key is second.key and "key" not in second.__getstate__()
+    assert (first.rows, first.k, first.scale_layout) == (second.rows, second.k, "rowmajor")
+    moved = torch.zeros(data.numel() + 1, dtype=torch.uint8)[1:].view(data.shape)
+    gone = data.clone()
+    gone.untyped_storage().resize_(0)
+    for others in (
+        (moved, scale, number),
+        (gone, scale, number),
+        (data.to_sparse(), scale, number),
+        (torch.nested.nested_tensor([data[:1], data[1:]]), scale, number),
+        (data, scale[:-1], number),
+        (data, scale.t().contiguous().t(), number),
+        (data, scale.int(), number),
+        (data, scale, torch._neg_view(number)),
+        (data, scale, number.double()),
+        (data, scale, torch.ones(2)),
+        (data, scale, 1.0),
+        (data, None, number),
+    ):
+        for _ in range(2):
+            with pytest.raises((OperandError, OperandTypeError)):
+                BlockScaledTensor(*others)
+    with pytest.raises(OperandTypeError, match="format"):
+        BlockScaledTensor(data, scale, None, ["nvfp4"])
 
 
 def test_refuses_wrong_data(nvfp4_parts) -> None:

@@ -246,3 +246,13 @@ def test_a_first_call_describes_its_request_once(name: str) -> None:
     with nv.simulating():
         OPERATIONS[getattr(nv, name)].calls.clear()
         assert (_described(call), _described(call)) == (1, 0)
+
+
+def test_a_simulated_launch_prints_as_a_line() -> None:
+    """What is counted is in it, and neither the PTX nor a dictionary of opcodes."""
+    a, b = nv.quantize(torch.ones(128, 256)), nv.quantize(torch.ones(1, 256))
+    with nv.simulating("sm_90a", counters=True) as runs:
+        nv.gemv(a, b)
+    text, result = str(runs), runs[0].result
+    assert text.startswith("[<gemv, grid (") and f"{result.instructions:,} warp instructions" in text
+    assert "sectors a load request" in text and "opcodes" not in text and len(text.splitlines()) == 1

@@ -44,10 +44,10 @@ ELEMENTS = {
     "mxfp8": (MXFP8, 120, 8),
     "mxfp8_e5m2": (MXFP8_E5M2, 112, 0),
 }
-"""The format of the elements, and by what power of two the registers of bf16 and fp16 are less."""
+"""Of what is packed: the format of the elements, and by what power of two the registers of bf16 and fp16 are less."""
 
 
-@pytest.mark.parametrize("name", layout.PACKINGS)
+@pytest.mark.parametrize("name", ELEMENTS)
 def test_every_code_in_every_element(name):
     format, *powers = ELEMENTS[name]
     for packing, power in zip(layout.PACKINGS[name].values(), powers):

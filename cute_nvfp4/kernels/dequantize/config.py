@@ -25,7 +25,8 @@ class DequantizeConfig:
     """One variant of the kernel.
 
     format: of the matrix. out: dtype of the values. layout: of the scales, "blocked" or "rowmajor". global_scale:
-    whether there is one.
+    whether there is one. order: of the values of a row: "columns", or that in which a product with weights that lie in
+    rows reads x (``gemm.packed.rows.column_of``), for which K is a multiple of 128; that product may start meanwhile.
     """
 
     format: Format
@@ -33,6 +34,7 @@ class DequantizeConfig:
     layout: str
     global_scale: bool
     arch: Architecture
+    order: str = "columns"
 
     @property
     def elements(self) -> int:

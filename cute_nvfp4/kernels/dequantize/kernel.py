@@ -18,7 +18,7 @@ from ...ptx.convert import e2m1x8_to_f16x2, e4m3x2_to_f16x2, e5m2x2_to_f16x2, f1
 from ...ptx.encode import f32x2_to_16bit
 from ...ptx.half import multiply_by_half
 from ...ptx.memory import load_global, load_global_byte_if, load_global_if, store_global
-from ...ptx.move import f32_bits, f32_from_bits
+from ...ptx.move import f32_bits, f32_from_bits, prmt
 from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, ATOM_SHAPE
 from ..arith import ceil_div, div, mod
 from ..quantize.config import WARP
@@ -63,6 +63,8 @@ class Dequantize:
 
     @cute.kernel
     def kernel(self, arguments: DequantizeArguments):
+        if self.config.order != "columns":
+            cute.arch.griddepcontrol_launch_dependents()
         _, batch, _ = cute.arch.block_idx()
         strides, scale_strides = arguments.data_strides, arguments.scale_strides
         matrix = Matrix(
@@ -104,7 +106,18 @@ class Dequantize:
             if exist[i]:
                 out_layout = cute.make_layout((matrix.rows, matrix.k), stride=(Int64(matrix.k), 1))  # (ROWS, K)
                 at = cute.crd2idx((rows[i], column), out_layout)
-                store_global(matrix.out + at * (16 // cfg.elements), words)
+                if cutlass.const_expr(cfg.order == "columns"):
+                    store_global(matrix.out + at * (16 // cfg.elements), words)
+                else:
+                    self.store_in_order(matrix.out + (at - mod(column, 128)) * 2, mod(column, 128), words)
+
+    def store_in_order(self, group: Int64, column: Int32, words: list[Uint32]) -> None:
+        """Stores eight values of a row at ``column`` of the 128 that begin at ``group``, in the order of fragments:
+        columns n and n + 4 are neighbours, the next two 8 places further."""
+        first = group + Int64(2 * (div(column, 16) % 2 * 64 + div(column, 8) % 2 * 32 + div(column, 32) * 2))
+        for n in range(4):
+            pair = prmt(words[n // 2], words[n // 2 + 2], 0x7632 if n % 2 else 0x5410)
+            store_global(first + 16 * n, [pair])
 
     def load(self, address: Int64, exists: Boolean) -> list[Uint32]:
         """The words that have a lane's elements of a row; two lanes share one where each has two bytes of it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -79,11 +78,12 @@ UNPACKED_K = 128
 "Restriction on Tensor Copy instructions")."""
 
 
-@functools.cache
+_KIND_OF = {(a, b): kind for kind in reversed(KINDS) for a, _ in kind.element_types for b, _ in kind.element_types}
+
+
 def kind_of(a_format: str, b_format: str) -> Kind | None:
     """The kind of MMA that multiplies operands of two formats, if there is one."""
-    formats = {a_format, b_format}
-    return next((kind for kind in KINDS if formats <= dict(kind.element_types).keys()), None)
+    return _KIND_OF.get((a_format, b_format))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,7 +71,8 @@ class ActivationConfig:
 @dataclass(frozen=True)
 class CombineConfig:
     """One variant of the combination: dtypes of rows, of router weights ("": rows are weighted already) and of the
-    output, whether there is a bias, slots of a token, and whether a row of each is added to them ("shared")."""
+    output, whether there is a bias, slots of a token, and whether a row of each is added to them ("shared"). ids: of
+    which dtype are those of up to 32 slots whose rows the kernel finds itself; "": there are maps."""
 
     dtype: str
     weights: str
@@ -80,6 +81,7 @@ class CombineConfig:
     top: int
     shared: bool
     arch: Architecture
+    ids: str = ""
 
 
 def can_activate(c: ActivationConfig) -> str:
@@ -150,16 +152,18 @@ class ActivationArguments(NamedTuple):
 
 class CombineArguments(NamedTuple):
     """out (tokens, hidden), rows ``stride`` bytes apart, of rows (slots, hidden); weights (slots,) and the bias
-    (experts, hidden), where rows have neither yet; shared (tokens, hidden), rows ``shared_stride`` bytes apart."""
+    (experts, hidden), where rows have neither yet; shared (tokens, hidden), rows ``shared_stride`` bytes apart. Instead
+    of maps ids of experts (slots,), of which ``first`` is that of expert 0."""
 
     rows: Pointer = Pointer("Uint8", VECTOR_BYTES)
     weights: Pointer | None = PerConfig(lambda c: router_weights(c.weights) if c.weights else None)
     bias: Pointer | None = _BIAS
     shared: Pointer | None = PerConfig(lambda c: Pointer("Uint8", VECTOR_BYTES) if c.shared else None)
-    maps: Pointer = Pointer("Int32", 4)
+    maps: Pointer = Pointer(lambda c: DSL_DTYPES[c.ids or "int32"], lambda c: int((c.ids or "int32")[3:]) // 8)
     out: Pointer = Pointer("Uint8", VECTOR_BYTES)
     tokens: Scalar = INT32
     experts: Scalar = INT32
     hidden: Scalar = INT32
     stride: Scalar = INT64
+    first: Scalar | None = PerConfig(lambda c: INT32 if c.ids else None)
     shared_stride: Scalar | None = PerConfig(lambda c: INT64 if c.shared else None)

@@ -56,6 +56,8 @@ class RoutingMaps:
 
     @cute.kernel
     def kernel(self, arguments: MapsArguments):
+        # a product's CTAs may come up meanwhile: they wait for the maps
+        cute.arch.griddepcontrol_launch_dependents()
         thread, _, _ = cute.arch.thread_idx()
         expert, _, _ = cute.arch.block_idx()
         if cutlass.const_expr(self.config.zeroed):

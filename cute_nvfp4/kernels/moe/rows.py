@@ -30,6 +30,7 @@ from .config import (
     GatherArguments,
     GatherConfig,
 )
+from .few import SlotIds
 from .maps import Maps, maps_of
 
 AHEAD = 8
@@ -138,14 +139,21 @@ class Combine:
 
     @cute.kernel
     def kernel(self, arguments: CombineArguments):
-        # it begins while the rows are being made
-        cute.arch.griddepcontrol_wait()
         cfg = self.config
         thread, _, _ = cute.arch.thread_idx()
         token, part, _ = cute.arch.block_idx()
         column = (part * THREADS + thread) * VECTOR
         slots, hidden = arguments.tokens * cfg.top, arguments.hidden
-        maps = maps_of(arguments.maps, arguments.experts, slots)
+        # it begins while the rows are being made, by a launch that waited for the maps before it let others begin
+        if cutlass.const_expr(cfg.ids):
+            maps, lane = None, cute.arch.lane_idx()
+            ids = SlotIds(arguments.maps, slots, arguments.experts, arguments.first)
+            row = ids.row(lane)
+            rows = [cute.arch.shuffle_sync(row, token * cfg.top + i) for i in range(cfg.top)]
+        else:
+            maps = maps_of(arguments.maps, arguments.experts, slots)
+            rows = [maps.mRows[token * cfg.top + i] for i in range(cfg.top)]
+        cute.arch.griddepcontrol_wait()
         if column < hidden:
             sums = cute.make_rmem_tensor(VECTOR, Float32)
             sums.fill(0.0)
@@ -155,7 +163,7 @@ class Combine:
                     sums[i] = value
             for begin in cutlass.range_constexpr(0, cfg.top, AHEAD):
                 first = token * cfg.top + begin
-                summands = self.summands(arguments, maps, first, min(AHEAD, cfg.top - begin), column)
+                summands = self.summands(arguments, maps, first, rows[begin : begin + AHEAD], column)
                 for values in summands:
                     for i in cutlass.range_constexpr(VECTOR):
                         sums[i] = add_rn(sums[i], values[i])
@@ -164,12 +172,11 @@ class Combine:
             store_values(target, [sums[i] for i in range(VECTOR)], cfg.out)
 
     def summands(
-        self, arguments: CombineArguments, maps: Maps, first: Int32, count: int, column: Int32
+        self, arguments: CombineArguments, maps: Maps | None, first: Int32, rows: list[Int32], column: Int32
     ) -> list[list[Float32]]:
-        """Eight columns of ``count`` slots from ``first`` on, weighted: all are asked for before the first is used.
-        Zeros where a slot has no row."""
+        """Eight columns of the slots from ``first`` on that have these rows, weighted: all are asked for before the
+        first is used. Zeros where a slot has no row."""
         cfg, hidden, to_f32 = self.config, arguments.hidden, WORD_TO_F32[self.config.dtype]
-        rows = [maps.mRows[first + i] for i in range(count)]
         there = [cutlass.select_(row >= 0, Int32(1), Int32(0)) for row in rows]
         places = [Int64(row) * hidden + column for row in rows]
         words = [load_global_if(p, arguments.rows.toint() + 2 * at, VECTOR_BYTES) for p, at in zip(there, places)]
@@ -182,7 +189,7 @@ class Combine:
                 found[i] = [add_rn(x, f32_from_bits(y)) for x, y in zip(found[i], halves[0] + halves[1])]
         if cfg.weights:
             slots = cute.make_layout(arguments.tokens * cfg.top)
-            for i in range(count):
+            for i in range(len(rows)):
                 weight = Float32(cute.make_tensor(arguments.weights, slots)[first + i])
                 weight = cutlass.select_(rows[i] >= 0, weight, Float32(0.0))
                 found[i] = [mul_rn(weight, x) for x in found[i]]

@@ -9,6 +9,7 @@ import torch
 from ...errors import OperandError, OperandTypeError
 from ...grouped_rows import GroupedRows
 from ...operand import BlockScaledTensor, row_alignment
+from ...planning.packed_groups import sorts_slots
 from ...runtime.backend import Backend
 from ...target import Target
 from ...tensors import check_dense
@@ -50,7 +51,7 @@ def moe(
         shared: None, or what shared experts gave for the same rows: (T, H) of x's dtype.
         deterministic: whether the k summands of an element are added in the order of the choices. If not, prepared
             experts in 16 bits, without ``shared``, add them as they come, in three launches instead of four, and round
-            after each.
+            after each. (Up to 32 choices of experts with few rows each take three on sm_90a, in order.)
         out: where to put the result, (T, H) of x's dtype, rows at multiples of 16 bytes.
         backend: as for ``gemm``.
 
@@ -133,6 +134,17 @@ def quantized_product(
     return CONTIGUOUS.run(a, weight, None, "", factor, None, rows.dtype, None, None, backend)
 
 
+def few_slots(r: Any, ids: torch.Tensor, shared: torch.Tensor | None, backend: Backend) -> torch.Tensor:
+    """The result of a request of few slots, in three launches, which sort the slots themselves."""
+    e, top, slots = r.experts, ids.shape[1], ids.view(-1)
+    x, weights = readable(r.x.detach()), r.topk_weights.detach().contiguous()
+    first = e.gate_up_factor, e.gate_up_bias, e.activation
+    inner = expert_product(x, e.gate_up, None, slots, top, True, *first, first=r.offset, backend=backend)
+    second = e.down_factor, e.down_bias, None, weights
+    rows = expert_product(inner, e.down, None, slots, top, False, *second, first=r.offset, backend=backend)
+    return combined(rows, None, None, slots, e.count, top, shared, r.out, backend, r.offset)
+
+
 def layer(r: Any, out: torch.Tensor | None, backend: Backend) -> torch.Tensor:
     """The result of a checked request: the operations one after the other."""
     e, top = r.experts, r.topk_ids.shape[1]
@@ -168,15 +180,16 @@ def _plan(r: Any, target: Target) -> Any:
         hint = "prepare_experts(…, dtype=torch.bfloat16) makes experts for it."
         expected = f"prepared ones on {generation}"
         raise OperandError.of("experts", got="block-scaled weights", expected=expected, hint=hint)
-    if r.experts.dtype is not None and generation == "sm100":
-        hint = "prepare_experts(…, dtype=None) makes experts for it."
-        got = f"weights for {r.experts.dtype}"
-        raise OperandError.of("experts", got=got, expected=f"block-scaled ones on {generation}", hint=hint)
+
+    few = generation == "sm90" and r.experts.dtype in DTYPES and sorts_slots(r.topk_ids.numel(), r.experts.count)
 
     def call(*given: Any) -> torch.Tensor:
         request = MOE.request(*given)
         if request.out is not None:
             check_overlap(_read(request), request.out)
+        if few:
+            shared = None if request.shared is None else readable(request.shared.detach())
+            return few_slots(request, request.topk_ids.contiguous(), shared, request.backend)
         return layer(request, request.out, request.backend)
 
     return call

@@ -23,12 +23,13 @@ from ..prepared_weight.fp8_rows import natural_dtype
 from ..prepared_weight.operands import exact_values
 from ..prepared_weight.rows import plan_prepared_rows
 from .activation import ActivationFunction
+from .maps import ID_DTYPES, Maps, routing_maps
 
 
 def expert_product(
     a: torch.Tensor,
     b: PreparedWeight,
-    offsets: torch.Tensor,
+    offsets: torch.Tensor | None,
     slots: torch.Tensor,
     top: int,
     gathered: bool,
@@ -37,6 +38,7 @@ def expert_product(
     activation: ActivationFunction | None = None,
     row_weights: torch.Tensor | None = None,
     added: bool = False,
+    first: int = 0,
     out: torch.Tensor | None = None,
     status: torch.Tensor | None = None,
     config: Any = None,
@@ -48,6 +50,9 @@ def expert_product(
     token: row r is ``a[slots[r] // top]`` of gathered rows, else ``a[r]``, and its weight ``row_weights`` of its slot,
     or 1. bias: (E, N), of gate and up (E, 2 N); activation: with gate and up one of two matrices. Rows of no slot are
     not written. added: rows are added to those of their tokens in ``out`` (T, N), in any order, each sum rounded.
+
+    Without ``offsets``, ``slots`` are the ids of their experts, of which ``first`` is that of expert 0, and the kernel
+    sorts them itself: up to 32 (``planning.packed_groups.sorts_slots``).
     """
     given = (
         a,
@@ -61,6 +66,7 @@ def expert_product(
         activation,
         row_weights,
         added,
+        first,
         out,
         status,
         config,
@@ -85,22 +91,28 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         added=r.added,
         constants=(f.alpha, f.limit) if f is not None and f.name == "clamped_swiglu" else (),
     )
-    record = RoutedRows("slots", r.top, "row_weights" if routed.weighted else None, "bias" if routed.biased else None)
-    found = plan_prepared_rows(r, target, "silu" if r.b.gated else "", routed, record)
+    ids = ID_DTYPES[r.slots.dtype] if r.offsets is None else ""
+    names = "row_weights" if routed.weighted else None, "bias" if routed.biased else None
+    record = RoutedRows("slots", r.top, *names, r.first if ids else None)
+    found = plan_prepared_rows(r, target, "silu" if r.b.gated else "", routed, record, ids)
     options = {"new": status_of(r.b.device), "extra": found.extra}
     return EXPERT_PRODUCT.planned(found.kernel, found.config, target, found.arguments, r, **options)
 
 
 def _reference(r: Any) -> torch.Tensor:
     """Expert by expert in float64. Reads the offsets, so it waits for the device."""
-    edges, out = r.offsets.tolist(), r.out.double() if r.added else torch.zeros_like(r.out, dtype=torch.float64)
+    offsets, of_rows = r.offsets, r.slots
+    if offsets is None:
+        maps = Maps.of(routing_maps(r.slots, r.b.batch, r.first, backend="reference"), r.b.batch)
+        offsets, of_rows = maps.offsets, maps.slots
+    edges, out = offsets.tolist(), r.out.double() if r.added else torch.zeros_like(r.out, dtype=torch.float64)
     x, weights = exact_values(r.a, r.b)
     if r.b.row_factor is not None:
         x = by_rows(r.a).dequantize(torch.float64)
     for e, (start, end) in enumerate(pairwise(edges)):
         if start == end:
             continue
-        slots = r.slots[start:end].long()
+        slots = of_rows[start:end].long()
         rows, matrices = (
             (x[slots // r.top] if r.gathered else x[start:end]),
             (weights[e] if r.b.gated else [weights[e]]),

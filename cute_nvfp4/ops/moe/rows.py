@@ -28,7 +28,7 @@ from ..checks import DTYPE_NAMES
 from ..operation import Operation
 from ..planned import PlannedCall
 from .activation import ActivationFunction
-from .maps import Maps
+from .maps import ID_DTYPES, Maps, routing_maps
 
 
 def gathered(
@@ -107,11 +107,13 @@ def combined(
     shared: torch.Tensor | None,
     out: torch.Tensor | None,
     backend: Backend,
+    offset: int | None = None,
 ) -> torch.Tensor:
     """shared (T, H), if there is one, + Σ over the ``top`` slots of each token, in their order, of weight · (row + bias
     of its expert), of rows (T · top, H) and weights (T, top); or of rows that have both already, which are None then.
-    In fp32, rounded once. Slots without a row are left out."""
-    return COMBINE.call(rows, weights, bias, maps, experts, top, shared, out, backend)
+    In fp32, rounded once. Slots without a row are left out. offset: ``maps`` are the ids of the experts of up to 32
+    slots, of which this is that of expert 0, and there is no bias."""
+    return COMBINE.call(rows, weights, bias, maps, experts, top, shared, out, backend, offset)
 
 
 def _check_combined(r: Any) -> torch.Tensor:
@@ -136,13 +138,16 @@ def _plan_combined(r: Any, target: Target) -> PlannedCall:
         hidden=hidden,
         stride=stride,
         shared_stride=None if r.shared is None else r.shared.stride(0) * r.shared.element_size(),
+        first=r.offset,
     )
-    config = CombineConfig(*names, biased, r.top, r.shared is not None, target.arch)
+    ids = "" if r.offset is None else ID_DTYPES[r.maps.dtype]
+    config = CombineConfig(*names, biased, r.top, r.shared is not None, target.arch, ids)
     return COMBINE.planned(COMBINE_KERNEL, config, target, arguments, r)
 
 
 def _combine_reference(r: Any) -> torch.Tensor:
-    maps = Maps.of(r.maps, r.experts)
+    whole = r.maps if r.offset is None else routing_maps(r.maps, r.experts, r.offset, backend="reference")
+    maps = Maps.of(whole, r.experts)
     row = maps.rows.view(-1, r.top).long()
     here = row >= 0
     row = row.clamp(min=0)

@@ -171,6 +171,10 @@ def _wgmma(config: WgmmaConfig) -> Callable[..., Any]:
         from ...kernels.gemm.sm120.packed import PackedGemm
 
         return PackedGemm(config)
+    if config.in_tensor_memory:
+        from ...kernels.gemm.sm100.packed import TensorPackedGemm
+
+        return TensorPackedGemm(config)
     from ...kernels.gemm.sm90.overlapped import OverlappedWgmma
     from ...kernels.gemm.sm90.wgmma import WgmmaGemm
 

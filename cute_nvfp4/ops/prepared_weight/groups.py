@@ -60,6 +60,12 @@ class PreparedList(ListLaunch):
         self.operands = (Part(1, "packed"), *([Part(0, "data"), Part(0, "scale")] if keys else [Part(0, None)]))
         return ListDequantizeCall(keys, first.dtype, target) if keys else None
 
+    def _problem(self, pairs: Sequence[Pair], **fields: Any) -> PackedGroups:
+        """The problem with these fields, and those that the weights decide."""
+        first = pairs[0][1]
+        dtype = MMA_DTYPES[first.dtype]
+        return PackedGroups(dtype=dtype, packing=first.packing, promoted=first.promoted, **fields)
+
     def _plan(
         self,
         pairs: Sequence[Pair],
@@ -69,16 +75,13 @@ class PreparedList(ListLaunch):
         config: PackedPlan | None,
         gate: str,
     ) -> tuple[PackedPlan, Sequence[int]]:
-        first = pairs[0][1]
-        problem = PackedGroups(
+        problem = self._problem(
+            pairs,
             sizes=tuple((rows_of(x), b.rows, b.k) for x, b in pairs),
-            dtype=MMA_DTYPES[first.dtype],
             out=DTYPE_NAMES[outs[0].dtype],
             vector=all(row_alignment(out, 16) >= 16 for out in outs),
             factors=len(strides[0]),
             gate=gate,
-            packing=first.packing,
-            promoted=first.promoted,
         )
         plan = choose_groups(problem, target.arch, sm_count(target, outs[0].device), config)
         order: Sequence[int] = range(len(pairs))
@@ -88,8 +91,7 @@ class PreparedList(ListLaunch):
             order = sorted(order, key=lambda i: -cost[i])
         return plan, order
 
-    @staticmethod
-    def _record(plan: PackedPlan, x: X, b: PreparedWeight, out: Tensor) -> PackedGroup:
+    def _record(self, plan: PackedPlan, x: X, b: PreparedWeight, out: Tensor) -> PackedGroup:
         rows, fp8 = rows_of(x), b.row_factor is not None
         matrix = x.data if fp8 else x
         stride = row_stride(matrix.stride(0) if isinstance(matrix, Tensor) else b.k, rows, b.k)

@@ -71,9 +71,15 @@ class RowsLaunch(NamedTuple):
 
 
 def plan_prepared_rows(
-    r: Any, target: Target, gate: str, routed: RoutedGroups | None = None, slots: RoutedRows | None = None
+    r: Any,
+    target: Target,
+    gate: str,
+    routed: RoutedGroups | None = None,
+    slots: RoutedRows | None = None,
+    ids: str = "",
 ) -> RowsLaunch:
-    """The launch of a request. routed, slots: where rows are slots of a mixture of experts."""
+    """The launch of a request. routed, slots: where rows are slots of a mixture of experts. ids: as in
+    ``PackedGroups``."""
     a, b, out = r.a, r.b, r.out
     floats = isinstance(a, torch.Tensor)
     scalar, factors = factors_of_products(r, len(b.global_scales))
@@ -90,6 +96,7 @@ def plan_prepared_rows(
         routed=routed,
         promoted=b.promoted,
         decoded=isinstance(a, GroupedRows),
+        ids=ids,
     )
     plan = choose_groups(problem, target.arch, sm_count(target, b.device), r.config)
     k_tiles, config, quantized_first = b.packed.shape[-2], plan.config, None
@@ -101,7 +108,7 @@ def plan_prepared_rows(
     def of_group(path: str) -> GroupFactor:
         return GroupFactor(path, int(path == "alpha" and r.alpha.numel() > 1))
 
-    groups = RowsOfGroups("offsets", b.batch, "status")
+    groups = RowsOfGroups(None if problem.ids else "offsets", b.batch, "status")
     one = PackedGroup(
         PackedWeight("b.packed", b.rows, k_tiles, b.packed.stride(0)),
         Activations(data, rows, row_stride(stride, rows, b.k), 0),
@@ -139,6 +146,10 @@ def _host(config: GroupedWgmmaConfig) -> Callable[..., Any]:
         from ...kernels.gemm.sm120.packed import GroupedPackedGemm
 
         return GroupedPackedGemm(config)
+    if config.in_tensor_memory:
+        from ...kernels.gemm.sm100.packed import GroupedTensorPackedGemm
+
+        return GroupedTensorPackedGemm(config)
     from ...kernels.gemm.sm90.grouped import GroupedWgmma
 
     return GroupedWgmma(config)
@@ -153,6 +164,10 @@ def _routed(config: GroupedWgmmaConfig) -> Callable[..., Any]:
         from ...kernels.gemm.sm120.packed import RoutedPackedGemm
 
         return RoutedPackedGemm(config)
+    if config.in_tensor_memory:
+        from ...kernels.gemm.sm100.packed import RoutedTensorPackedGemm
+
+        return RoutedTensorPackedGemm(config)
     from ...kernels.gemm.sm90.routed import RoutedWgmma
 
     return RoutedWgmma(config)

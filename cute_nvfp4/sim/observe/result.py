@@ -127,6 +127,20 @@ class Result:
         """Warp-level instructions of the launch."""
         return sum(self.opcodes.values())
 
+    def __str__(self) -> str:
+        """What was executed, counted, found and modelled, in a line."""
+        loads = [m for m in self.memory if (m.space, m.kind) == ("global", "load")]
+        requests, conflicts = sum(m.requests for m in loads), self.bank_conflicts
+        parts = [f"{self.instructions:,} warp instructions in {self.warps:,} warps"]
+        if requests:
+            parts.append(f"{sum(m.sectors for m in loads) / requests:.1f} sectors a load request")
+        parts += [f"{conflicts:,} bank conflicts"] * bool(conflicts)
+        parts += [f"{m.operations:,} {m.kind}" for m in self.mma]
+        parts += [f"{len(self.findings)} findings of the checks"] * bool(self.findings)
+        if self.timing is not None:
+            parts.append(f"modelled {self.timing.microseconds:.2f} µs on {self.timing.machine}")
+        return ", ".join(parts)
+
     @property
     def instructions_per_warp(self) -> float:
         return self.instructions / self.warps

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from cute_nvfp4.sim.observe.json_text import json_text
 from cute_nvfp4.sim.profile.records import HotSpot, Metric, Saving, Section
 
 COLUMNS = (
@@ -73,7 +73,7 @@ class Profile:
 def written(profiles: Sequence[Profile], suffix: str) -> str:
     """The profiles in the format of a file's ``suffix``, one of ``FORMATS``."""
     if suffix == ".json":
-        return json.dumps({"profiles": [p.to_dict() for p in profiles]}, indent=2, allow_nan=False) + "\n"
+        return json_text({"profiles": [p.to_dict() for p in profiles]}) + "\n"
     return csv_text(profiles) if suffix == ".csv" else text(profiles)
 
 

@@ -10,11 +10,13 @@ import pytest
 import torch
 from support import backends
 from support.moe_problems import Layer, Problem, random_layer
-from support.mutants import Mutant, at, drop, instead, is_noticed, operand, outcome
+from support.mutants import Mutant, Source, at, drop, instead, is_noticed, operand, outcome
 from support.roads import Roads
 
 from cute_nvfp4 import moe, prepare_experts, quantize, simulating
 from cute_nvfp4.errors import OperandError, OperandTypeError
+from cute_nvfp4.kernels.moe import few
+from cute_nvfp4.kernels.moe.few import SlotIds
 from cute_nvfp4.ops.moe.layer import MOE
 from cute_nvfp4.ops.moe.maps import Maps, routing_maps
 from cute_nvfp4.sim import adversarial
@@ -26,7 +28,9 @@ GPT_OSS = Layer(
 )
 QWEN3 = Layer(17, 3, 8, 128, 80, listed=True)
 NEMOTRON = Layer(5, 2, 3, 112, 176, activation="relu2", routing="same", dtype=torch.float16)
-NAMED = {"gpt-oss": GPT_OSS, "Qwen3": QWEN3, "Nemotron": NEMOTRON}
+FEW = dataclasses.replace(GPT_OSS, tokens=8, experts=40)
+"""32 slots, which the products sort themselves."""
+NAMED = {"gpt-oss": GPT_OSS, "Qwen3": QWEN3, "Nemotron": NEMOTRON, "few": FEW}
 FP8 = dataclasses.replace(GPT_OSS, fp8=True)
 
 
@@ -72,6 +76,17 @@ def test_shared_experts(deterministic: bool, arch: str, poisoned: None) -> None:
     rest = (out.double() - shared.double()).to(problem.x.dtype)
     want = problem.run(backend="reference")
     assert (rest.double() - want.double()).norm() < 0.03 * want.double().norm()
+
+
+@pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)
+def test_shared_expert_in_the_same_launches(arch: str, poisoned: None) -> None:
+    """It is one more expert, which every token chooses with weight 1."""
+    problem = Problem(Layer(5, 3, 5, 96, 80))
+    problem.ids[:, -1], problem.topk_weights[:, -1] = 4, 1.0
+    out = problem.run(backend=backends.backend())
+    assert problem.right(out)
+    problem.topk_weights[:, -1] = 0.0
+    assert not problem.right(out)
 
 
 @pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)
@@ -136,7 +151,7 @@ def test_maps(tokens: int, top: int, experts: int, arch: str, poisoned: None) ->
 @pytest.mark.sim_only("runs schedules")
 @pytest.mark.sweep(10)
 @pytest.mark.parametrize("index", range(20))
-@pytest.mark.parametrize("name", ["gpt-oss", "Nemotron"])
+@pytest.mark.parametrize("name", ["gpt-oss", "Nemotron", "few"])
 def test_any_schedule_gives_the_same_bits(name: str, index: int) -> None:
     problem = Problem(NAMED[name])
     with simulating("sm_90a"):
@@ -156,6 +171,10 @@ def test_launches() -> None:
         assert [x.name for x in runs] == ["moe_maps", "stream_groups", "stream_groups", "moe_combine"]
         grids.append([x.launch.grid for x in runs])
     assert grids[0] == grids[1]
+    problem = Problem(dataclasses.replace(QWEN3, tokens=10))
+    with simulating("sm_90a") as runs:
+        problem.run()
+    assert [x.name for x in runs] == ["stream_groups", "stream_groups", "moe_combine"]
 
 
 ALWAYS, ZERO = "setp.eq.s32 {0}, 0, 0;", "mov.b32 {0}, 0;"
@@ -172,11 +191,21 @@ MUTANTS = (
 )
 
 
+FIRST = slice(0, 1)
+IN_ORDER = Source(SlotIds, "place", lambda ids, expert, lane: lane)
+OF_FEW = (
+    Mutant("rows in the order of slots", IN_ORDER, "stream_groups", noticed=""),
+    Mutant("experts that are elsewhere before all", Source(few, "NOBODY", 0), "stream_groups", noticed=""),
+    Mutant("the table not waited for", at("bar.sync", drop(), FIRST), "stream_groups", noticed="Race"),
+    Mutant("sums in the order of slots", IN_ORDER, "moe_combine", noticed=""),
+)
+
+
 @pytest.mark.sim_only("changes PTX")
-@pytest.mark.sweep(2)
-@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *OF_FEW], ids=str)
 def test_mutant_is_noticed(mutant: Mutant) -> None:
-    problem = Problem(dataclasses.replace(GPT_OSS, tokens=20))
+    problem = Problem(FEW if mutant in OF_FEW else dataclasses.replace(GPT_OSS, tokens=20))
     # where the limits are met
     problem.x *= 8
     assert outcome(None, lambda: problem.right(problem.run()), "sm_90a") == ""
@@ -266,6 +295,17 @@ def test_refused(call: Any, error: type[Exception], message: str, roads: Roads) 
 
 @pytest.mark.sim_only("asks for another architecture")
 def test_block_scaled_only_where_it_runs() -> None:
-    """Prepared weights are refused where no kernel takes them, in words that say what to do."""
-    with simulating("sm_100a"), pytest.raises(OperandError, match=r"dtype=None\) makes experts for it"):
-        moe(X, IDS, WEIGHTS, EXPERTS)
+    """Weights that are not prepared are refused where no kernel takes them, in words that say what to do."""
+    experts = Problem(dataclasses.replace(SMALL.layer, quantized=True)).experts
+    with simulating("sm_90a"), pytest.raises(OperandError, match=r"dtype=torch.bfloat16\) makes experts for it"):
+        moe(X, IDS, WEIGHTS, experts)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("arch", ["sm_100a"], indirect=True)
+@pytest.mark.parametrize("name", NAMED)
+def test_rows_in_16_bits(name: str, arch: str, poisoned: None) -> None:
+    """Where tensor cores multiply 4-bit rows, rows of 16 bits stay so if the experts are prepared for them."""
+    problem = Problem(NAMED[name])
+    for deterministic, most in ((True, 0), (False, problem.layer.top)):
+        assert problem.right(problem.run(backend=backends.backend(), deterministic=deterministic), most)

@@ -309,8 +309,9 @@ def test_bad_input(call, error, message) -> None:
 
 @pytest.mark.sim_only("compiles for another architecture")
 def test_another_architecture_is_refused() -> None:
-    with simulating("sm_100a"), pytest.raises(OperandError, match="sm_90a"):
-        gemm(X, prepare_weight(W))
+    """Eight bits of both operands are Hopper's."""
+    with simulating("sm_100a"), pytest.raises(OperandError, match="dtype of packed weights on sm_100a: got float8"):
+        gemm(X, prepare_weight(W, dtype=torch.float8_e4m3fn))
 
 
 @pytest.mark.parametrize("m", [1, 8, 16, 17, 32, 64, 128, 256, 512, 4096])

@@ -23,6 +23,7 @@ from ....ptx.async_copy import copy_async
 from ....weight_layout import TILE_K
 from ...arith import ceil_div, div, mod
 from ...factors import factor_of
+from ...moe.few import SlotIds
 from ..barriers import Ring, initialise_in_turn
 from ..epilogue import device_scalar
 from ..gates import activate
@@ -30,6 +31,7 @@ from ..group_source import LAST
 from ..grouped_config import WINDOW
 from ..grouped_scheduler import Table, group_of
 from ..reduction import FLOATS
+from ..sm90.grouped_arguments import IDS
 from ..sm90.groups import PackedRows
 from ..stage_loader import OverwritingCopies, fill_stages
 from .grouped_stream_config import GroupedStreamArguments, GroupedStreamConfig
@@ -112,9 +114,47 @@ class StreamGroups(PackedRows):
     config: GroupedStreamConfig
     arguments: GroupedStreamArguments
 
+    def fill(self) -> None:
+        """One warp writes the table."""
+        if self.config.maps in IDS:
+            self.fill_by_ids()
+        else:
+            self.fill_by_offsets()
+
     @cute.jit
-    def fill(self):
-        """One warp writes the table; offsets that are as they should be take no scan of their largest."""
+    def fill_by_ids(self):
+        """The table, and the slot of each row, from the ids of experts."""
+        routed, groups, lane = self.arguments.routed, self.arguments.groups, cute.arch.lane_idx()
+        ids = SlotIds(routed.slots, self.arguments.one.x.rows, groups.count, routed.first)
+        expert, windows = ids.expert(lane), self.config.capacity // WINDOW
+        sides = cute.make_rmem_tensor((2, windows), Int32)  # (START END, WINDOWS)
+        sides.fill(0)
+        for slot in cutlass.range(ids.slots, unroll=1):
+            other = cute.arch.shuffle_sync(expert, slot)
+            for index in cutlass.range_constexpr(windows):
+                sides[0, index] += Int32(other < index * WINDOW + lane)
+                sides[1, index] += Int32(other <= index * WINDOW + lane)
+        self.table.write("slot", ids.place(expert, lane), lane)
+        self.enter_all([sides[0, i] for i in range(windows)], [sides[1, i] for i in range(windows)])
+        self.all_is_well()
+
+    def slot(self, row: Int32) -> Int32:
+        """The slot of a row."""
+        if self.config.maps in IDS:
+            return self.table.read("slot", row)
+        return device_scalar(self.arguments.routed.slots + row)
+
+    @cute.jit
+    def all_is_well(self):
+        """One thread of all says so in the status."""
+        _, _, worker = cute.arch.block_idx()
+        status = cute.make_tensor(self.arguments.groups.status, cute.make_layout(1))
+        if (worker == 0) & (cute.arch.lane_idx() == 0):
+            status[0] = Int32(0)
+
+    @cute.jit
+    def fill_by_offsets(self):
+        """The table; offsets that are as they should be take no scan of their largest."""
         groups, rows, lane = self.arguments.groups, self.arguments.one.x.rows, cute.arch.lane_idx()
         offsets = cute.make_tensor(groups.offsets, cute.make_layout(groups.count + 1))
         starts, ends, bad = [], [], (offsets[0] < 0)
@@ -129,9 +169,7 @@ class StreamGroups(PackedRows):
             PackedRows.fill(self)
         else:
             self.enter_all(starts, ends)
-            _, _, worker = cute.arch.block_idx()
-            if (worker == 0) & (lane == 0):
-                cute.make_tensor(groups.status, cute.make_layout(1))[0] = Int32(0)
+            self.all_is_well()
 
     def enter_all(self, starts: list[Int32], ends: list[Int32]) -> None:
         """Writes the groups from ``starts`` to ``ends``, of which a lane has one of each window; the sums of all
@@ -187,7 +225,7 @@ class StreamGroups(PackedRows):
             bias = [tuple(device_scalar(matrix + (p * rows + at)) for at in places) for p in range(cfg.products)]
         if cfg.weighted:
             for i in range(0, cfg.columns, cfg.thread_columns):
-                slots.append(device_scalar(routed.slots + (place.row + cutlass.min(column + i, place.columns - 1))))
+                slots.append(self.slot(place.row + cutlass.min(column + i, place.columns - 1)))
         return Asked(tuple(scalars), tuple(bias), tuple(slots))
 
 
@@ -206,7 +244,7 @@ class RowCopies:
         for i in range(self.groups.config.columns // LANE_ROWS):
             row = place.row + cutlass.min(self.row(i), place.columns - 1)
             if self.groups.config.gathered:
-                row = device_scalar(routed.slots + row) // routed.top
+                row = self.groups.slot(row) // routed.top
             found.append((x.data + Int64(row) * x.row_stride).toint() + mod(self.lane, ROW_CHUNKS) * CHUNK)
         return found
 

@@ -9,7 +9,7 @@ from ....errors import explain
 from ....runtime.signature import INT32, VARYING_FLOAT32, PerConfig, Scalar
 from ..arguments import GroupFactor, PartialSums
 from ..grouped_config import MAX_GROUPS, WINDOW, Columns, GroupTableConfig
-from ..sm90.grouped_arguments import PackedGroup, RoutedRows, RowsOfGroups
+from ..sm90.grouped_arguments import IDS, PackedGroup, RoutedRows, RowsOfGroups
 from ..sm90.grouped_config import ACTIVATIONS
 from .stream_config import WARP, StreamConfig, can_implement
 
@@ -18,17 +18,21 @@ from .stream_config import WARP, StreamConfig, can_implement
 class GroupedStreamConfig(GroupTableConfig, StreamConfig):
     """A ``StreamConfig`` for groups of consecutive rows of one x, each with a weight of a stack.
 
-    A group of more than ``columns`` rows is multiplied in several passes, each of which reads its weight. capacity:
-    groups that the table has room for, a multiple of 32. gathered, biased, activation, constants, weighted: as in
-    ``GroupedWgmmaConfig``. cut_bytes: of weights, which a multiprocessor streams in the time in which the parts of a
-    work tile are added up.
+    A group of more than ``columns`` rows is multiplied in several passes, each of which reads its weight. maps: "rows",
+    groups by their offsets; or "int32" or "int64", the dtype of ids of experts, from which each CTA finds the rows of
+    up to 32 slots itself. capacity: groups that the table has room for, a multiple of 32. gathered, biased, activation,
+    constants, weighted: as in ``GroupedWgmmaConfig``. cut_bytes: of weights, which a multiprocessor streams in the time
+    in which the parts of a work tile are added up.
 
     programmatic: whether the kernel may start while the launch before it still runs: "" no; "all": it waits for that
     one before it reads anything; "x": before it reads x and writes anything, where that launch has waited for those
     before it, and has written nothing else that this one reads.
     """
 
-    tables: ClassVar[dict[str, Columns]] = {"rows": Columns(("start", "m", "row"), ())}
+    tables: ClassVar[dict[str, Columns]] = {
+        "rows": Columns(("start", "m", "row"), ()),
+        **dict.fromkeys(IDS, Columns(("start", "m", "row", "slot"), ())),
+    }
     tensor_maps: ClassVar[tuple[str, ...]] = ()
     words: ClassVar[tuple[str, ...]] = ()
     ways_to_start: ClassVar[tuple[str, ...]] = ("", "all", "x")

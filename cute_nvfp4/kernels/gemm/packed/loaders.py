@@ -13,7 +13,7 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from ....ptx import mbarrier
-from ....ptx.async_copy import copy_bulk
+from ....ptx.async_copy import copy_bulk, prefetch_bulk
 from ....weight_layout import TILE_ROWS
 from ..barriers import Ring
 from ..operands import TmaCopy
@@ -121,17 +121,36 @@ def tile_addresses(config: WgmmaConfig, weight: PackedWeight, tile: WorkTile) ->
     return tuple(found)
 
 
-def copy_stage(config: WgmmaConfig, sources: tuple[Int64, ...], step: Int32, target: Int32, full: Int32) -> None:
-    """Starts the copies of a stage. A half tile lies in shared memory as a tile does, with half as many rows."""
+class Run(NamedTuple):
+    """Bytes of a stage that are neighbours: in which of the sources, how far from its begin, and how many."""
+
+    source: int
+    distance: Int64
+    size: int
+
+
+def stage_runs(config: WgmmaConfig, step: Int32) -> list[Run]:
+    """The runs of a stage, in the order in which they lie in shared memory. A half tile lies there as a tile does, with
+    half as many rows."""
     packing, distance = config.weights, Int64(step) * config.tile_bytes
     if not config.half_tiles:
-        num_bytes = config.tile_bytes
-        for i, source in enumerate(sources):
-            copy_bulk(target + i * num_bytes, source + distance, Int32(num_bytes), full)
-        return
+        return [Run(i, distance, config.tile_bytes) for i in range(config.tile_m // TILE_ROWS)]
+    found = []
     for i in range(config.row_groups * config.stage_tiles):
-        codes, scales = sources[i // config.stage_tiles * 2 :][:2]
-        distance_of = distance + i % config.stage_tiles * packing.tile_bytes
-        place = target + i * (packing.tile_bytes // 2)
-        copy_bulk(place, codes + distance_of, Int32(packing.code_bytes // 2), full)
-        copy_bulk(place + packing.code_bytes // 2, scales + distance_of, Int32(packing.scale_bytes // 2), full)
+        codes, at = i // config.stage_tiles * 2, distance + i % config.stage_tiles * packing.tile_bytes
+        found += [Run(codes, at, packing.code_bytes // 2), Run(codes + 1, at, packing.scale_bytes // 2)]
+    return found
+
+
+def copy_stage(config: WgmmaConfig, sources: tuple[Int64, ...], step: Int32, target: Int32, full: Int32) -> None:
+    """Starts the copies of a stage."""
+    place = target
+    for source, distance, size in stage_runs(config, step):
+        copy_bulk(place, sources[source] + distance, Int32(size), full)
+        place = place + size
+
+
+def prefetch_stage(config: WgmmaConfig, sources: tuple[Int64, ...], step: Int32) -> None:
+    """Asks L2 for what a stage is copied from."""
+    for source, distance, size in stage_runs(config, step):
+        prefetch_bulk(sources[source] + distance, Int32(size))

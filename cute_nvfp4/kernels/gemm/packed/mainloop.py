@@ -1,16 +1,17 @@
-"""The mainloop of weights that are decoded into registers, for WGMMA and for ``mma.sync``.
+"""The mainloop of weights that are decoded, for WGMMA, for ``mma.sync``, and for tcgen05.
 
 ``produce`` reads a lane's words of a stage, ``multiply`` decodes those of one packed tile and adds its products,
 ``between`` is what else a warp does while they are under way. Instructions of WGMMA are asynchronous: the words of the
 next stage are read, and those of the next tile decoded, while the tensor cores multiply, and a stage is given back once
-the products of the tile after it have been started. With ``mma.sync`` one thing comes after the other.
+the products of the tile after it have been started. With ``mma.sync`` one thing comes after the other; so it does with
+tcgen05, but that products are under way while the next tile is decoded, and give the stage back themselves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -21,17 +22,20 @@ from ....ptx import async_copy, mbarrier
 from ..barriers import PipelineState, Ring
 from ..sm90.config import STAGE_TILES, WgmmaConfig
 from .decode import PackedLane, load_lane
+from .rows import load_rows
 
 WARP = 32
 
 
 @dataclass(frozen=True)
 class OperandMemory:
-    """Where operands are in shared memory: the address of the first stage's packed tiles, x, and their barriers."""
+    """Where operands are in shared memory: the address of the first stage's packed tiles, x, and their barriers.
+    tensor: the word that says where the CTA's tensor memory is, on tcgen05."""
 
     weights: Int32
     sX: cute.Tensor  # (tile_n, stage_k, STAGE)
     ring: Ring
+    tensor: cute.Pointer | None = None
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,20 @@ class Products:
     thread: Int32
     acc: cute.Tensor
 
-    def produce(self, stage: Int32) -> tuple[PackedLane, ...]:
+    def clear(self) -> None:
+        """Begins the sums of a work tile."""
+        self.acc.fill(0.0)
+
+    def produce(self, at: PipelineState) -> tuple[Any, ...]:
+        """What a lane multiplies of a stage that has come, a value for each of its packed tiles."""
+        return self.words(at.stage)
+
+    def words(self, stage: Int32) -> tuple[PackedLane, ...]:
         """A lane's codes and scales of the packed tiles of a stage."""
         cfg, packing, lane = self.config, self.config.weights, self.thread % WARP
+        if packing.in_rows:
+            rows = self.memory.weights + stage * cfg.weight_bytes + self.row_tile * cfg.tile_bytes
+            return load_rows(rows, self.slab, lane, bool(cfg.gate))
         parts = 2 if cfg.half_tiles else 1
         first = self.memory.weights + stage * cfg.weight_bytes + self.row_tile * (cfg.tile_bytes // parts)
         codes = first + self.slab * packing.slab_code_bytes
@@ -60,8 +75,9 @@ class Products:
         distances = [i * (packing.tile_bytes // parts) for i in range(cfg.stage_tiles)]
         return tuple(load_lane(codes + at, scales + at, lane, packing) for at in distances)
 
-    def multiply(self, packed: PackedLane, tile: int, part: int, stage: Int32) -> None:
-        """Decodes packed tile ``tile`` of a k-tile, which is ``part`` of a stage, and adds its products."""
+    def multiply(self, packed: Any, tile: int, part: int, stage: Int32, k_tile: Int32 | int) -> None:
+        """Decodes packed tile ``tile`` of a work tile's k-tile ``k_tile``, which is ``part`` of a stage, and adds its
+        products."""
         raise NotImplementedError
 
     def promote(self) -> None:
@@ -87,7 +103,7 @@ class Progress(NamedTuple):
 
     last: Int32
     at: PipelineState
-    packed: tuple[PackedLane, ...]
+    packed: tuple[Any, ...]
 
 
 def nothing(tile: Int32 | int) -> None:
@@ -125,13 +141,13 @@ class Mainloop:
     def begin(self, at: PipelineState) -> Progress:
         return Progress(at.stage, at, self.take(at) if self.products.asynchronous else ())
 
-    def take(self, at: PipelineState) -> tuple[PackedLane, ...]:
+    def take(self, at: PipelineState) -> tuple[Any, ...]:
         """The words of a stage, once they have come."""
         mbarrier.wait(self.products.memory.ring.full(at.stage), at.phase)
         if self.products.config.gathered:
             # rows of x came by cp.async, and wgmma reads in the asynchronous proxy
             async_copy.fence_async_shared()
-        return self.products.produce(at.stage)
+        return self.products.produce(at)
 
     @cute.jit
     def add_stage(
@@ -144,7 +160,7 @@ class Mainloop:
             following = products.memory.ring.advance(at, config.k_groups)
             for part in cutlass.range_constexpr(config.stage_tiles):
                 tile = first + part
-                products.multiply(packed[part], tile, part, at.stage)
+                products.multiply(packed[part], tile, part, at.stage, k_tile)
                 self.between(k_tile * STAGE_TILES + tile)
                 if cutlass.const_expr(part == config.stage_tiles - 1):
                     if tile + 1 < STAGE_TILES or k_tile + 1 < k_tiles:
@@ -162,7 +178,7 @@ class Mainloop:
         else:
             packed = self.take(at)
             for part in cutlass.range_constexpr(config.stage_tiles):
-                products.multiply(packed[part], first + part, part, at.stage)
+                products.multiply(packed[part], first + part, part, at.stage, k_tile)
                 self.between(k_tile * STAGE_TILES + first + part)
             products.release(at.stage)
             at, packed = products.memory.ring.advance(at), ()

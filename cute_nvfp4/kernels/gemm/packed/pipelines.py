@@ -16,12 +16,15 @@ def wgmma_pipelines(config: WgmmaConfig) -> tuple[Edge, ...]:
     operands: loads → warpgroups. A stage is read by the warpgroups whose turn it is (all, without ``k_groups``): each
     lane says that it has its weights. By multicast x goes to every CTA of a cluster, so that a lane of each of their
     warps arrives, too. Tiles of a grouped GEMM that are narrower than ``tile_n`` bring fewer bytes of x, as do stages
-    in whose time sums travel (``overlap``). Gathered rows are copied by threads, and not in bulk.
+    in whose time sums travel (``overlap``). Gathered rows, and weights that nobody packed, are copied by threads, and
+    not in bulk.
 
     partials (split_k): epilogue → epilogue of the other CTAs that share a tile along K, by st.async; a buffer for each
     epilogue tile. A CTA has one work tile: each is filled once.
     """
     empty = [("lanes of the warpgroups whose turn it is", config.row_groups * WARPGROUP)]
+    if config.in_tensor_memory:
+        empty = [("commits of the warpgroups' MMAs", config.tile_m // config.group_rows)]
     if config.cluster_rows > 1:
         others = config.cluster_rows - 1
         empty += [(f"their warps in {others} other CTA(s), which read x, too", others * config.row_groups * 4)]
@@ -29,6 +32,9 @@ def wgmma_pipelines(config: WgmmaConfig) -> tuple[Edge, ...]:
     if config.gathered:
         threads = "threads that gather x, whose copies are complete", GATHER_THREADS
         full = Arrivals((LOADING_WARPS[0], threads), config.weight_bytes)
+    if config.weights.in_rows:
+        threads = "threads that copy rows of weights, whose copies are complete", GATHER_THREADS
+        full = Arrivals((threads, LOADING_WARPS[1]), config.x_bytes)
     edges = [Edge("operands", "load", "mma", config.ring_stages, full, Arrivals(tuple(empty)))]
     if config.split_k > 1:
         announced = (("the thread that announces the bytes", 1),)

@@ -130,9 +130,6 @@ class StreamConfig:
 
 def can_implement(c: StreamConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
-    # bulk copies, mbarriers and mma.sync of 16-bit numbers; sm_100a would do too, and is not tested
-    if c.arch.generation not in ("sm90", "sm120"):
-        return explain("architecture of the streaming kernel", got=c.arch.name, expected="sm_90a, sm_120a or sm_121a")
     if c.columns not in (8, 16, 32):
         return explain("columns", got=c.columns, expected="8, 16 or 32")
     if c.slabs not in (1, 2, 4, 8) or c.slabs % c.warps_m:

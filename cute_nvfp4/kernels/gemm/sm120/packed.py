@@ -39,7 +39,7 @@ class WarpProducts(Products):
 
     x: Int32
 
-    def multiply(self, packed: PackedLane, tile: int, part: int, stage: Int32) -> None:
+    def multiply(self, packed: PackedLane, tile: int, part: int, stage: Int32, k_tile: Int32 | int) -> None:
         """Adds the products of a packed tile, decoded two steps at a time."""
         cfg, acc, columns = self.config, self.acc, cute.size(self.acc, mode=[1])
         # of the 64 columns of x that belong to the tile, a multiple of 1024 bytes

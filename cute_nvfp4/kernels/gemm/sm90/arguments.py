@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ....runtime.signature import INT32, INT64, VARYING_FLOAT32, PerConfig, Pointer, Scalar
+from ....runtime.signature import INT32, INT64, VARYING_FLOAT32, PerConfig, Pointer, Scalar, Signature
+from ...dequantize.config import DequantizeArguments, DequantizeConfig
 from ...quantize.fp8_config import Fp8RowsArguments
 from ..arguments import OUT_DTYPES, PartialSums
 from ..config import OUT_BYTES
@@ -20,6 +21,38 @@ class PackedWeight(NamedTuple):
     rows: Scalar = INT32
     k_tiles: Scalar = INT32
     batch_stride: Scalar | None = INT64
+
+
+class RowsOfUp(NamedTuple):
+    """The second weight of a gated product: codes and scales as those of the first."""
+
+    data: Pointer = Pointer("Uint8", 16)
+    scale: Pointer = Pointer("Uint8", 16)
+
+
+class RowWeight(NamedTuple):
+    """Rows (rows, K / 2) of NVFP4 codes, ``row_stride`` bytes apart, and blocked scales, of which 128 rows have
+    ``atoms`` atoms; up: of a gated product."""
+
+    data: Pointer = Pointer("Uint8", 16)
+    scale: Pointer = Pointer("Uint8", 16)
+    up: RowsOfUp | None = PerConfig(lambda c: RowsOfUp() if c.gate else None)
+    rows: Scalar = INT32
+    row_stride: Scalar = INT64
+    atoms: Scalar = INT32
+
+
+def weight_of(config: Any) -> RowWeight | PackedWeight:
+    """The record of a weight: packed, or as it lies."""
+    return RowWeight() if config.weights.in_rows else PackedWeight()
+
+
+def first_of(config: Any) -> Fp8RowsArguments | DequantizeArguments | None:
+    """The record of what is done with x first."""
+    if config.first is None:
+        return None
+    record = DequantizeArguments if isinstance(config.first, DequantizeConfig) else Fp8RowsArguments
+    return Signature(record, config.first).declared
 
 
 class Activations(NamedTuple):
@@ -54,16 +87,16 @@ class RowScales(NamedTuple):
 
 class WgmmaArguments(NamedTuple):
     """out = alpha · x · weightᵀ + bias, or gate(alpha · x · gateᵀ) · (alpha · x · upᵀ). floats: x
-    that is quantized first. row_scales: where both are FP8.
+    that is quantized, or decoded, first. row_scales: where both are FP8.
     factors: of each product the device scalars that multiply alpha. helped: k-tiles of each tile that helpers multiply.
     batch: L. workers: clusters.
     """
 
-    weight: PackedWeight = PackedWeight()
+    weight: PackedWeight | RowWeight = PerConfig(weight_of)
     x: Activations = Activations()
     out: OutputRows = OutputRows()
     bias: RowBias | None = PerConfig(lambda c: RowBias() if c.bias else None)
-    floats: Fp8RowsArguments | None = PerConfig(lambda c: Fp8RowsArguments() if c.first else None)
+    floats: Fp8RowsArguments | DequantizeArguments | None = PerConfig(first_of)
     row_scales: RowScales | None = PerConfig(lambda c: RowScales() if c.fp8 else None)
     alpha: Scalar = VARYING_FLOAT32
     factors: tuple[tuple[Pointer, ...], ...] = PerConfig(lambda c: ((Pointer("Float32", 4),) * c.factors,) * c.products)

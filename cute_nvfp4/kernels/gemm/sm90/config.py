@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 from ....errors import explain
 from ....target import ARCHITECTURES, Architecture
 from ....weight_layout import DTYPES, PACKINGS, TILE_K, TILE_ROWS, Packing
+from ...dequantize.config import DequantizeConfig
 from ...quantize.fp8_config import Fp8RowsConfig
 from ..config import GATE_NAMES, OUT_BYTES
-from .schedules import schedule_of
+from ..sm100.packed_plan import TENSOR_COLUMNS, divided, refused_by_tensor_memory
+from .schedules import limit_of_rows, schedule_of
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
@@ -49,7 +52,7 @@ class WgmmaConfig:
     multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
     eight of each, and the output is gate(first) · second: ``factors`` are of each of them. promoted: whether sums of
     FP8 products, of which tensor cores keep about 14 bits, are added in fp32 after each k-tile.
-    first: a kernel that quantizes x before, in the same launch; this one starts meanwhile.
+    first: a kernel that quantizes or decodes x before; this one starts meanwhile. programmatic: as in ``StreamConfig``.
     """
 
     dtype: str = "bfloat16"
@@ -71,7 +74,8 @@ class WgmmaConfig:
     bias: str = ""
     gate: str = ""
     promoted: bool = False
-    first: Fp8RowsConfig | None = None
+    first: Fp8RowsConfig | DequantizeConfig | None = None
+    programmatic: str = ""
     arch: Architecture = ARCHITECTURES["sm_90a"]
 
     # for the tile schedulers
@@ -80,6 +84,7 @@ class WgmmaConfig:
     table_bytes = 0
     # whether threads copy rows of x, each by its index
     gathered = False
+    ways_to_start: ClassVar[tuple[str, ...]] = ("", "weights")
 
     @property
     def cluster(self) -> tuple[int, int]:
@@ -132,9 +137,36 @@ class WgmmaConfig:
         return self.part_columns if self.overlap else self.tile_n
 
     @property
+    def in_tensor_memory(self) -> bool:
+        """Whether tcgen05 multiplies, of which an operand and sums lie in tensor memory."""
+        return self.arch.generation == "sm100"
+
+    @property
+    def group_rows(self) -> int:
+        """Rows of the weight of each warpgroup that multiplies: of tcgen05 those of two of ``warpgroups``, one after
+        the other in the epilogue."""
+        return MMA_ROWS * (2 if self.in_tensor_memory else 1)
+
+    @property
     def threads(self) -> int:
         """Threads of a CTA: a warpgroup whose first warps load, and those that multiply."""
-        return WARPGROUP * (self.warpgroups + 1)
+        return WARPGROUP * (self.warpgroups * MMA_ROWS // self.group_rows + 1)
+
+    @property
+    def tensor_columns(self) -> int:
+        """Columns of tensor memory that each warpgroup has for decoded weights."""
+        return TENSOR_COLUMNS * self.group_rows // self.tile_m - self.tile_n
+
+    @property
+    def slots_ahead(self) -> int:
+        """CTAs whose sums are loaded before the first's are added: several where few registers hold them, and decoding,
+        which is what these tiles take, was shared by many CTAs."""
+        return 4 if self.in_tensor_memory and self.tile_n <= 64 else 1
+
+    @property
+    def decoded_stages(self) -> int:
+        """Stages of the ring whose weights are in tensor memory at a time: a divisor of ``ring_stages``."""
+        return divided(self)[1]
 
     @property
     def weights(self) -> Packing:
@@ -259,22 +291,24 @@ class WgmmaConfig:
         """Stages in shared memory: as many for each of ``k_groups``. A warpgroup that took a stage after another one
         would ask for its second phase without having seen its first: parities do not tell that from the phase before
         the first, so it would not wait."""
+        if self.in_tensor_memory:
+            return divided(self)[0]
         return self.stages or self.most_stages - self.most_stages % self.k_groups
 
 
 def can_implement(c: WgmmaConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
-    return _architecture(c) or _tile(c) or _sums(c) or _schedule(c) or _output(c) or _stages(c)
+    return _architecture(c) or limit_of_rows(c) or _tile(c) or _sums(c) or _schedule(c) or _output(c) or _stages(c)
 
 
 def _architecture(c: WgmmaConfig) -> str:
-    if c.arch.generation not in ("sm90", "sm120"):
-        return explain("architecture of packed weights", got=c.arch.name, expected="sm_90a, sm_120a or sm_121a")
     if DTYPES[c.dtype] not in PACKINGS[c.packing]:
         expected = " or ".join(str(dtype)[6:] for dtype in PACKINGS[c.packing])
         return explain(f"dtype of weights packed as {c.packing}", got=c.dtype, expected=expected)
     if c.fp8 and c.arch.generation != "sm90":
         return explain(f"dtype of packed weights on {c.arch.name}", got=c.dtype, expected="bfloat16 or float16")
+    if c.in_tensor_memory:
+        return refused_by_tensor_memory(c)
     if c.arch.generation == "sm120" and (
         c.clustered or c.warpgroups != 2 or c.k_groups > 1 or c.tile_n > 128 or c.scheduler == "helped"
     ):
@@ -291,7 +325,7 @@ def _tile(c: WgmmaConfig) -> str:
         return explain("tile_n", got=c.tile_n, expected=f"one of {', '.join(map(str, TILE_N))}")
     if c.warpgroups not in (2, 3, 4):
         return explain("warpgroups", got=c.warpgroups, expected="2, 3 or 4")
-    if c.tile_n > 128 and c.warpgroups > 2:
+    if c.tile_n > 128 and c.warpgroups > 2 and not c.in_tensor_memory:
         expected = "2: more have too few registers"
         return explain(f"warpgroups of tiles of {c.tile_n} columns", got=c.warpgroups, expected=expected)
     if c.ctas_per_sm not in (1, 2) or (c.ctas_per_sm == 2 and (c.warpgroups != 2 or c.tile_n > 64)):
@@ -325,6 +359,8 @@ def _schedule(c: WgmmaConfig) -> str:
 def _output(c: WgmmaConfig) -> str:
     if c.gate not in ("", *GATE_NAMES):
         return explain("gate", got=repr(c.gate), expected=f"one of {', '.join(GATE_NAMES)}")
+    if c.programmatic not in c.ways_to_start:
+        return explain("programmatic", got=repr(c.programmatic), expected=f"one of {c.ways_to_start}")
     if c.gate and c.bias:
         return explain("bias of a gated GEMM", got=c.bias, expected="none")
     if c.vector and OUT_BYTES[c.out] != 2:

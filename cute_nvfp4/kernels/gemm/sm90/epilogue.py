@@ -316,7 +316,7 @@ class WarpgroupEpilogue:
                 # lowered without a fence: this launch raises it no more, and the next begins after this one's end
                 store_global(self.flag(worker - 1 - i), [Uint32(0)])
             self.barrier()
-            for i in cutlass.range(1, count + 1, unroll=1):
+            for i in cutlass.range(1, count + 1, unroll=self.config.slots_ahead):
                 self.add_slot(acc, self.slot(worker - i), 0, cute.size(acc) // FLOATS)
 
     # sums of helpers: the same for each warpgroup of each work tile, with a flag for each part of its columns
@@ -351,7 +351,9 @@ class WarpgroupEpilogue:
 
     def add_slot(self, acc: cute.Tensor, slot: Int64, begin: int, count: int) -> None:
         """Adds fours of another CTA's sums; as many loads as there are registers for, before the first is used."""
-        ahead = 16 if self.config.warpgroups == 2 and self.config.ctas_per_sm == 1 else 8
+        c = self.config
+        wide = c.in_tensor_memory and c.tile_n > 192
+        ahead = 16 if c.warpgroups == 2 and c.ctas_per_sm == 1 and not wide else 8
         for first in range(begin, begin + count, ahead):
             quads = range(first, min(first + ahead, begin + count))
             received = [load_global(slot + i * (4 * FLOATS * WARPGROUP), 4 * FLOATS) for i in quads]

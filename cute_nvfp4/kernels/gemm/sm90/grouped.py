@@ -32,6 +32,7 @@ from ..operand_source import address_of_map, map_pointer
 from ..operands import TmaCopy
 from ..packed.loaders import CopiesOf, StageOrder, XSlices, partition
 from ..packed.mainloop import Mainloop, OperandMemory
+from ..packed.rows import copy_rows
 from ..stage_loader import OverwritingCopies, fill_stages
 from ..tile_scheduler import WorkTile
 from .arguments import Activations
@@ -50,7 +51,7 @@ from .groups import (
     arguments_of,
 )
 from .products import SWIZZLES, TYPES
-from .wgmma import WgmmaGemm, WgmmaMemory
+from .wgmma import LOADING_THREADS, WgmmaGemm, WgmmaMemory
 
 WARP = 32
 
@@ -78,6 +79,22 @@ def group_weight_copies(order: StageOrder, groups: PackedGroups, first: Int32) -
                     index = Int64(row_tile) * (k_tiles * STAGE_TILES) + step * cfg.stage_tiles
                     target = first + stage * cfg.weight_bytes + i * cfg.tile_bytes
                     copy_bulk(target, source + index * cfg.weights.tile_bytes, Int32(cfg.tile_bytes), full)
+
+        return OverwritingCopies(order.steps(tile), start)
+
+    return copies
+
+
+def group_row_copies(order: StageOrder, groups: PackedGroups, first: Int32, thread: Int32) -> CopiesOf:
+    """Copies of the rows of a work tile by one of the threads. first: shared address of the first stage's weights."""
+    cfg = order.config
+
+    def copies(tile: GroupTile, cursor: Int32) -> OverwritingCopies:
+        rows = groups.rows(tile.group)
+
+        def start(ring: Ring, stage: Int32, step: Int32) -> None:
+            copy_rows(cfg, rows, tile.m * (cfg.tile_m // TILE_ROWS), first + stage * cfg.weight_bytes, thread, step)
+            mbarrier.arrive_after_copies(ring.full(stage))
 
         return OverwritingCopies(order.steps(tile), start)
 
@@ -224,22 +241,27 @@ class GroupedWgmma(WgmmaGemm):
         elif warp == LOADING_WARPS:
             self.wait_for_groups()
             groups.fill()
+        self.begin(memory, warp)
         cute.arch.sync_threads()
         _, _, worker = cute.arch.block_idx()
         _, _, workers = cute.arch.grid_dim()
         scheduler = GroupScheduler(groups, worker, workers, groups.table.read("total"))
         if group == 0:
-            cute.arch.setmaxregister_decrease(self.loading_registers)
+            self.keep_registers(False)
             if warp == 0:
-                fill_stages(group_weight_copies(self.order, groups, operands.weights), operands.ring, scheduler)
+                if cutlass.const_expr(not cfg.weights.in_rows):
+                    fill_stages(group_weight_copies(self.order, groups, operands.weights), operands.ring, scheduler)
             elif self.loads_x(warp):
                 self.load_x(x, groups, operands, scheduler, workers, thread)
+            if cutlass.const_expr(cfg.weights.in_rows):
+                if warp >= LOADING_WARPS:
+                    own = thread - LOADING_THREADS
+                    fill_stages(group_row_copies(self.order, groups, operands.weights, own), operands.ring, scheduler)
         else:
-            cute.arch.setmaxregister_increase(self.registers)
+            self.keep_registers(True)
             self.wait_for_x()
             self.multiply(memory, scheduler, group - 1, thread - WARPGROUP)
-
-    loading_registers = 24
+        self.end(memory, warp)
 
     def wait_for_groups(self) -> None:
         """Waits for what the groups are read from, where another launch writes it."""
@@ -279,7 +301,7 @@ class GroupedWgmma(WgmmaGemm):
             for i in cutlass.range_constexpr(len(cfg.widths)):
                 if tile.width == cfg.widths[i]:
                     products = self.products(memory.operands, cfg.widths[i], group, thread)
-                    products.acc.fill(0.0)
+                    products.clear()
                     places = memory.epilogue, scheduler, group, own, sums
                     rows = None
                     if cutlass.const_expr(cfg.row_factors):
@@ -289,7 +311,7 @@ class GroupedWgmma(WgmmaGemm):
                     done = scheduler.tile(cursor, end)
                     factors = scheduler.groups.factors(done.group)
                     epilogue = replace(self.epilogue(cfg.widths[i], factors, done, *places), rows=rows)
-                    epilogue.store(products.acc, self.in_group(done))
+                    self.store(epilogue, products, self.in_group(done), at)
             cursor = scheduler.after(cursor, tile)
 
     def epilogue(

@@ -8,15 +8,18 @@ from ....runtime.signature import INT32, VARYING_FLOAT32, PerConfig, Pointer, Sc
 from ...quantize.fp8_config import Fp8RowsArguments
 from ..arguments import MAP_BYTES, OUT_DTYPES, GroupFactor
 from ..config import OUT_BYTES
-from .arguments import Activations, OutputRows, PackedWeight, RowScales
+from .arguments import Activations, OutputRows, PackedWeight, RowScales, RowWeight, weight_of
 from .grouped_config import GroupedWgmmaConfig
+
+IDS = {"int32": "Int32", "int64": "Int64"}
+"""Dtypes of the ids of experts, where ``maps`` is one of them."""
 
 
 class RowsOfGroups(NamedTuple):
     """``count`` groups of consecutive rows of one x by their count + 1 offsets, and a stack of weights. ``status`` is
     one word, which the kernel writes."""
 
-    offsets: Pointer = Pointer("Int32", 4)
+    offsets: Pointer | None = PerConfig(lambda c: None if c.maps in IDS else Pointer("Int32", 4))
     count: Scalar = INT32
     status: Pointer = Pointer("Int32", 4)
 
@@ -25,7 +28,7 @@ class PackedGroup(NamedTuple):
     """One problem of a list; it has no rows of x in a slot that no group has. row_scales: where both are FP8; for rows
     of one x of all its rows, and of the rows of a stack of weights, those of each padded to 16."""
 
-    weight: PackedWeight = PackedWeight()
+    weight: PackedWeight | RowWeight = PerConfig(weight_of)
     x: Activations = Activations()
     row_scales: RowScales | None = PerConfig(lambda c: RowScales() if c.weights.by_table else None)
     out: OutputRows = OutputRows()
@@ -44,15 +47,17 @@ class RoutedRows(NamedTuple):
     """Rows of groups that are slots of a mixture of experts: ``slots[r]`` is that of row r.
 
     Row r of a gathered x is its row ``slots[r] // top``. weights: of slots, which multiply rows of the output; bias:
-    (groups, rows of the weight), of two products the first's and then the second's.
+    (groups, rows of the weight), of two products the first's and then the second's. Where the kernel sorts slots
+    itself, ``slots`` are the ids of their experts, of which ``first`` is that of group 0.
     """
 
-    slots: Pointer = Pointer("Int32", 4)
+    slots: Pointer = Pointer(lambda c: IDS.get(c.maps, "Int32"), lambda c: 8 if c.maps == "int64" else 4)
     top: Scalar = INT32
     weights: Pointer | None = PerConfig(
         lambda c: Pointer(OUT_DTYPES[c.weighted], int(OUT_BYTES[c.weighted])) if c.weighted else None
     )
     bias: Pointer | None = PerConfig(lambda c: Pointer("Float32", 4) if c.biased else None)
+    first: Scalar | None = PerConfig(lambda c: INT32 if c.maps in IDS else None)
 
 
 def _groups(config: GroupedWgmmaConfig) -> tuple:

@@ -36,6 +36,7 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
 
     tables: ClassVar[tuple[str, ...]] = ("rows", "parameters", "workspace")
     tensor_maps: ClassVar[tuple[str, ...]] = ("x",)
+    ways_to_start: ClassVar[tuple[str, ...]] = ("",)
 
     scheduler: str = "static"
     maps: str = "rows"
@@ -52,7 +53,8 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     @property
     def places(self) -> tuple[str, ...]:
         """Columns of addresses and strides of a listed group."""
-        return ("out", "stride", "weight", *(("weight_scales", "x_scales") if self.fp8 else ()))
+        rows = ("weight_sf", "weight_stride") if self.weights.in_rows else ()
+        return ("out", "stride", "weight", *rows, *(("weight_scales", "x_scales") if self.fp8 else ()))
 
     @property
     def table_columns(self) -> Columns:
@@ -110,6 +112,8 @@ def can_implement_groups(c: GroupedWgmmaConfig) -> str:
         return explain("tile_n", got=c.tile_n, expected=f"one of {', '.join(map(str, GROUP_TILE_N))}")
     if c.half_tiles:
         return explain("warpgroups of a grouped GEMM", got=c.warpgroups, expected="2 or 4")
+    if c.weights.in_rows and c.maps == "rows":
+        return explain("weights of groups that lie in rows", got="a stack", expected="a list")
     if c.bias:
         return explain("bias of a grouped GEMM", got=c.bias, expected="none")
     if c.maps not in c.tables:

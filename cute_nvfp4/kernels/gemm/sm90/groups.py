@@ -20,8 +20,10 @@ from ..group_source import LAST, GroupSource, ParameterMaps, Window, WorkspaceMa
 from ..grouped_config import WINDOW
 from ..grouped_scheduler import group_of
 from ..operand_source import map_pointer
+from ..packed.rows import Rows
 from ..tile_scheduler import CursorRange
 from .arguments import OutputRows, PackedWeight, RowScales, WgmmaArguments
+from .config import STAGE_TILES
 from .grouped_arguments import GroupedWgmmaArguments, PackedGroup
 from .grouped_config import GroupedWgmmaConfig
 
@@ -94,6 +96,11 @@ class PackedGroups(GroupSource):
         """The address of a group's first packed tile."""
         return self.table.read("weight", group)
 
+    def rows(self, group: Int32) -> Rows:
+        """Where the rows of a group's weight are, which nobody packed."""
+        codes, scales, stride = (self.table.read(column, group) for column in ("weight", "weight_sf", "weight_stride"))
+        return Rows((codes,), (scales,), stride, self.k_tiles(group) * STAGE_TILES, self.n(group) - 1)
+
     def x(self, group: Int32) -> PlaceOfX:
         return PlaceOfX(Int32(0), map_pointer(self.maps(group)[0]))
 
@@ -118,7 +125,11 @@ class PackedParameters(PackedGroups, ParameterMaps):
 
     def words_of(self, group: PackedGroup) -> tuple[Int32 | Int64, ...]:
         out, weight, scales = group.out, group.weight, group.row_scales or ()
-        places = out.pointer.toint(), out.row_stride, weight.tiles.toint(), *(x.toint() for x in scales)
+        if self.config.weights.in_rows:
+            of_weight = weight.data.toint(), weight.scale.toint(), weight.row_stride
+        else:
+            of_weight = (weight.tiles.toint(),)
+        places = out.pointer.toint(), out.row_stride, *of_weight, *(x.toint() for x in scales)
         return group.x.rows, weight.rows, group.k, *places
 
 

@@ -13,6 +13,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 from ....weight_layout import TILE_K
 from ..packed.decode import PackedLane, decode_tile
 from ..packed.mainloop import OperandMemory, Products
+from ..packed.rows import decode_rows
 from .arguments import X_DTYPES
 from .config import MMA_ROWS, STAGE_TILES, WARPGROUP, WgmmaConfig
 
@@ -52,13 +53,16 @@ class WgmmaProducts(Products):
     first: cute.TiledMma | None = None  # of a k-tile, where sums are promoted: it adds to nothing
     part: cute.Tensor | None = None  # the sums of a k-tile, (MMA, MMA_M, MMA_N)
 
-    def multiply(self, packed: PackedLane, tile: int, part: int, stage: Int32) -> None:
+    def multiply(self, packed: PackedLane, tile: int, part: int, stage: Int32, k_tile: Int32 | int) -> None:
         """Decodes packed tile ``tile`` of a k-tile, which is ``part`` of a stage, and starts its products."""
         fragment, steps = self.fragments[tile % STAGE_TILES], self.config.tile_steps
         words = cute.make_tensor(
             cute.recast_ptr(fragment.iterator, dtype=Uint32), cute.make_layout((4, steps))
         )  # (REGISTER, STEP)
-        decode_tile(words, packed, self.config.weights)
+        if self.config.weights.in_rows:
+            decode_rows(words, packed)
+        else:
+            decode_tile(words, packed, self.config.weights)
         warpgroup.fence()
         for step in range(steps):
             k_block = (None, None, part * steps + step, stage)

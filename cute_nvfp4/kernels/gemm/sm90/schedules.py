@@ -96,3 +96,13 @@ def schedule_of(c: WgmmaConfig) -> Schedule | None:
             return OverlappedSums()
         return SharedTiles() if c.k_parts > 1 else WholeTiles()
     return {"stream_k": EqualShares(), "helped": Helped()}.get(c.scheduler)
+
+
+def limit_of_rows(c: WgmmaConfig) -> str:
+    """Why weights that lie in rows (``gemm.packed.rows``) cannot be multiplied so, or an empty string: a stage has 128
+    of K, and a CTA whole tiles of 128 rows."""
+    whole = c.stage_tiles == 2 and not c.half_tiles
+    if not c.weights.in_rows or (whole and c.arch.generation == "sm90" and not c.programmatic):
+        return ""
+    got = f"{c.row_groups} warpgroups along rows, stages of {c.stage_tiles} tiles on {c.arch.name}"
+    return explain("weights that lie in rows", got=got, expected="2 or 4, 2 tiles, on sm_90a, not programmatic")

@@ -8,6 +8,7 @@ four warpgroups decode a packed tile into registers while the tensor cores multi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -16,22 +17,33 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
+from ...dequantize.config import DequantizeConfig
+from ...dequantize.kernel import Dequantize
 from ...quantize.fp8_rows import Fp8Rows
-from ..barriers import Barriers, initialise_in_turn, make_barriers
+from ..barriers import Barriers, PipelineState, initialise_in_turn, make_barriers
 from ..operands import TmaCopy
 from ..packed.decode import sum_factors
-from ..packed.loaders import StageOrder, weight_copies, x_copies
+from ..packed.loaders import StageOrder, prefetch_stage, tile_addresses, weight_copies, x_copies
 from ..packed.mainloop import Mainloop, OperandMemory, Products
 from ..packed.pipelines import wgmma_pipelines
+from ..packed.rows import row_copies
 from ..pipeline_graph import barrier_words
 from ..stage_loader import fill_stages
-from ..tile_scheduler import CtaPlace, StaticScheduler
+from ..tile_scheduler import CtaPlace, StaticScheduler, WorkTile
 from .arguments import WgmmaArguments
 from .config import LOADING_WARPS, WARPGROUP, WgmmaConfig
 from .epilogue import WarpgroupEpilogue
 from .exchange import ClusterSums
 from .products import TYPES, wgmma_products, x_layout
 from .scheduler import SCHEDULERS
+
+
+def first_kernel(config: Any) -> Any:
+    """The host function of the kernel that quantizes or decodes x."""
+    return Dequantize(config) if isinstance(config, DequantizeConfig) else Fp8Rows(config)
+
+
+LOADING_THREADS = 32 * LOADING_WARPS
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,7 @@ class WgmmaGemm:
         tile = (cfg.box_rows, cfg.stage_k)
         copy = cpasync.make_tiled_tma_atom(op, tensor, one_stage, tile, num_multicast=cfg.cluster_rows)
         if cutlass.const_expr(cfg.first is not None):
-            Fp8Rows(cfg.first)(arguments.floats, stream)
+            first_kernel(cfg.first)(arguments.floats, stream)
         passed = arguments._replace(workers=None, floats=None)
         self.kernel(TmaCopy(copy[0], copy[1]), x.rows, passed._replace(x=None)).launch(
             grid=(cfg.cluster_rows, cfg.split_k, arguments.workers),
@@ -74,7 +86,7 @@ class WgmmaGemm:
             # all of L1 can be shared memory (and the DSL need not ask a device what it has)
             preferred_smem_carveout=100,
             stream=stream,
-            use_pdl=cfg.first is not None,
+            use_pdl=cfg.first is not None or bool(cfg.programmatic),
         )
 
     @cute.kernel
@@ -95,28 +107,54 @@ class WgmmaGemm:
         scheduler = self.scheduler(arguments, x_rows)
         if warp == 1:
             cpasync.prefetch_descriptor(x.atom)
+        self.begin(memory, warp)
+        if cutlass.const_expr(cfg.programmatic):
+            if warp == 0:
+                self.prefetch_weights(arguments, scheduler)
+            # in this order the next launch, too, begins when those before this one have ended
+            cute.arch.griddepcontrol_wait()
+            cute.arch.griddepcontrol_launch_dependents()
         # the ring's barriers are there
         cute.arch.sync_threads()
         if group == 0:
-            cute.arch.setmaxregister_decrease(24)
+            self.keep_registers(False)
             if warp == 0:
-                self.load_weights(arguments, memory.operands, scheduler)
+                if cutlass.const_expr(not cfg.weights.in_rows):
+                    self.load_weights(arguments, memory.operands, scheduler)
             elif warp == 1:
                 self.wait_for_x()
                 self.load_x(x, memory.operands, scheduler)
+            if cutlass.const_expr(cfg.weights.in_rows):
+                if warp >= LOADING_WARPS:
+                    copies = row_copies(self.order, arguments.weight, memory.operands.weights, thread - LOADING_THREADS)
+                    fill_stages(copies, memory.operands.ring, scheduler)
             if cutlass.const_expr(cfg.split_k > 1):
                 if cutlass.const_expr(cfg.overlap == 0):
                     cute.arch.cluster_wait()
                 elif warp >= LOADING_WARPS:  # the others have met the cluster on their way
                     cute.arch.cluster_wait()
         else:
-            cute.arch.setmaxregister_increase(self.registers)
+            self.keep_registers(True)
             self.wait_for_x()
             self.multiply(arguments, x_rows, memory, scheduler, group - 1, thread - WARPGROUP)
         if cutlass.const_expr(cfg.cluster_rows > 1):
             # no CTA goes while another may still signal it
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
+        self.end(memory, warp)
+
+    def begin(self, memory: WgmmaMemory, warp: Int32) -> None:
+        """What else is made before the threads of a CTA meet."""
+
+    def end(self, memory: WgmmaMemory, warp: Int32) -> None:
+        """What else is given back at the end."""
+
+    def keep_registers(self, multiplies: bool) -> None:
+        """Distributes the registers of a CTA to threads that load and to those that multiply."""
+        if multiplies:
+            cute.arch.setmaxregister_increase(self.registers)
+        else:
+            cute.arch.setmaxregister_decrease(self.loading_registers)
 
     def wait_for_x(self) -> None:
         """Waits for the kernel that quantizes x, if there is one: for its codes and its scales."""
@@ -130,11 +168,18 @@ class WgmmaGemm:
         cute.arch.sync_warp()
 
     @property
+    def loading_registers(self) -> int:
+        """Registers of a thread that loads: those that copy rows have more addresses."""
+        if not self.config.weights.in_rows:
+            return 24
+        return 40 if self.config.warpgroups == 2 and self.config.ctas_per_sm == 1 else 32
+
+    @property
     def registers(self) -> int:
         """Registers of a thread that multiplies."""
         if self.config.ctas_per_sm == 2:
             return 104
-        return {2: 240, 3: 160, 4: 112}[self.config.warpgroups]
+        return {2: 232 if self.config.weights.in_rows else 240, 3: 160, 4: 112}[self.config.warpgroups]
 
     def allocate(self) -> WgmmaMemory:
         cfg, smem, graph = self.config, SmemAllocator(), wgmma_pipelines(self.config)
@@ -165,6 +210,18 @@ class WgmmaGemm:
             **options,
         )
 
+    @cute.jit
+    def prefetch_weights(self, arguments: WgmmaArguments, scheduler: StaticScheduler):
+        """Asks L2 for the packed tiles of the first stages, a stage a lane: it hands out what is written later, too."""
+        lane = cute.arch.lane_idx()
+        cursor, end = scheduler.range()
+        if cursor < end:
+            tile = scheduler.tile(cursor, end)
+            steps = self.order.steps(tile)
+            if lane < cutlass.min(steps.end - steps.first, self.config.ring_stages):
+                sources = tile_addresses(self.config, arguments.weight, tile)
+                prefetch_stage(self.config, sources, self.order.along_k(steps.first + lane, tile))
+
     def load_weights(self, arguments: WgmmaArguments, memory: OperandMemory, scheduler: StaticScheduler) -> None:
         """The loop of the warp that loads weights."""
         fill_stages(weight_copies(self.order, arguments.weight, memory.weights), memory.ring, scheduler)
@@ -172,6 +229,10 @@ class WgmmaGemm:
     def load_x(self, x: TmaCopy, memory: OperandMemory, scheduler: StaticScheduler) -> None:
         """The loop of the warp that loads x."""
         fill_stages(x_copies(self.order, x, memory.sX, scheduler.place.x), memory.ring, scheduler)
+
+    def store(self, epilogue: WarpgroupEpilogue, products: Products, tile: WorkTile, at: PipelineState) -> None:
+        """Stores the sums of a work tile. at: the state after its stages."""
+        epilogue.store(products.acc, tile)
 
     def products(self, memory: OperandMemory, columns: int, group: Int32, thread: Int32) -> Products:
         """Registers of a thread for a work tile of so many rows of x."""
@@ -204,10 +265,10 @@ class WgmmaGemm:
         cursor, end = scheduler.range()
         while cursor < end:
             tile = scheduler.tile(cursor, end)
-            products.acc.fill(0.0)
+            products.clear()
             storing = epilogue.of_tile(tile)
             at = Mainloop(products).run(at, tile.k_count)
-            storing.store(products.acc, tile)
+            self.store(storing, products, tile, at)
             cursor = scheduler.after(cursor, tile)
         if cutlass.const_expr(cfg.scheduler == "helped" and cfg.split_k > 1):
             # the others do before they send sums

@@ -1,0 +1,169 @@
+"""Weights that nobody packed: rows of NVFP4 codes and blocked scales, from global memory to the registers of operand A.
+
+Two warps copy a stage, 128 of K, by ``cp.async``: of each row 64 bytes of codes, and the scale atoms. A lane of WGMMA's
+fragments has two rows, g and g + 8 of a slab; lane c of the four that share them reads codes 32c … 32c + 31 of both,
+sixteen bytes each: no two lanes the same banks, and one scale for sixteen codes.
+
+So columns of the MMA are not those of the weight. Their order is ``column_of``, and x must lie in the same order in
+memory: the kernel that decodes x writes it so (``DequantizeConfig.order``). Every sum has the same terms.
+
+A code in fp16 is 2**-14 times its value, and a scale's bits seven places to the left 2**-8 times the scale: it is
+multiplied with 2**15 first, exactly, so that the decoded weight is 2**-7 times the weight, as that of a packed one. NaN
+among scales stays NaN, and a scale keeps its sign.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64, Uint32
+
+from ....ptx import mbarrier
+from ....ptx.arithmetic import select_bits
+from ....ptx.async_copy import copy_async
+from ....ptx.half import mul_f16x2, multiply_by_half
+from ....ptx.memory import load_shared
+from ....ptx.move import prmt
+from ....scale_layout import ATOM_BYTES, ATOM_ROWS
+from ....weight_layout import HALF_SLAB, SLAB_ROWS, SLABS, STEPS, TILE_K, TILE_ROWS
+from ...arith import div, mod
+from ..barriers import Ring
+from ..sm90.arguments import RowWeight
+from ..sm90.config import GATHER_THREADS, STAGE_TILES, WgmmaConfig
+from ..stage_loader import OverwritingCopies
+from ..tile_scheduler import WorkTile
+from .decode import ROW_LANES, PackedLane
+from .loaders import CopiesOf, StageOrder
+
+CHUNK = 16
+"""Bytes that a lane copies, and reads, at a time."""
+ROW_BYTES = STAGE_TILES * TILE_K // 2
+"""Bytes of codes of a row in a stage."""
+CODE_BYTES = TILE_ROWS * ROW_BYTES
+SCALE_BYTES = STAGE_TILES * ATOM_BYTES
+SCALE_ROWS = ATOM_BYTES // CHUNK
+"""Rows of a scale atom whose scales, and those of every so many rows further, lie in sixteen bytes."""
+WORD = 4
+SIGNS, MAGNITUDES = 0x80008000, 0x0E000E00
+
+
+def column_of(position: int) -> int:
+    """The column of a weight, of 128, that is at a place of operand A along K, and of x in shared memory."""
+    tile, step, rest = position // TILE_K, position % TILE_K // 16, position % 16
+    high, lane, odd = rest // 8, rest % 8 // 2, rest % 2
+    return 32 * lane + 16 * tile + 8 * (step // 2) + 4 * odd + 2 * (step % 2) + high
+
+
+def load_rows(memory: Int32, slab: Int32, lane: Int32, gated: bool) -> tuple[PackedLane, ...]:
+    """A lane's words of the two tiles of a stage whose 128 rows are at ``memory``. codes: two words of row g, two of
+    row g + 8; scales: one word with the scale of either row in the high byte of a half. gated: the rows of a slab are
+    those of two weights, whose scales lie apart."""
+    g, quad = div(lane, ROW_LANES), mod(lane, ROW_LANES)
+    codes = memory + (slab * SLAB_ROWS + g) * ROW_BYTES + quad * CHUNK
+    low, high = load_shared(codes, CHUNK), load_shared(codes + HALF_SLAB * ROW_BYTES, CHUNK)
+    # (ROW % 32, ROW // 32) of words of four scales, those of two lanes
+    if gated:
+        row, pitch, apart = slab * HALF_SLAB + g, CHUNK // 2, SCALE_BYTES // 2
+    else:
+        row, pitch, apart = slab * SLAB_ROWS + g, CHUNK, HALF_SLAB * CHUNK
+    place = mod(row, SCALE_ROWS) * pitch + div(row, SCALE_ROWS) * WORD
+    scales = memory + CODE_BYTES + div(quad, 2) * (pitch * SCALE_ROWS) + place
+    words = load_shared(scales, WORD)[0], load_shared(scales + apart, WORD)[0]
+    first = Uint32(mod(quad, 2)) * Uint32(0x2020) + Uint32(0x4000)
+    found = []
+    for tile in range(STAGE_TILES):
+        scale = prmt(*words, first + Uint32(0x1010 * tile))
+        found.append(PackedLane((*low[2 * tile :][:2], *high[2 * tile :][:2]), (scale,)))
+    return tuple(found)
+
+
+def scales_of(word: Uint32) -> Uint32:
+    """2**7 times the scales in the high bytes of both halves, in fp16."""
+    magnitudes = (word >> 1) & Uint32(0x3F803F80)
+    # only 0x7F, NaN, reaches bit 14 by the addition
+    special = ((magnitudes + Uint32(0x00800080)) >> 14) & Uint32(0x00010001)
+    scales = mul_f16x2(word & Uint32(SIGNS) | magnitudes, Uint32(0x78007800))
+    return scales | special * Uint32(0x7E00)
+
+
+def pairs_of(word: Uint32) -> list[Uint32]:
+    """Codes i and i + 4 of eight in the halves of register i, 2**-14 times their values in fp16."""
+    found = []
+    for shift in (12, 8, 4, 0):
+        signs = word << shift if shift else word
+        magnitudes = word << (shift - 3) if shift else word >> 3
+        found.append(select_bits(magnitudes, signs, SIGNS) & Uint32(SIGNS | MAGNITUDES))
+    return found
+
+
+def decode_rows(tCrA: cute.Tensor, packed: PackedLane) -> None:
+    """Decodes a lane's part of one tile into ``tCrA`` (REGISTER, STEP), 32-bit words."""
+    scales = scales_of(packed.scales[0])
+    for row in range(2):
+        for i, word in enumerate(packed.codes[2 * row :][:2]):
+            pairs = [multiply_by_half(pair, scales, row, "float16") for pair in pairs_of(word)]
+            for j, pair in enumerate(pairs):
+                step, high = 2 * i + j // 2, j % 2
+                tCrA[2 * high + row, step] = pair
+
+
+class Rows(NamedTuple):
+    """A weight's rows in global memory as one of the threads that copy finds them, for one work tile. codes, scales:
+    of each weight; last: its last row. first: of a row tile."""
+
+    codes: tuple[Int64, ...]
+    scales: tuple[Int64, ...]
+    stride: Int64
+    atoms: Int32
+    last: Int32
+
+
+def rows_of_weight(config: WgmmaConfig, weight: RowWeight) -> Rows:
+    """Where the rows of the one weight, or of the two of a gated product, are."""
+    both = (weight, weight.up)[: config.products]
+    codes, scales = (tuple(getattr(x, name).toint() for x in both) for name in ("data", "scale"))
+    return Rows(codes, scales, weight.row_stride, weight.atoms, weight.rows - 1)
+
+
+def copy_rows(config: WgmmaConfig, rows: Rows, first_tile: Int32, target: Int32, thread: Int32, step: Int32) -> None:
+    """Copies a stage of the rows of row tiles from ``first_tile`` on, by one of the threads, to ``target``."""
+    each, products = TILE_ROWS // config.products, config.products
+    chunk, row = mod(thread, ROW_LANES), div(thread, ROW_LANES)
+    for i in range(config.tile_m // TILE_ROWS):
+        tile, place = first_tile + i, target + i * config.tile_bytes
+        codes, first = rows.codes[0], tile * each + row
+        if products == 2:
+            # rows g of a slab are the first weight's, rows g + 8 the second's
+            codes = cutlass.select_(row < HALF_SLAB, rows.codes[0], rows.codes[1])
+            first = tile * each + mod(row, HALF_SLAB)
+        codes += Int64(step) * ROW_BYTES + chunk * CHUNK
+        for slab in range(SLABS):
+            # a row beyond the last: any bytes will do, it is not stored
+            at = cutlass.min(first + slab * (SLAB_ROWS // products), rows.last)
+            shared = place + (slab * SLAB_ROWS + row) * ROW_BYTES + chunk * CHUNK
+            copy_async(shared, codes + Int64(at) * rows.stride, CHUNK)
+        atom = cutlass.min(tile * each, rows.last) // ATOM_ROWS * rows.atoms + step * STAGE_TILES
+        # of two weights the halves of their atoms that have these rows
+        size, half = CHUNK // products, mod(tile, 2) * (CHUNK // 2) if products == 2 else 0
+        for product, scales in enumerate(rows.scales):
+            source = scales + Int64(atom) * ATOM_BYTES + thread * CHUNK + half
+            shared = place + CODE_BYTES + product * (SCALE_BYTES // 2) + thread * size
+            copy_async(shared, source, size)
+
+
+def row_copies(order: StageOrder, weight: RowWeight, first: Int32, thread: Int32) -> CopiesOf:
+    """Copies of the rows of a work tile by one of the threads. first: shared address of the first stage's weights."""
+    cfg = order.config
+
+    def start(tile: WorkTile, ring: Ring, stage: Int32, step: Int32) -> None:
+        rows, first_tile = rows_of_weight(cfg, weight), tile.m * (cfg.tile_m // TILE_ROWS)
+        copy_rows(cfg, rows, first_tile, first + stage * cfg.weight_bytes, thread, order.along_k(step, tile))
+        mbarrier.arrive_after_copies(ring.full(stage))
+
+    return lambda tile, cursor: OverwritingCopies(order.steps(tile), partial(start, tile))
+
+
+assert STEPS * 16 == TILE_K and GATHER_THREADS == SLAB_ROWS * ROW_LANES == SCALE_BYTES // CHUNK

@@ -1,0 +1,1 @@
+"""Kernels that reach into the memory of the other GPUs of a host."""

@@ -1,0 +1,157 @@
+"""Products of NVFP4 operands on sm_90a as they lie: one call decodes x and multiplies, no weight is packed.
+
+The launch that decodes x, to fp16 and in the order in which the product reads it, is short, and the product starts
+while it runs: its weights are on their way meanwhile.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...formats import NVFP4
+from ...kernels.gemm.arguments import PartialSums
+from ...kernels.gemm.sm90.arguments import Activations, OutputRows, RowBias, RowsOfUp, RowWeight, WgmmaArguments
+from ...kernels.gemm.sm90.grouped_arguments import PackedGroup
+from ...operand import BlockScaledTensor, row_alignment
+from ...planning.packed import PackedPlan, PackedProblem, choose
+from ...planning.packed_groups import PackedGroups
+from ...planning.packed_problem import helped_steps
+from ...runtime.backend import sm_count
+from ...scale_layout import ATOM_COLS
+from ...target import Target
+from ..checks import DTYPE_NAMES, factors_of
+from ..dequantize import ListDequantizeCall, dequantization
+from ..list_launch import Pair, Part
+from ..operation import Operation
+from ..planned import PlannedCall
+from ..scratch import LikeScratch, new_scratch, scratch_of
+from .gemm import WGMMA
+from .groups import PreparedList
+
+PACKING = "nvfp4_rows"
+K_MULTIPLE = 128
+"""Of K: a stage of the kernel has no end within."""
+
+
+class Decoded(NamedTuple):
+    """Scratch memory with a place for the values of x (M, K)."""
+
+    sums: Tensor
+    flags: Tensor
+    x: Tensor
+
+    @classmethod
+    def of(cls, rows: tuple[int, int], device: torch.device | str = "meta", scratch: Any = None) -> Decoded:
+        """A new place for so many rows, beside ``scratch``."""
+        scratch = scratch or LikeScratch()
+        return cls(scratch.sums, scratch.flags, torch.empty(rows, dtype=torch.float16, device=device))
+
+
+def can_read(a: BlockScaledTensor, *weights: BlockScaledTensor) -> bool:
+    """Whether the kernel reads these operands: matrices in NVFP4 with blocked scales, weights in rows of one distance
+    that start at multiples of 16 bytes, K a multiple of 128."""
+    first = weights[0]
+    return (
+        a.k % K_MULTIPLE == 0
+        and a.batch == 1
+        and all(x.format is NVFP4 and x.scale_layout == "blocked" for x in (a, *weights))
+        and all(row_alignment(x.data, 16) >= 16 and x.key.strides[0] == first.key.strides[0] for x in weights)
+    )
+
+
+def stores(out: Any, n: int) -> bool:
+    """Whether the kernel writes the output: numbers along N."""
+    return isinstance(out, Tensor) and (n == 1 or out.stride(-1) == 1)
+
+
+def plan_rows(
+    operation: Operation, r: Any, target: Target, names: Sequence[str], gate: str = "", bias: Tensor | None = None
+) -> PlannedCall:
+    """The planned call of an operation for a request with operands that ``can_read`` takes. names: the fields of the
+    request that are weights, one or two."""
+    a, weight, out = r.a, getattr(r, names[0]), r.out
+    m, n, k = a.rows, weight.rows, a.k
+    scalar, factors = factors_of(r, "a", names[0])
+    products = tuple(factors if name == names[0] else factors_of(r, "a", name)[1] for name in names)
+    problem = PackedProblem(
+        m=m,
+        n=n,
+        k=k,
+        dtype="float16",
+        out=DTYPE_NAMES[out.dtype],
+        vector=row_alignment(out, 16) >= 16,
+        factors=len(factors),
+        bias="" if bias is None else DTYPE_NAMES[bias.dtype],
+        gate=gate,
+        packing=PACKING,
+    )
+    plan = choose(problem, target.arch, sm_count(target, out.device), r.config)
+    first, decode = dequantization(a.key, torch.float16, target, False, ("a", "scratch.x"), "fragments")
+    size = plan.scratch(n)
+    sums = PartialSums("scratch.sums", "scratch.flags") if size.flags else PartialSums(0, 0)
+    arguments = WgmmaArguments(
+        weight=_weight(r, names, k),
+        x=Activations("scratch.x", m, k, 0),
+        out=OutputRows("out", out.stride(-2), 0),
+        bias=None if bias is None else RowBias("bias"),
+        alpha=scalar,
+        floats=decode,
+        row_scales=None,
+        factors=products,
+        partials=None if plan.config.scheduler == "static" else sums,
+        helped=helped_steps(problem, plan) if plan.config.scheduler == "helped" else None,
+        k=k,
+        batch=1,
+        workers=plan.workers,
+    )
+    make = functools.partial(_scratch, size, (m, k), target, out.device)
+    extra = "scratch", make, Decoded.of((m, k), "meta")
+    return operation.planned(WGMMA, replace(plan.config, first=first), target, arguments, r, extra=extra)
+
+
+def _weight(r: Any, names: Sequence[str], k: int) -> RowWeight:
+    name, weight = names[0], getattr(r, names[0])
+    up = RowsOfUp(f"{names[1]}.data", f"{names[1]}.scale") if len(names) > 1 else None
+    stride = weight.key.strides[0] if weight.rows > 1 else k // 2
+    return RowWeight(f"{name}.data", f"{name}.scale", up, weight.rows, stride, k // (NVFP4.block * ATOM_COLS))
+
+
+def _scratch(
+    size: Any, rows: tuple[int, int], target: Target, device: torch.device, given: tuple, kept: bool
+) -> Decoded:
+    """Partial sums, flags, and values of x. kept: as of ``ops.scratch``; else of the call's own."""
+    found = None
+    if size.flags:
+        found = scratch_of(*size, target, device) if kept else new_scratch(*size, device)
+    return Decoded.of(rows, device, found)
+
+
+class PlainList(PreparedList):
+    """The launches of a list of products of operands as they lie: one decodes all x, one multiplies."""
+
+    operands = Part(1, "data"), Part(1, "scale"), Part(0, "data"), Part(0, "scale")
+
+    def _decoder(self, pairs: Sequence[Pair], target: Target) -> ListDequantizeCall:
+        return ListDequantizeCall([x.key for x, _ in pairs], torch.float16, target, "fragments")
+
+    def _problem(self, pairs: Sequence[Pair], **fields: Any) -> PackedGroups:
+        return PackedGroups(dtype="float16", packing=PACKING, **fields)
+
+    def _record(self, plan: PackedPlan, x: BlockScaledTensor, b: BlockScaledTensor, out: Tensor) -> PackedGroup:
+        stride = b.key.strides[0] if b.rows > 1 else b.k // 2
+        weight = RowWeight(0, 0, None, b.rows, stride, b.k // (NVFP4.block * ATOM_COLS))
+        return PackedGroup(weight, Activations(0, x.rows, b.k, 0), None, OutputRows(0, out.stride(0), 0), b.k)
+
+    @staticmethod
+    def _row(group: PackedGroup, places: tuple[int, ...]) -> tuple[Any, ...]:
+        """A row of the table on the device. places: addresses of codes, scales, x, output."""
+        weight, scale, x, out = places
+        stride = group.weight.row_stride
+        sizes = group.x.rows, group.weight.rows, group.k
+        return (*sizes, out, group.out.row_stride, weight, scale, stride, x, group.x.row_stride)

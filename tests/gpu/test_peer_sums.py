@@ -1,0 +1,73 @@
+"""Sums by stores into a peer's memory, on one GPU: two streams are two ranks, whose kernels wait for each other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cute_nvfp4.ops.peer_sum import PeerMemory, empty_memory, peer_sum, state_of
+
+pytestmark = [pytest.mark.gpu, pytest.mark.kernels("sm_90a", "sm_100a", "sm_120a")]
+MOST = 1 << 20
+
+
+class TwoStreams:
+    """Two ranks on one GPU."""
+
+    def __init__(self, early: bool) -> None:
+        device = torch.device("cuda", torch.cuda.current_device())
+
+        def new(*size: int) -> torch.Tensor:
+            return torch.empty(*size, dtype=torch.bfloat16, device=device)
+
+        received = tuple(empty_memory(MOST, 2, new) for _ in range(2))
+        self.memory = [PeerMemory(received, rank, state_of(device), early) for rank in range(2)]
+        self.streams = [torch.cuda.Stream() for _ in range(2)]
+
+    def sums(self, rows: list[torch.Tensor], calls: int = 1) -> list[torch.Tensor]:
+        """What each rank gets; of several calls each adds what the one before gave, halved."""
+        here, found = torch.cuda.current_stream(), list(rows)
+        for rank, stream in enumerate(self.streams):
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                for call in range(calls):
+                    found[rank] = peer_sum(found[rank] * 0.5 if call else found[rank], self.memory[rank])
+        for stream in self.streams:
+            here.wait_stream(stream)
+        return found
+
+
+def drawn(count: int, seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator("cuda").manual_seed(seed)
+    both = torch.randn(2, count, device="cuda", generator=generator).bfloat16()
+    # words of all ones are what received memory is before anything comes
+    both.view(torch.int32)[:, :: 1 + seed % 7] = -1
+    return list(both)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_sums_of_many_sizes(early: bool) -> None:
+    ranks = TwoStreams(early)
+    for call, count in enumerate((8, 4096, MOST, 5120, MOST // 2, 640, 8, 128 * 5120) * 20):
+        rows = drawn(count, call)
+        want = (rows[0].float() + rows[1].float()).bfloat16()
+        for found in ranks.sums(rows):
+            assert torch.equal(found.nan_to_num(), want.nan_to_num()) and torch.equal(found.isnan(), want.isnan())
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_graph_of_an_odd_number_of_calls(early: bool) -> None:
+    """Replayed over NaN: slots of memory take turns across replays."""
+    ranks = TwoStreams(early)
+    rows = [x.nan_to_num() for x in drawn(128 * 640, 0)]
+    want = ranks.sums(rows, calls=3)
+    assert want[0].equal(want[1]) and want[0].equal((rows[0].float() + rows[1].float()).bfloat16())
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = ranks.sums(rows, calls=3)
+    for _ in range(300):
+        for x in found:
+            x.fill_(float("nan"))
+        graph.replay()
+        assert all(x.equal(want[0]) for x in found)
