@@ -196,6 +196,16 @@ def generate() -> str:
     return machine(of, how) + table(["", *names], rows + rows_of_table(of["rows"], names))
 
 
+def generate_split() -> str:
+    """What the kernels of a step at batch 1 do."""
+    from generate import by_work
+
+    of = record("generate_nvidia_h200")
+    found = {name: by_work(rows) for name, rows in of["split"].items()}
+    rows = [[work, *(f"{us[work]:.0f}" for us in found.values())] for work in next(iter(found.values()))]
+    return machine(of, "µs of a step at batch 1, by torch's profiler, L2 warm; gaps are in none") + table(["", *found], rows)
+
+
 def results() -> str:
     """The results of the README, an H200's first: records of ``benchmarks/overview.py``, or the products that
     ``gemm.py`` measured in the same way."""
@@ -274,7 +284,7 @@ def programs() -> str:
     return str(len(json.loads((ROOT / "tests" / "public" / "libraries.json").read_text())["programs"]))
 
 
-_OF_RECORDS = (results, gemm, contest, models, gated, grouped, gemv, quantize, fused, decode, generate, launch)
+_OF_RECORDS = (results, gemm, contest, models, gated, grouped, gemv, quantize, fused, decode, generate, generate_split, launch)
 _OF_THE_PACKAGE = (support, shapes, first_call, eval_times, simulator, notebooks, api, sim_api, harness_api)
 TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (*_OF_RECORDS, *_OF_THE_PACKAGE)}
 TABLES |= {"fused-bounds": fused_bounds, "json_outputs": json_tables.outputs, "json_records": json_tables.records}
