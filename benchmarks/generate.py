@@ -136,8 +136,10 @@ def split(call: Captured, replays: int = 5) -> list[dict]:
     return by_kernel(((x.name, x.time_range.elapsed_us()) for x in events), replays)
 
 
-WORK = {"products": r"nvjet|splitK|gemm|quantize", "attention": r"sdpa|flash|fmha", "norms": r"rsqrt"}
-WORK |= {
+WORK = {
+    "products": r"nvjet|splitK|gemm|quantize",
+    "attention": r"sdpa|flash|fmha",
+    "norms": r"rsqrt",
     "keys and values kept": r"index_copy",
     "positions": r"split_sub",
     "activation": r"silu",

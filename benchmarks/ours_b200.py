@@ -8,7 +8,7 @@ same sizes, and the speed of light of the contest's statement; neither says how 
   example (``CUTLASS_EXAMPLES``: a copy), for groups FlashInfer's masked GEMM, with tiles of one CTA and of a pair, and
   NVIDIA's example, whose kernel writes its tensor maps;
 * decode: NVFP4 weights times one row, by ``gemv`` and by ``gemm``; large: ``gemm`` of MXFP4; w4a16: bfloat16 times a
-  prepared NVFP4 weight (docs/explanation/prepared_weights.md has the table).
+  prepared NVFP4 weight (docs/explanation/packed_blackwell.md has the table).
 
 Writes ``results/ours_modelled_b200.json`` after every launch, and goes on from there; ``--write`` the tables into
 benchmarks/records/timing_checked.md.

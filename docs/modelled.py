@@ -31,16 +31,22 @@ def clock() -> str:
     return table(["times", "launches", "mean error", "worst", "pairs in order"], _compared())
 
 
-def w4a16(found: dict[str, Any]) -> str:
-    """bfloat16 times a prepared weight on a B200: what the clock says, beside what others have published."""
+def w4a16(clocked: dict[str, Any]) -> str:
+    """bfloat16 times a prepared weight on a B200: what planning's model says, what the clock says of those that it
+    executed, and what others have published."""
     from published import records
+
+    from cute_nvfp4.planning.packed import PackedProblem, choose, predict
+    from cute_nvfp4.target import ARCHITECTURES
 
     rows = []
     for r in records("w4a16_b200.csv"):
-        ours = found.get(f"w4a16 {r['m']} x {r['n']} x {r['k']} gemm")
-        if ours:
-            rows.append([r["m"], f"{ours['modelled_us']:.1f}", f"{float(r['flashinfer']):g}"])
-    return table(["M", "gemm, modelled, µs", "FlashInfer, published, µs"], rows)
+        problem = PackedProblem(**{key: int(r[key]) for key in "mnk"})
+        plan = choose(problem, ARCHITECTURES["sm_100a"], ARCHITECTURES["sm_100a"].sm_count)
+        found = clocked.get(f"w4a16 {r['m']} x {r['n']} x {r['k']} gemm", {}).get("modelled_us")
+        by_model = f"{predict(plan, problem, ARCHITECTURES['sm_100a'].sm_count):.1f}"
+        rows.append([r["m"], str(plan), by_model, f"{found:.1f}" if found else "—", r["flashinfer"]])
+    return table(["M", "plan", "model, µs", "clock, µs", "FlashInfer, published, µs"], rows)
 
 
 def error() -> str:

@@ -90,5 +90,30 @@ def predicted(record: dict[str, Any]) -> str:
     return "*Modelled, µs, from times on two {gpu} of {date}.*\n\n".format(**record["from"]) + table(head, rows)
 
 
+def counted(count: int, what: str) -> str:
+    """A number of things."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def pays(record: dict[str, Any]) -> str:
+    """The fastest way over two GPUs beside the fastest on one, NVFP4 weights: layers, and mixtures of experts."""
+    found: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
+    for row, of in dense_rows(record):
+        if row["contestant"].startswith("w4a16"):
+            early = ", early starts" if row["contestant"].endswith("early") else ""
+            two = min((of[form], words + early) for form, words in FORMS.items() if form in of and form != "local")
+            found.setdefault((row["model"], counted(row["rows"], "row")), []).append((of["one"], *two))
+    for row in record["mixtures"]:
+        two = min((row["us"][form], words) for form, words in EXCHANGES.items() if "experts in" not in form)
+        # both GPUs' tokens on one
+        found[row["model"], counted(row["tokens"], "token") + " a GPU"] = [(row["us"]["one"], *two)]
+    rows = []
+    for (model, size), ways in found.items():
+        one, (two, how) = min(x[0] for x in ways), min(x[1:] for x in ways)
+        rows.append([model, size, us(one), us(two), f"{times(one / two)} ×", how])
+    return where(record) + table(["layer of", "size", "one GPU", "two GPUs", "faster", "by"], rows)
+
+
 PAIRS = ("one", "pushed"), ("one early", "pushed early")
-TABLES: dict[str, Callable[[dict[str, Any]], str]] = {f.__name__: f for f in (dense, parts, experts, sums, predicted)}
+FUNCTIONS = dense, parts, experts, sums, predicted, pays
+TABLES: dict[str, Callable[[dict[str, Any]], str]] = {f.__name__: f for f in FUNCTIONS}

@@ -25,10 +25,14 @@ def of_products(record: dict[str, Any]) -> dict[str, Any]:
     return {**record["sets"]["m-sweep"], "gpu": record["gpu"], "rows": list(found.values())}
 
 
-def side_by_side(records: list[dict[str, Any]]) -> str:
-    """Records of ``benchmarks/overview.py`` as one table: the calls of all, and four columns for each GPU.
+def _has_quack(record: dict[str, Any]) -> bool:
+    """Whether quack was timed in any row."""
+    return any(row["us"].get("quack") for row in record["rows"])
 
-    A figure that a record lacks is an empty cell.
+
+def side_by_side(records: list[dict[str, Any]]) -> str:
+    """Records of ``benchmarks/overview.py`` as one table: the calls of all, three columns for each GPU, four where
+    quack ran. A figure that a record lacks is an empty cell.
     """
     from overview import PEER
 
@@ -43,7 +47,8 @@ def side_by_side(records: list[dict[str, Any]]) -> str:
         lines.append(
             f"*{short}: {of['gpu']}, {of['date']} (driver {of['driver']}, CUDA {of['versions']['cuda']}, {named}).*\n"
         )
-        head += [f"{short}, µs", f"peer on {short}, µs", "times faster", "quack (W4A16), µs"]
+        head += [f"{short}, µs", f"peer on {short}, µs", "times faster"]
+        head += ["quack (W4A16), µs"] * _has_quack(of)
     rows = []
     for call, peer in calls.items():
         cells = [call, peer]
@@ -51,7 +56,8 @@ def side_by_side(records: list[dict[str, Any]]) -> str:
             found = next((row["us"] for row in of["rows"] if row["call"] == call), {})
             ours, theirs, quack = (found.get(who) for who in ("ours", "peer", "quack"))
             ratio = times(theirs / ours) if ours and theirs else ""
-            cells += [us(ours) if ours else "", us(theirs) if theirs else "", ratio, us(quack) if quack else ""]
+            cells += [us(ours) if ours else "", us(theirs) if theirs else "", ratio]
+            cells += [us(quack) if quack else ""] * _has_quack(of)
         rows.append(cells)
     how = "*Medians of replays of a CUDA graph, launch included, L2 cold and clean, contestants in turn.*\n"
     return "\n".join([*lines, how]) + "\n" + table(head, rows)

@@ -75,9 +75,12 @@ def _case(name: str = "", /, **more: Any) -> Model:
 
 
 def _run(case: Model, name: str = "", /, **more: Any) -> Model:
+    from ..harness.modelled_score import ModelledKernels
     from ..harness.results import RunResult
 
-    return of_record(RunResult, name, ("cases",), passed=bool, cases=list[case], **more)
+    kernels = of_record(ModelledKernels) | None
+    apart = ("cases", "modelled_kernels")
+    return of_record(RunResult, name, apart, passed=bool, modelled_kernels=kernels, cases=list[case], **more)
 
 
 def evaluation() -> Model:

@@ -154,7 +154,10 @@ def choose_stream(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedP
     The second product may start while the first one runs, and needs its rows only.
     """
     # groups that are no experts may be a list, which has no stack
-    if p.routed is None or arch.generation != "sm90" or (rows := rows_of_used(p.sizes[0][0], p.stack)) > FEW_ROWS:
+    if p.routed is None or arch.generation != "sm90":
+        return None
+    rows = rows_of_used(p.sizes[0][0], p.stack)
+    if rows > FEW_ROWS:
         return None
     # a first product that sorts slots itself waits for no launch of ours
     early = "x" if not p.routed.gathered else "" if p.ids else "all"

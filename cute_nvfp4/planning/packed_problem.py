@@ -86,7 +86,7 @@ class PackedPlan:
     def __str__(self) -> str:
         defaults = type(self.config)()
         told = (f"{name} {value}" for name, value in self.tiling.items() if value != getattr(defaults, name))
-        mma = "wgmma" if self.config.arch.generation == "sm90" else "mma.sync"
+        mma = {"sm90": "wgmma", "sm100": "tcgen05"}.get(self.config.arch.generation, "mma.sync")
         kernel = "stream" if self.streams else f"{mma} tile_n {self.config.tile_n}"
         return f"{kernel}, {', '.join(x for x in told if not x.startswith('tile_n'))} on {self.workers}"
 

@@ -73,6 +73,12 @@ def test_of_one_submission(tmp_path: Path) -> None:
 
 
 @TIMED
+def test_of_modelled_times(tmp_path: Path) -> None:
+    run = read("eval", output(tmp_path, *EVAL, KERNEL, "--mode", "benchmark", "--json"))
+    assert run.modelled_score_us == run.cases[0].modelled_us > 0 and run.modelled_kernels.launches > 0
+
+
+@TIMED
 def test_of_a_profile(tmp_path: Path) -> None:
     words = (*EVAL, KERNEL, "--mode", "profile", "--report", "details.json", "--json")
     (launch,) = read("eval", output(tmp_path, *words)).cases[0].launches

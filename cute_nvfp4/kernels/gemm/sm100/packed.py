@@ -31,12 +31,13 @@ from ..packed.decode import PackedLane, decode_step
 from ..packed.mainloop import OperandMemory, Products
 from ..packed.stream_x import ROW_BYTES
 from ..shared_plan import SWIZZLE_BYTES
-from ..sm90.config import DECODED_COLUMNS, LOADING_WARPS, MMA_ROWS, TENSOR_COLUMNS, WARPGROUP
+from ..sm90.config import LOADING_WARPS, MMA_ROWS, WARPGROUP
 from ..sm90.epilogue import WarpgroupEpilogue
 from ..sm90.grouped import GroupedWgmma
 from ..sm90.routed import RoutedWgmma
 from ..sm90.wgmma import WgmmaGemm, WgmmaMemory
 from ..tile_scheduler import WorkTile
+from .packed_plan import DECODED_COLUMNS, TENSOR_COLUMNS
 
 WARP = 32
 HALVES = 2

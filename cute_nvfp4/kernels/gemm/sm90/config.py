@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from typing import ClassVar
 
 from ....errors import explain
@@ -12,6 +12,7 @@ from ....weight_layout import DTYPES, PACKINGS, TILE_K, TILE_ROWS, Packing
 from ...dequantize.config import DequantizeConfig
 from ...quantize.fp8_config import Fp8RowsConfig
 from ..config import GATE_NAMES, OUT_BYTES
+from ..sm100.packed_plan import TENSOR_COLUMNS, divided, refused_by_tensor_memory
 from .schedules import limit_of_rows, schedule_of
 
 WARPGROUP = 128
@@ -31,10 +32,6 @@ RESERVED_SHARED = 1024
 ALIGNMENT = 256
 """Bytes that the alignment of what lies in shared memory may cost."""
 MAX_STAGES = 16
-TENSOR_COLUMNS = 512
-"""Of tensor memory, of 32 bits for each row of an MMA."""
-DECODED_COLUMNS = TILE_K // 2
-"""Columns of the 16-bit elements of a packed tile."""
 PROMOTED_COLUMNS = {2: 128, 3: 64, 4: 32}
 """By warpgroups, the columns of a tile up to which registers hold its sums twice."""
 
@@ -161,9 +158,15 @@ class WgmmaConfig:
         return TENSOR_COLUMNS * self.group_rows // self.tile_m - self.tile_n
 
     @property
+    def slots_ahead(self) -> int:
+        """CTAs whose sums are loaded before the first's are added: several where few registers hold them, and decoding,
+        which is what these tiles take, was shared by many CTAs."""
+        return 4 if self.in_tensor_memory and self.tile_n <= 64 else 1
+
+    @property
     def decoded_stages(self) -> int:
         """Stages of the ring whose weights are in tensor memory at a time: a divisor of ``ring_stages``."""
-        return _divided(self)[1]
+        return divided(self)[1]
 
     @property
     def weights(self) -> Packing:
@@ -289,16 +292,8 @@ class WgmmaConfig:
         would ask for its second phase without having seen its first: parities do not tell that from the phase before
         the first, so it would not wait."""
         if self.in_tensor_memory:
-            return _divided(self)[0]
+            return divided(self)[0]
         return self.stages or self.most_stages - self.most_stages % self.k_groups
-
-
-@cache
-def _divided(c: WgmmaConfig) -> tuple[int, int]:
-    """Stages of the ring, and how many of them have their weights decoded at a time: the most that divide the ring."""
-    ring, decoded = c.stages or max(c.most_stages, 0), c.tensor_columns // (DECODED_COLUMNS * c.stage_tiles)
-    pairs = [(ring if c.stages else ring - ring % d, d) for d in range(2, min(ring, decoded) + 1)]
-    return max((pair for pair in pairs if pair[0] % pair[1] == 0), default=(ring, 0))
 
 
 def can_implement(c: WgmmaConfig) -> str:
@@ -313,7 +308,7 @@ def _architecture(c: WgmmaConfig) -> str:
     if c.fp8 and c.arch.generation != "sm90":
         return explain(f"dtype of packed weights on {c.arch.name}", got=c.dtype, expected="bfloat16 or float16")
     if c.in_tensor_memory:
-        return _tensor_memory(c)
+        return refused_by_tensor_memory(c)
     if c.arch.generation == "sm120" and (
         c.clustered or c.warpgroups != 2 or c.k_groups > 1 or c.tile_n > 128 or c.scheduler == "helped"
     ):
@@ -321,20 +316,6 @@ def _architecture(c: WgmmaConfig) -> str:
         return explain(
             f"a plan for {c.arch.name}", got=got, expected="clusters of 1, 2 warpgroups, at most 128 columns"
         )
-    return ""
-
-
-def _tensor_memory(c: WgmmaConfig) -> str:
-    """Limits of tcgen05: its tiles, and the columns that weights are decoded to."""
-    if c.warpgroups not in (2, 4) or c.clustered or c.k_groups > 1 or c.ctas_per_sm > 1 or c.scheduler == "helped":
-        got = f"{c.warpgroups} warpgroups, clusters of {c.cluster_rows * c.split_k}, scheduler {c.scheduler}"
-        return explain(f"a plan for {c.arch.name}", got=got, expected="2 or 4 warpgroups, and a CTA for whole tiles")
-    if c.tile_n % 16 or not 16 <= c.tile_n <= 256:
-        return explain(f"tile_n of {c.arch.name}", got=c.tile_n, expected="a multiple of 16 from 16 to 256")
-    if c.decoded_stages < 2:
-        columns = DECODED_COLUMNS * c.stage_tiles
-        got = f"{c.tensor_columns} for stages of {columns}, {c.ring_stages} stages in shared memory"
-        return explain("columns of tensor memory beside sums", got=got, expected="at least two stages")
     return ""
 
 

@@ -316,7 +316,7 @@ class WarpgroupEpilogue:
                 # lowered without a fence: this launch raises it no more, and the next begins after this one's end
                 store_global(self.flag(worker - 1 - i), [Uint32(0)])
             self.barrier()
-            for i in cutlass.range(1, count + 1, unroll=1):
+            for i in cutlass.range(1, count + 1, unroll=self.config.slots_ahead):
                 self.add_slot(acc, self.slot(worker - i), 0, cute.size(acc) // FLOATS)
 
     # sums of helpers: the same for each warpgroup of each work tile, with a flag for each part of its columns

@@ -1,0 +1,39 @@
+"""How tensor memory is divided by the kernel of packed weights on tcgen05: sums, and weights that are decoded to it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ....errors import explain
+from ....weight_layout import TILE_K
+
+if TYPE_CHECKING:
+    from ..sm90.config import WgmmaConfig
+
+TENSOR_COLUMNS = 512
+"""Of tensor memory, of 32 bits for each row of an MMA."""
+DECODED_COLUMNS = TILE_K // 2
+"""Columns of the 16-bit elements of a packed tile."""
+
+
+@cache
+def divided(c: WgmmaConfig) -> tuple[int, int]:
+    """Stages of the ring, and how many of them have their weights decoded at a time: the most that divide the ring."""
+    ring, decoded = c.stages or max(c.most_stages, 0), c.tensor_columns // (DECODED_COLUMNS * c.stage_tiles)
+    pairs = [(ring if c.stages else ring - ring % d, d) for d in range(2, min(ring, decoded) + 1)]
+    return max((pair for pair in pairs if pair[0] % pair[1] == 0), default=(ring, 0))
+
+
+def refused_by_tensor_memory(c: WgmmaConfig) -> str:
+    """Why tcgen05 has no such tiles, or no columns that weights are decoded to; or an empty string."""
+    if c.warpgroups not in (2, 4) or c.clustered or c.k_groups > 1 or c.ctas_per_sm > 1 or c.scheduler == "helped":
+        got = f"{c.warpgroups} warpgroups, clusters of {c.cluster_rows * c.split_k}, scheduler {c.scheduler}"
+        return explain(f"a plan for {c.arch.name}", got=got, expected="2 or 4 warpgroups, and a CTA for whole tiles")
+    if c.tile_n % 16 or not 16 <= c.tile_n <= 256:
+        return explain(f"tile_n of {c.arch.name}", got=c.tile_n, expected="a multiple of 16 from 16 to 256")
+    if c.decoded_stages < 2:
+        columns = DECODED_COLUMNS * c.stage_tiles
+        got = f"{c.tensor_columns} for stages of {columns}, {c.ring_stages} stages in shared memory"
+        return explain("columns of tensor memory beside sums", got=got, expected="at least two stages")
+    return ""
