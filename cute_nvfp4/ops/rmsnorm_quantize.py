@@ -17,6 +17,7 @@ from ..operand import BlockScaledTensor
 from ..planning.fused import RmsnormProblem, choose_rmsnorm
 from ..planning.quantize import QuantizeProblem
 from ..quantization.rules import resolve_format, resolve_rule
+from ..row_scaled import FP8, RowScaledTensor
 from ..runtime.backend import Backend, sm_count
 from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
@@ -24,6 +25,7 @@ from ..target import Target, architecture
 from ..tensors import check_dense
 from .arguments import TYPED, Argument
 from .checks import DTYPE_NAMES
+from .fp8_computed import computed_rows, refuse_options
 from .fused import (
     ComputedScale,
     Fused,
@@ -46,7 +48,7 @@ from .quantize_request import COUNT_RESULT, MATRIX, RESULT, SCALE
 class RmsnormQuantized(NamedTuple):
     """quantized: the normed rows. residual: x + residual; normed: what was quantized; None where not asked for."""
 
-    quantized: BlockScaledTensor
+    quantized: BlockScaledTensor | RowScaledTensor
     residual: torch.Tensor | None
     normed: torch.Tensor | None
 
@@ -62,10 +64,10 @@ def rmsnorm_quantize(
     rule: str = "max",
     scale_layout: str = "blocked",
     return_normed: bool = False,
-    out: BlockScaledTensor | None = None,
+    out: BlockScaledTensor | RowScaledTensor | None = None,
     residual_out: torch.Tensor | None = None,
     backend: Backend = "auto",
-) -> BlockScaledTensor | RmsnormQuantized:
+) -> BlockScaledTensor | RmsnormQuantized | RowScaledTensor:
     """Computes rmsnorm(x + residual) · weight and quantizes it, in one pass over x.
 
     Args:
@@ -77,7 +79,9 @@ def rmsnorm_quantize(
         eps: added to the mean of squares; at least 0.
         residual: shaped as x, of x's dtype. s = x + residual, rounded once to that dtype, is normed, and is the new
             residual.
-        format, rule, scale_layout: as in ``quantize``; a rule that does not search.
+        format, rule, scale_layout: as in ``quantize``; a rule that does not search. "fp8_e4m3" gives rows in E4M3, a
+            ``RowScaledTensor``, for products with weights prepared for it: x (M, K), bfloat16 or float16, K a multiple
+            of 16, weight of its dtype, global_scale None, no other option.
         return_normed: whether the rows that are quantized are wanted, too.
         out: as in ``quantize``. Where its global scale is the given one, nothing is copied.
         residual_out: where to put the new residual; ``residual`` or ``x`` itself will do.
@@ -102,6 +106,10 @@ def rmsnorm_quantize(
         OperandError, OperandTypeError: an argument that does not fit; results that overlap.
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
+    if format == FP8:
+        refuse_options(global_scale, rule, scale_layout, return_normed)
+        rows, new = computed_rows(x, residual, weight, "rmsnorm", eps, out, residual_out, backend)
+        return rows if residual is None else RmsnormQuantized(rows, new, None)
     options = global_scale, eps, residual, format, rule, scale_layout, return_normed
     found = RMSNORM.call(x, weight, *options, out, residual_out, backend)
     if residual is None and not return_normed:

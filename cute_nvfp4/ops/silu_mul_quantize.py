@@ -15,11 +15,13 @@ from ..operand import BlockScaledTensor
 from ..planning.fused import FusedProblem, choose_silu_mul
 from ..planning.quantize import QuantizeProblem
 from ..quantization.rules import resolve_format, resolve_rule
+from ..row_scaled import FP8, RowScaledTensor
 from ..runtime.backend import Backend, sm_count
 from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
 from ..target import Target, architecture
 from .checks import DTYPE_NAMES
+from .fp8_computed import computed_rows, refuse_options
 from .fused import (
     ComputedScale,
     Fused,
@@ -55,9 +57,9 @@ def silu_mul_quantize(
     rule: str = "max",
     scale_layout: str = "blocked",
     return_activation: bool = False,
-    out: BlockScaledTensor | None = None,
+    out: BlockScaledTensor | RowScaledTensor | None = None,
     backend: Backend = "auto",
-) -> BlockScaledTensor | SiluMulQuantized:
+) -> BlockScaledTensor | SiluMulQuantized | RowScaledTensor:
     """Computes silu(gate) · up and quantizes it, in one pass.
 
     Args:
@@ -65,7 +67,7 @@ def silu_mul_quantize(
             half is the gate: what a projection with both weights one above the other gives. No gradient is followed.
         up: shaped as the gate, of its dtype.
         global_scale, format, rule, scale_layout, out, backend: as in ``rmsnorm_quantize``; "auto" is two steps here,
-            too.
+            too. "fp8_e4m3" gives a ``RowScaledTensor``, bit for bit that of ``quantize(activation, "fp8_e4m3")``.
         return_activation: whether what is quantized is wanted, too.
 
     Returns: the result; with ``return_activation`` ``SiluMulQuantized``.
@@ -84,6 +86,10 @@ def silu_mul_quantize(
         OperandError, OperandTypeError: an argument that does not fit; results that overlap.
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
+    if format == FP8:
+        refuse_options(global_scale, rule, scale_layout, return_activation)
+        both = halves(gate, up)
+        return computed_rows(both[0], both[1], None, "silu_mul", 0.0, out, None, backend)[0]
     options = global_scale, format, rule, scale_layout, return_activation
     found = SILU_MUL.call(gate, up, *options, out, backend)
     return SiluMulQuantized(found.quantized, found.values) if return_activation else found.quantized

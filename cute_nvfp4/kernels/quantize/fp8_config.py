@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...errors import explain
-from ...runtime.signature import INT32, INT64, Pointer, Scalar
+from ...runtime.signature import FLOAT32, INT32, INT64, PerConfig, Pointer, Scalar
 from ...target import Architecture
 
 VECTOR = 16
@@ -58,3 +59,37 @@ class Fp8RowsArguments(NamedTuple):
     rows: Scalar = INT32
     k: Scalar = INT32
     stride: Scalar = INT64
+
+
+@dataclass(frozen=True)
+class Fp8ComputedConfig(Fp8RowsConfig):
+    """One variant of the kernel that computes the rows it quantizes. source: "silu_mul", or "rmsnorm", which adds a
+    ``residual`` first and multiplies with a ``weighted`` row, or not."""
+
+    source: str = "silu_mul"
+    residual: bool = False
+    weighted: bool = False
+
+
+class OtherRows(NamedTuple):
+    """Rows of the dtype of x, ``stride`` bytes apart."""
+
+    pointer: Pointer = Pointer("Uint8", 16)
+    stride: Scalar = INT64
+
+
+def _where(condition: Callable[[Any], bool], record: Any) -> PerConfig:
+    return PerConfig(lambda c: record if condition(c) else None)
+
+
+class Fp8ComputedArguments(NamedTuple):
+    """Quantizes silu(x) · up, or rmsnorm(x + residual) · weight with ``eps`` added to the mean of squares; inverse_k:
+    1 / K. residual_out: the new residual."""
+
+    rows: Fp8RowsArguments = Fp8RowsArguments()
+    up: OtherRows | None = _where(lambda c: c.source == "silu_mul", OtherRows())
+    residual: OtherRows | None = _where(lambda c: c.residual, OtherRows())
+    residual_out: OtherRows | None = _where(lambda c: c.residual, OtherRows())
+    weight: Pointer | None = _where(lambda c: c.weighted, Pointer("Uint8", 16))
+    eps: Scalar | None = _where(lambda c: c.source == "rmsnorm", FLOAT32)
+    inverse_k: Scalar | None = _where(lambda c: c.source == "rmsnorm", FLOAT32)

@@ -35,20 +35,30 @@ class Fp8Rows:
 
     @cute.kernel
     def kernel(self, arguments: Fp8RowsArguments):
-        cfg, size = self.config, 2 * VECTOR
         # a product may start, and load its weights, while rows are quantized: for x it waits
         cute.arch.griddepcontrol_launch_dependents()
         thread, _, _ = cute.arch.thread_idx()
         row, _, _ = cute.arch.block_idx()
-        first = arguments.x.toint() + Int64(row) * arguments.stride
-        vectors = div(arguments.k, VECTOR)
+        words = self.words(arguments.x.toint() + Int64(row) * arguments.stride, arguments.k, thread)
+        self.quantize(arguments, row, thread, words)
+
+    def words(self, first: Int64, k: Int32, thread: Int32) -> list[Uint32]:
+        """A thread's vectors of the row that begins at ``first``; zeros beyond its end."""
+        cfg, size = self.config, 2 * VECTOR
+        vectors = div(k, VECTOR)
         words: list[Uint32] = []
-        for i in cutlass.range_constexpr(cfg.vectors):
+        for i in range(cfg.vectors):
             at = thread + i * cfg.threads
             exists = cutlass.select_(at < vectors, Int32(1), Int32(0))
             address = first + Int64(at) * size
             words += load_global_if(exists, address, 16) + load_global_if(exists, address + 16, 16)
-        largest = self.of_row(max_abs_halves(words, cfg.dtype), thread)
+        return words
+
+    @cute.jit
+    def quantize(self, arguments: Fp8RowsArguments, row: Int32, thread: Int32, words: list[Uint32]):
+        """Quantizes a row, of which each thread has some words, and stores it."""
+        cfg, vectors = self.config, div(arguments.k, VECTOR)
+        largest = self.largest_of_row(max_abs_halves(words, cfg.dtype), thread)
         inverse = div_rn(Float32(LARGEST), largest)
         if thread == 0:
             store_global(arguments.scale.toint() + Int64(row) * 4, [f32_bits(div_rn(largest, Float32(LARGEST)))])
@@ -59,7 +69,7 @@ class Fp8Rows:
                 store_global(target + Int64(at) * VECTOR, self.encoded(words[8 * i : 8 * i + 8], inverse))
 
     @cute.jit
-    def of_row(self, value: Float32, thread: Int32) -> Float32:
+    def largest_of_row(self, value: Float32, thread: Int32) -> Float32:
         """The largest ``value`` of the CTA's threads, at least ``LEAST``; NaN if one of them is."""
         smem = SmemAllocator()
         place = smem.allocate_array(Float32, WARP, byte_alignment=16).toint()

@@ -1,0 +1,133 @@
+"""The error of real layers' products by the width of their activations: ``python benchmarks/accuracy_w4a8_layers.py``.
+
+Every linear layer of SmolLM2-135M-Instruct (``smollm2.py`` says where its file is) with the activations that a text
+gives it: weights are rounded to NVFP4 by a rule; x stays bfloat16 (W4A16), becomes E4M3 with a scale a row (W4A8), or
+NVFP4 (W4A4). The error is the norm of the difference from the floats' product over that one's norm. Operands are those
+of this package, products exact, so that sums add nothing; ``--simulated`` layers run this package's kernels for sm_90a
+in the simulator as well, with the tensor cores' own sums and with promoted ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from accuracy_w4a8 import E4M3, error
+from smollm2 import load
+
+import cute_nvfp4 as nv
+
+RESULTS = Path(__file__).with_name("results") / "accuracy_w4a8_layers.json"
+WAYS = ("W4A16", "W4A8", "W4A8, promoted sums", "W4A4")
+
+
+class Layer(NamedTuple):
+    """A linear layer, its weight (N, K), and rows of its input (M, K), both bfloat16."""
+
+    name: str
+    weight: torch.Tensor
+    x: torch.Tensor
+
+
+def layers(path: Path, text: str, rows: int) -> Iterator[Layer]:
+    """The layers of all blocks, with the last ``rows`` tokens of the text's beginning."""
+    model, tokenizer = load(path)
+    ids = torch.tensor([tokenizer.encode(text).ids[: 8 * rows]])
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(name: str) -> Callable:
+        def hook(module: torch.nn.Module, given: tuple) -> None:
+            found[name] = given[0].flatten(0, -2)[-rows:].bfloat16()
+
+        return hook
+
+    linear = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and "layers" in n}
+    for name, module in linear.items():
+        module.register_forward_pre_hook(keep(name))
+    with torch.inference_mode():
+        model(ids)
+    for name, module in linear.items():
+        yield Layer(name, module.weight.detach().bfloat16(), found[name])
+
+
+def errors(layer: Layer, rule: str, simulated: bool) -> dict[str, float]:
+    """The error of each way to multiply; of W4A8's sums only where they are ``simulated``."""
+    exact = layer.x.double() @ layer.weight.double().t()
+    weight, x = nv.quantize(layer.weight, "nvfp4", rule), layer.x
+    rows, codes = nv.quantize(x, "fp8_e4m3", backend="reference"), nv.quantize(x, "nvfp4", rule, backend="reference")
+    fp8 = [nv.prepare_weight(weight, dtype=E4M3, promoted=promoted) for promoted in (False, True)]
+    operands = dict(
+        zip(
+            WAYS,
+            (
+                (x, nv.prepare_weight(weight)),
+                (rows, fp8[0]),
+                (rows, fp8[1]),
+                (codes, nv.prepare_weight(weight, dtype=torch.float16)),
+            ),
+        )
+    )
+    backend = "auto" if simulated else "reference"
+    with nv.simulating("sm_90a") if simulated else contextlib.nullcontext():
+        found = {
+            name: error(nv.gemm(*pair, out_dtype=torch.float32, backend=backend), exact)
+            for name, pair in operands.items()
+            if simulated or "promoted" not in name
+        }
+    return found
+
+
+def table(record: dict) -> str:
+    """A row for each kind of layer: mean errors over the blocks in percent, and W4A8's over W4A16's."""
+    kinds: dict[str, list[dict]] = {}
+    for row in record["layers"]:
+        kinds.setdefault(row["name"].rsplit(".", 1)[1], []).append(row["errors"])
+    kinds["all"] = [row["errors"] for row in record["layers"]]
+    lines = ["| layers | W4A16 | W4A8 | W4A4 | W4A8 / W4A16, mean | largest |", "|---|---|---|---|---|---|"]
+    for kind, found in kinds.items():
+        means = [100 * statistics.mean(x[name] for x in found) for name in ("W4A16", "W4A8", "W4A4")]
+        ratios = [x["W4A8"] / x["W4A16"] for x in found]
+        cells = " | ".join(f"{x:.2f}" for x in means)
+        lines.append(f"| {kind} ({len(found)}) | {cells} | {statistics.mean(ratios):.3f} | {max(ratios):.3f} |")
+    lines += ["", "| simulated kernels | " + " | ".join(WAYS) + " |", "|---" * 5 + "|"]
+    for row in record["simulated"]:
+        cells = " | ".join(f"{100 * row['errors'][name]:.3f}" for name in WAYS)
+        lines.append(f"| {row['name']} | {cells} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, nargs="?", help="the GGUF file (with --from none is needed)")
+    parser.add_argument("--text", type=Path, default=Path(__file__), help="a text of a few hundred words or more")
+    parser.add_argument("--rows", type=int, default=64, help="tokens")
+    parser.add_argument("--rule", default="four_six_mse", help="that weights, and x in NVFP4, are rounded by")
+    parser.add_argument("--simulated", type=int, default=3, help="so many layers run in the simulator, too, 16 rows")
+    parser.add_argument("--from", dest="source", action="store_true", help=f"print {RESULTS.name} instead")
+    options = parser.parse_args()
+    if options.source:
+        print(table(json.loads(RESULTS.read_text())))
+        return 0
+    record: dict = {"rule": options.rule, "rows": options.rows, "layers": [], "simulated": []}
+    for i, layer in enumerate(layers(options.model, options.text.read_text(), options.rows)):
+        record["layers"].append({"name": layer.name, "errors": errors(layer, options.rule, False)})
+        if i < options.simulated:
+            few = layer._replace(x=layer.x[-16:])
+            record["simulated"].append({"name": layer.name, "errors": errors(few, options.rule, True)})
+    RESULTS.write_text(json.dumps(record, indent=1) + "\n")
+    print(table(record))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
