@@ -21,7 +21,9 @@ Submissions = Annotated[
         show_default=False,
     ),
 ]
-OneSubmission = Annotated[Path | None, typer.Option(help="A submission, as the argument is; for one file.", show_default=False)]
+OneSubmission = Annotated[
+    Path | None, typer.Option(help="A submission, as the argument is; for one file.", show_default=False)
+]
 Mode = Annotated[
     str, typer.Option(help="test (is it right), benchmark (time it), leaderboard (check every repeat), profile.")
 ]
@@ -95,7 +97,10 @@ Collect = Annotated[
     bool, typer.Option("--continue", help="Simulator: go on past every hazard a check finds, and list them all.")
 ]
 DslCompat = Annotated[
-    bool, typer.Option("--dsl-compat", help="Brings back names that the CuTe DSL has dropped since 4.2, and says which ones are used.")
+    bool,
+    typer.Option(
+        "--dsl-compat", help="Brings back names that the CuTe DSL has dropped since 4.2, and says which ones are used."
+    ),
 ]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Simulator: warn of fences and barriers that NVIDIA's kernels leave out.")
