@@ -1,6 +1,6 @@
 """Modelled times of the GEMM kernels for the benchmark shapes: ``python benchmarks/gemm_model.py``. Measures nothing.
 
-For each shape: the plan that ``gemm_choose`` picks for a B200 and its time by the model (``planning/gemm_model.py``),
+For each shape: the plan that the model picks for a B200 and its time by the model (``planning/gemm_model.py``),
 beside the published speed of light, the time at the best rates anybody published, and the best public result. Bytes
 and MMA work are counted analytically, or, by ``from_counters``, by the simulator. Writes ``results/gemm_model.json``.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cute_nvfp4.planning.gemm import GemmProblem, Plan, choose, predict_plan
+from cute_nvfp4.planning.gemm import GemmProblem, Plan, candidates, predict_plan
 from cute_nvfp4.planning.gemm_model import LABEL, Prediction
 from cute_nvfp4.target import ARCHITECTURES, Architecture
 
@@ -92,7 +92,7 @@ def record(arch: Architecture, simulate: bool = False) -> dict:
     """All cases, from analytic counts, or from the simulator's where the operation is ``gemm``."""
     rows = []
     for case in CASES:
-        plan = choose(case.problem, arch, arch.sm_count)
+        plan = candidates(case.problem, arch, arch.sm_count)[0]
         if simulate and case.problem.products == 1:
             print(f"simulating {case.problem}", file=sys.stderr)
             rows.append(row(case, simulated(plan, case.problem, arch.sm_count), plan, "simulator"))

@@ -1,10 +1,12 @@
-"""Which kernel runs a GEMM: the user's table of measured winners first, then the best candidate of the model."""
+"""Which kernel runs a GEMM: the user's table of measured winners first, then the package's of plans that the clock
+decided, then the best candidate of the model."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from ..errors import OperandError, explain
 from ..kernels.gemm.config import (
@@ -19,7 +21,7 @@ from ..kernels.gemm.config import (
 from ..kernels.gemm.limits import can_implement
 from ..runtime.bounded import remembered
 from ..target import Architecture
-from . import gemm_model, gemm_table, sm120_model
+from . import clocked, gemm_model, gemm_table, sm120_model
 from .gemm_model import Prediction
 from .gemm_problem import GemmProblem, Plan, can_count, can_distribute, can_run, plan_tiling
 from .rates import L2_BYTES, concurrent_clusters
@@ -49,6 +51,9 @@ def _choose(problem: GemmProblem, arch: Architecture, sm_count: int, device: str
     found = gemm_table.lookup(problem, arch, sm_count, device)
     if found is not None:
         return found
+    sizes = ((problem.m, problem.n, problem.k),)
+    if problem.batch == 1 and (clocked_plan := clocked.lookup(problem, sizes, arch, sm_count, grouped=False)):
+        return plan_with(problem, arch, sm_count, clocked_plan.swap, clocked_plan.tiling)
     for _, plan in _ranked(problem, arch, sm_count, every=False):
         if not can_implement(plan.config):
             return plan
@@ -63,7 +68,8 @@ def choose(problem: GemmProblem, arch: Architecture, sm_count: int, device: str 
     """The plan for ``problem`` on ``sm_count`` multiprocessors of ``arch``.
 
     An entry of the user's table for this problem, architecture and number of multiprocessors wins (``gemm_table``;
-    ``device``, a GPU's name, restricts it to entries made on such a GPU). Otherwise the model's fastest candidate.
+    ``device``, a GPU's name, restricts it to entries made on such a GPU). Then comes the package's table of what the
+    simulator's clock decided (``clocked``). Otherwise the model's fastest candidate.
 
     Raises:
         OperandError: the problem is beyond the kernels' limits.
@@ -95,6 +101,14 @@ def plan_for(problem: GemmProblem, arch: Architecture, sm_count: int, given: Pla
     if reason:
         raise OperandError(reason)
     return plan
+
+
+def plan_with(problem: GemmProblem, arch: Architecture, sm_count: int, swap: bool, tiling: dict[str, Any]) -> Plan:
+    """The plan with a static ``tiling`` on as many clusters as run at once, or as there are tiles."""
+    config = problem.config(arch, swap, **tiling)
+    (m, n), (cm, cn) = problem.kernel_mn(swap), config.cluster
+    tiles = -(-m // (CTA_ROWS * cm)) * -(-n // (config.tile_n * cn)) * problem.batch
+    return Plan(config, swap, min(tiles, concurrent_clusters(config.cluster_size, sm_count)))
 
 
 def refuse(problem: GemmProblem, arch: Architecture) -> None:

@@ -18,7 +18,7 @@ from ..kernels.gemm.config import CTA_ROWS, SM120_TILE_N, SPLITS, TILE_N, GemmCo
 from ..kernels.gemm.grouped_config import MAX_GROUPS, PARAMETER_GROUPS, GroupedConfig, can_implement_grouped, table_size
 from ..runtime.bounded import remembered
 from ..target import Architecture
-from . import gemm_model, sm120_model
+from . import clocked, gemm_model, sm120_model
 from .gemm_model import traffic
 from .gemm_problem import INT32_MAX, Plan, can_distribute, plan_tiling
 from .rates import concurrent_clusters
@@ -104,7 +104,7 @@ def workers_of(problem: GroupedProblem, config: GemmConfig, swap: bool, sm_count
 
 @functools.lru_cache(maxsize=1024)
 def choose_grouped(problem: GroupedProblem, arch: Architecture, sm_count: int) -> Plan:
-    """The plan with the shortest modelled time.
+    """The plan that the clock decided for these very groups (``clocked``), or that of the shortest modelled time.
 
     Raises:
         OperandError: the problem is beyond the kernel's limits.
@@ -112,13 +112,23 @@ def choose_grouped(problem: GroupedProblem, arch: Architecture, sm_count: int) -
     reason = can_run_grouped(problem)
     if reason:
         raise OperandError(reason)
-    plans = [plan for plan in _candidates(problem, arch, sm_count) if not can_implement_grouped(plan.config)]
+    found = None if problem.stack else clocked.lookup(problem, problem.sizes, arch, sm_count, grouped=True)
+    if found is not None:
+        config = problem.config(arch, found.swap, **found.tiling)
+        return Plan(config, found.swap, workers_of(problem, config, found.swap, sm_count))
+    plans = candidates(problem, arch, sm_count)
     if not plans:
         # an architecture or a format that no tiling can run says so itself
         why = can_implement_grouped(problem.config(arch, False, tile_n=TILE_N[0]))
         none = explain("plans for these groups", got=f"none on {sm_count} multiprocessors", expected="one")
         raise OperandError(why or none)
-    return min(plans, key=lambda plan: (round(modelled_us(plan, problem, sm_count), 2), plan.config.cluster_size))
+    return plans[0]
+
+
+def candidates(problem: GroupedProblem, arch: Architecture, sm_count: int) -> list[Plan]:
+    """Every plan that a kernel can run, the model's fastest first."""
+    plans = [plan for plan in _candidates(problem, arch, sm_count) if not can_implement_grouped(plan.config)]
+    return sorted(plans, key=lambda plan: (round(modelled_us(plan, problem, sm_count), 2), plan.config.cluster_size))
 
 
 @remembered

@@ -47,7 +47,7 @@ class ColumnStore:
 
 @dataclass(frozen=True)
 class RowStore:
-    """A row-major output: sixteen bytes at a time where the rows are aligned, the rest element by element."""
+    """A row-major output: sixteen bytes at a time where rows start and end at multiples of them, or each element."""
 
     config: GemmConfig
 
@@ -61,10 +61,6 @@ class RowStore:
             if inside:
                 target = cute.make_tensor((first + i).align(vector * self.config.out_bytes), cute.make_layout(vector))
                 cute.autovec_copy(cute.make_tensor(numbers.iterator + i, cute.make_layout(vector)), target)
-            elif at.row < out.m:
-                for j in cutlass.range_constexpr(vector - 1):
-                    if at.column + i + j < out.n:
-                        cute.make_tensor(first + (i + j), cute.make_layout(1))[0] = numbers[i + j]
 
 
 ThreadStore = ColumnStore | RowStore | QuantizedStore

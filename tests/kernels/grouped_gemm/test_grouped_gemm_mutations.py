@@ -14,6 +14,7 @@ from support.mutants import WRONG, Mutant, Source, outcome
 from cute_nvfp4.kernels.gemm import group_source, grouped_scheduler
 from cute_nvfp4.kernels.gemm.group_source import ContiguousRows, GroupSource, WorkspaceMaps
 from cute_nvfp4.kernels.gemm.grouped_scheduler import GroupedScheduler, TilesOfGroup
+from cute_nvfp4.kernels.gemm.sm100 import output
 
 LIST = Grouped(((80, 128, 256), (129, 72, 544), (5, 264, 96)), tile_n=64, alphas="each", workers=2)
 MANY = Grouped(LIST.sizes, maps="workspace", tile_n=64, workers=2)
@@ -119,6 +120,7 @@ MUTANTS = (
     mutant("group before", grouped_scheduler, "group_of", group_before, LIST),
     mutant("a group one tile late", grouped_scheduler, "group_of", group_one_tile_late, LIST),
     mutant("a group one tile late, dealt", grouped_scheduler, "group_of", group_one_tile_late, DEALT),
+    mutant("halves of rows not exchanged", output, "exchanged", lambda left, right, odd: (left, right), LIST),
     mutant("index not from the group's start", GroupedScheduler, "locate", index_of_all_tiles, LIST),
     mutant("k-tiles of the first group", GroupedScheduler, "locate", k_tiles_of_the_first, LIST),
     mutant("tiles along M and N", GroupedScheduler, "locate", tiles_swapped, LIST),

@@ -10,7 +10,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.blackwell_helpers as blackwell
-from cutlass import Int32
+from cutlass import Int32, Int64, Uint32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.tensor_utils import LayoutEnum
 
@@ -92,11 +92,57 @@ def tma_store(config: GemmConfig, copy: TmaCopy, base: cute.Pointer, thread: Int
     return TmaStore(config, copy.atom, staged, source, target, thread)
 
 
-Store = ThreadStore | TmaStore
+def exchanged(left: Uint32, right: Uint32, odd: Int32) -> tuple[Uint32, Uint32]:
+    """A word of the left vector and one of the right vector of a lane's row, exchanged with the neighbouring lane: the
+    even lane gets what it stores of the left vectors of both rows, the odd lane of the right ones; the upper row's
+    first."""
+    got = cute.arch.shuffle_sync_bfly(cutlass.select_(odd == 0, right, left), 1)
+    return cutlass.select_(odd == 0, left, got), cutlass.select_(odd == 0, got, right)
+
+
+@dataclass(frozen=True)
+class SectorStore:
+    """A row-major output whose rows start and end at multiples of 16 bytes, stored by threads in whole sectors.
+
+    Two neighbouring lanes have two neighbouring rows. With one instruction they store 32 bytes of the upper row, with
+    another 32 of the lower one. If each stored its own row, every instruction would write half of twice the sectors.
+    """
+
+    config: GemmConfig
+
+    @cute.jit
+    def write(self, values: cute.Tensor, at: Position, out: OutputMatrix, buffer: cutlass.Constexpr[int], warp: Int32):
+        numbers, words = VECTOR_BYTES // self.config.out_bytes, VECTOR_BYTES // 4
+        mine = cute.recast_tensor(rounded(self.config, values), Uint32)  # (EPI_TILE_N · bytes / 4)
+        odd = cute.arch.lane_idx() % 2
+        row, column = at.row - odd, at.column + odd * numbers
+        first = out.pointer + (Int64(at.batch) * out.batch_stride + Int64(row) * out.stride + column)
+        for pair in cutlass.range_constexpr(cute.size(mine) // (2 * words)):
+            upper, lower = (cute.make_rmem_tensor(words, Uint32) for _ in range(2))
+            for i in cutlass.range_constexpr(words):
+                left, right = mine[2 * words * pair + i], mine[2 * words * pair + words + i]
+                upper[i], lower[i] = exchanged(left, right, odd)
+            if column + 2 * numbers * pair < out.n:
+                to = first + 2 * numbers * pair
+                if row < out.m:
+                    self._store(upper, to)
+                if row + 1 < out.m:
+                    self._store(lower, to + out.stride)
+
+    def _store(self, words: cute.Tensor, to: cute.Pointer) -> None:
+        target = cute.recast_ptr(to.align(VECTOR_BYTES), dtype=Uint32)
+        cute.autovec_copy(words, cute.make_tensor(target, words.layout))
+
+
+Store = ThreadStore | TmaStore | SectorStore
 
 
 def make_store(
     config: GemmConfig, out: Output, copy: TmaCopy | None, base: cute.Pointer | None, thread: Int32
 ) -> Store:
     """How the output of ``config`` is stored."""
-    return tma_store(config, copy, base, thread) if config.store == "tma" else thread_store(config, out)
+    if config.store == "tma":
+        return tma_store(config, copy, base, thread)
+    row_major = config.out_major == "n" and config.out in OUT_TYPES
+    sectors = row_major and config.vector and config.epi_tile_n * config.out_bytes % (2 * VECTOR_BYTES) == 0
+    return SectorStore(config) if sectors else thread_store(config, out)

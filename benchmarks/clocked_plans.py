@@ -1,0 +1,173 @@
+"""Plans of a B200 decided by the simulator's clock: ``python benchmarks/clocked_plans.py --write``. Measures nothing.
+
+For the contest's shapes and some layers of models the analytic model ranks its candidates, and the clock says how long
+the first ``--top`` of them take that the model has within a fifth of its best. The fastest goes into
+``cute_nvfp4/planning/clocked_plans.json``, after every problem; ``--stale`` does those again that another version of
+the clock decided, ``--only TEXT`` those whose names have the text in them.
+
+Nobody has published what a cluster's barriers and arrivals at other CTAs cost on a B200: the clock takes an H200's. So
+the choice must not lean on them: with a tenth of both it may lose at most ``TIE`` to the model's own choice, or that
+one stays. Times do not depend on values, so products are left out, and results are not looked at: the tests do that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from b200_launches import operand
+from timing_b200 import version
+
+import cute_nvfp4
+from cute_nvfp4.harness.evaluation import Options, task_of
+from cute_nvfp4.kernels.gemm.limits import can_implement
+from cute_nvfp4.planning import gemm as dense
+from cute_nvfp4.planning import grouped
+from cute_nvfp4.planning.clocked import ARCH, FILE, Sizes
+from cute_nvfp4.planning.gemm_problem import GemmProblem, Plan
+from cute_nvfp4.planning.grouped import GroupedProblem
+from cute_nvfp4.planning.rates import SM_COUNT
+from cute_nvfp4.runtime.session import simulated_gpu
+from cute_nvfp4.sim.clock import timing as clock
+from cute_nvfp4.sim.clock.machine import machine
+from cute_nvfp4.sim.tcgen05 import product
+from cute_nvfp4.target import ARCHITECTURES
+
+NEUTRAL = {"cluster.barrier": 0.1, "mbarrier.remote": 0.1}
+"""Figures of the clock that are an H200's, and what is left of them."""
+TIE, NEAR = 1.01, 1.2
+LAYERS = tuple((m, n, k) for n, k in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)) for m in (16, 128))
+"""m, n, k of Llama-3.1-8B's linear layers."""
+
+
+class Problem(NamedTuple):
+    """One line of the table."""
+
+    name: str
+    products: int
+    grouped: bool
+    sizes: Sizes
+
+    @property
+    def key(self) -> tuple[int, bool, Sizes]:
+        return self.products, self.grouped, self.sizes
+
+    def candidates(self) -> list[tuple[float, Plan]]:
+        """The model's microseconds and plans, fastest first, but for plans in equal shares of K."""
+        arch, signature = ARCHITECTURES[ARCH], {"products": self.products, "gate": "silu" if self.products == 2 else ""}
+        if self.grouped:
+            problem = GroupedProblem(sizes=self.sizes)
+            plans = grouped.candidates(problem, arch, SM_COUNT)
+            return [(grouped.modelled_us(plan, problem, SM_COUNT), plan) for plan in plans]
+        ((m, n, k),) = self.sizes
+        found = dense.ranked(GemmProblem(m, n, k, **signature), arch, SM_COUNT)
+        return [(p.us, plan) for p, plan in found if plan.config.scheduler == "static"]
+
+    def call(self, plan: Plan) -> object:
+        """One launch of it."""
+        options = {"config": plan, "out_dtype": torch.float16}
+        if self.grouped:
+            return cute_nvfp4.grouped_gemm([(operand(m, k), operand(n, k)) for m, n, k in self.sizes], **options)
+        ((m, n, k),) = self.sizes
+        weights = [operand(n, k) for _ in range(self.products)]
+        function = cute_nvfp4.gated_gemm if self.products == 2 else cute_nvfp4.gemm
+        return function(operand(m, k), *weights, **options)
+
+
+def problems() -> Iterator[Problem]:
+    for name, products in (("nvfp4_group_gemm", 1), ("nvfp4_gemm", 1), ("nvfp4_dual_gemm", 2)):
+        for case in task_of(Options(problem=name)).benchmarks:
+            several = isinstance(case["m"], list)
+            sizes = tuple(zip(*(case[x] if several else [case[x]] for x in "mnk")))
+            yield Problem(f"{name} {sizes}", products, several, sizes)
+    for sizes in LAYERS:
+        yield Problem(f"layer {sizes}", 1, False, (sizes,))
+
+
+class Time(NamedTuple):
+    """A plan by the clock: microseconds of the kernel, and a function that replays it with ``NEUTRAL`` figures."""
+
+    us: float
+    neutral: Callable[[], float]
+    plan: Plan
+
+
+def time_of(call: Callable[[], object], plan: Plan) -> Time:
+    """What the clock says of a plan."""
+    without = mock.patch.object(product, "execute", lambda wave, runs: None)
+    # a note on the launch's own cubin costs as much as the launch
+    unnoted = mock.patch.object(clock, "_differing", lambda code, cubin, kernel: 0)
+    with without, unnoted, simulated_gpu(ARCH, checks=False, clock="b200") as session:
+        call()
+        torch.cuda.synchronize()
+        timing = session.launches[-1].result.timing
+    more = machine("b200")["launch.duration_us"] - timing.launch_us
+    print(f"  {more + timing.microseconds:7.2f} {plan}", flush=True)
+    return Time(more + timing.microseconds, lambda: more + timing.again(NEUTRAL), plan)
+
+
+def variants(plan: Plan) -> Iterator[Plan]:
+    """The plan, and where TMA stores its output by one CTA, the plan whose threads store it."""
+    yield plan
+    if plan.config.store == "tma" and not plan.config.pair:
+        direct = plan.config.__class__(**vars(plan.config) | {"store": "direct"})
+        if not can_implement(direct):
+            yield Plan(direct, plan.swap, plan.workers)
+
+
+def decided(problem: Problem, top: int) -> dict[str, Any]:
+    """The entry of a problem."""
+    found = problem.candidates()
+    near = [plan for us, plan in found if us <= NEAR * found[0][0]][:top]
+    times = [time_of(lambda plan=plan: problem.call(plan), plan) for first in near for plan in variants(first)]
+    own = times[0]
+    best = min(times, key=lambda t: t.us)
+    if best is not own and best.neutral() > TIE * own.neutral():
+        best = own
+    tiling = best.plan.config.tiling
+    return {
+        **{"products": problem.products, "grouped": problem.grouped, "sizes": problem.sizes, "swap": best.plan.swap},
+        **{
+            "tiling": tiling,
+            "us": round(best.us, 3),
+            "replaced_us": round(own.us, 3),
+            "modelled": True,
+            "clock": version(),
+        },
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help=f"into {FILE.name} of the package")
+    parser.add_argument("--only", default="", metavar="TEXT", help="problems whose names have it in them")
+    parser.add_argument("--stale", action="store_true", help="again those that another version of the clock decided")
+    parser.add_argument("--top", type=int, default=8, help="candidates of the model that the clock times")
+    given = parser.parse_args()
+    table = {}
+    for raw in json.loads(FILE.read_text()):
+        sizes = tuple(map(tuple, raw["sizes"]))
+        table[raw["products"], raw["grouped"], sizes] = raw
+    for problem in problems():
+        old = table.get(problem.key)
+        if given.only not in problem.name or (old and not (given.stale and old["clock"] != version())):
+            continue
+        print(problem.name, flush=True)
+        entry = table[problem.key] = decided(problem, given.top)
+        print(f"  {entry['replaced_us']} → {entry['us']} us modelled", flush=True)
+        if given.write:
+            FILE.write_text("[\n" + ",\n".join(json.dumps(e) for e in table.values()) + "\n]\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
