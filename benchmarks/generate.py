@@ -17,6 +17,8 @@ It needs torch and this package. docs/tables.py writes the table of benchmarks/r
 from __future__ import annotations
 
 import argparse
+import contextlib
+import re
 import statistics
 import sys
 import time
@@ -26,11 +28,13 @@ from pathlib import Path
 import torch
 from common import Captured, capture, gpu_target, machine, results_path, take_turns, write
 from generate_model import LLAMA_8B, SHAPES, Between, Decoder, Shape, empty_cache, models
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cute_nvfp4.harness.timing import ColdL2
 
 NAMES = ["bf16", "w4a16", "w4a16, head too", "w4a8", "w4a4"]
 BATCHES, PROMPTS = (1, 16, 64), (2048, 8192)
+ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 CLOSE = 0.1
 """The largest relative distance of outputs, W4A16 beside bf16: the same weights, differently rounded sums."""
 
@@ -132,6 +136,26 @@ def split(call: Captured, replays: int = 5) -> list[dict]:
     return by_kernel(((x.name, x.time_range.elapsed_us()) for x in events), replays)
 
 
+WORK = {
+    "products": r"nvjet|splitK|gemm|quantize",
+    "attention": r"sdpa|flash|fmha",
+    "norms": r"rsqrt",
+    "keys and values kept": r"index_copy",
+    "positions": r"split_sub",
+    "activation": r"silu",
+    "token": r"reduce_kernel",
+}
+"""What kernels do, by a part of their names, the first that fits."""
+
+
+def by_work(rows: Sequence[dict]) -> dict[str, float]:
+    """Microseconds of the rows of ``by_kernel``, by what they do."""
+    found = dict.fromkeys((*WORK, "other"), 0.0)
+    for row in rows:
+        found[next((name for name, part in WORK.items() if re.search(part, row["kernel"])), "other")] += row["us"]
+    return found
+
+
 def decode_rows(made: Mapping[str, Decoder], batch: int, context: int, rounds: int) -> list[dict]:
     """A record for each contestant, of steps and of their products."""
     steps = captured_steps(made, batch, context)
@@ -202,7 +226,7 @@ def measure(shape: Shape, names: list[str], options: argparse.Namespace) -> dict
         raise SystemExit(f"outputs are further than {CLOSE} from those of bf16, which has the same weights")
     rounds = 2 if options.compile else 10 if options.quick else 30
     record = machine() | {"shape": shape._asdict(), "context": options.context, "between": how}
-    record |= {"distances": found, "rows": []}
+    record |= {"distances": found, "attention": options.attention or "torch's choice", "rows": []}
     record["weight_bytes"] = {name: weight_bytes(model) for name, model in made.items()}
     for batch in options.batches:
         record["rows"] += decode_rows(made, batch, options.context, rounds)
@@ -228,6 +252,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="fewer layers, for a trial")
     parser.add_argument("--compile", action="store_true", help="one layer, each call once, no results file")
     parser.add_argument("--split", action="store_true", help="tell a step of the first batch by its kernels, too")
+    parser.add_argument("--attention", choices=ATTENTION, help="only this one of torch's attentions")
     parser.add_argument("--eager", action="store_true", help="do not compile the operations between products")
     return parser.parse_args(arguments)
 
@@ -239,7 +264,8 @@ def main() -> int:
     names = options.names or [name for name in NAMES if not (options.quick and name == "w4a4")]
     shape = SHAPES[options.model]
     layers = 1 if options.compile else options.layers or shape.layers
-    record = measure(shape._replace(layers=layers), names, options)
+    with sdpa_kernel(ATTENTION[options.attention]) if options.attention else contextlib.nullcontext():
+        record = measure(shape._replace(layers=layers), names, options)
     if options.compile:
         return 0
     suffix = "" if shape is LLAMA_8B else f"_{shape.name.lower().replace('-', '_')}"

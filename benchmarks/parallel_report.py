@@ -42,28 +42,33 @@ PRODUCTS, SUMS, MOST_ROWS = 4, 2, 128
 
 def predicted(record: dict[str, Any]) -> dict[str, Any]:
     """µs of layers with NVFP4 weights and few rows: whole, and over two GPUs with sums by stores; both early, too."""
-    found = []
-    for row, us in dense_rows(record):
-        if row["contestant"] != "w4a16" or row["rows"] > MOST_ROWS:
-            continue
-        one = sum(LATENCY_US.values()) + row["rows"] * HIDDEN[row["model"]] * 2 / STORED_BYTES_S * 1e6
-        saved = PRODUCTS * EARLY_US["product"]
+    saved, found = PRODUCTS * EARLY_US["product"], []
+    for row in predicted_rows(record):
+        us, one = row["us"], row["sum"]
         times = {
             "one": us["one"],
             "pushed": us["local"] + SUMS * one,
             "one early": us["one"] - saved,
             "pushed early": us["local"] - saved + SUMS * (one - EARLY_US["sum"]),
         }
-        found.append({"model": row["model"], "rows": row["rows"], "sum": round(one, 2)} | {"us": times})
-    for row in found:
-        row["us"] = {name: round(us, 1) for name, us in row["us"].items()}
+        rounded = {name: round(x, 1) for name, x in times.items()}
+        found.append({"model": row["model"], "rows": row["rows"], "sum": round(one, 2), "us": rounded})
     return {"from": {name: record[name] for name in ("gpu", "date")}, "predicted": found}
 
 
+def predicted_rows(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The measurements of layers that a prediction is for, with the predicted µs of a sum."""
+    for row, _ in dense_rows(record):
+        if row["contestant"] == "w4a16" and row["rows"] <= MOST_ROWS:
+            wire = row["rows"] * HIDDEN[row["model"]] * 2 / STORED_BYTES_S * 1e6
+            yield row | {"sum": sum(LATENCY_US.values()) + wire}
+
+
 def dense_rows(record: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
-    """The measurements of dense layers, with the times of all forms."""
+    """The measurements of dense layers, by model, contestant and rows, with the times of all forms."""
+    kinds = [(row["model"], row["contestant"]) for row in record["dense"]]
     peers = {(x["model"], x["contestant"], x["rows"]): x["us"] for x in record["peer"]}
-    for row in record["dense"]:
+    for row in sorted(record["dense"], key=lambda x: (kinds.index((x["model"], x["contestant"])), x["rows"])):
         yield row, row["us"] | peers.get((row["model"], row["contestant"], row["rows"]), {})
 
 

@@ -57,6 +57,12 @@ def eval_times(of: dict[str, Any]) -> str:
     return host(of, how) + table(head, lines)
 
 
+def leaderboard(of: dict[str, Any]) -> str:
+    """What ``eval --mode leaderboard`` takes on a GPU."""
+    lines = [[f"`{problem}`", f"{seconds:.0f}"] for problem, seconds in of["wall_s"].items()]
+    return host(of, of["how"]) + table(["problem, mode `leaderboard`", "wall, s"], lines)
+
+
 def simulator(of: dict[str, Any]) -> str:
     """The smallest, the middle and the largest of the forty shapes of ``benchmarks/simulator.py``, and all of them."""
     found = sorted(of["shapes"], key=lambda shape: shape["checks_on_cpu_s"])

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from parallel_report import ALONE, FORMS, dense_rows
+from parallel_report import ALONE, EARLY_US, FORMS, PRODUCTS, SUMS, dense_rows, predicted_rows
 from tables import ROOT, machine, table, times, us
 
 EXCHANGES = {
@@ -25,7 +25,7 @@ def of_records(name: str) -> str:
     files = {"sums": "parallel_sums_nvidia_*.json", "predicted": "parallel_predicted.json"}.get(name, RECORDS)
     paths = sorted((ROOT / "benchmarks" / "results").glob(files))
     found = [TABLES[name](json.loads(path.read_text(encoding="utf-8"))) for path in paths]
-    return "\n".join(found) or "*Not measured yet.*\n"
+    return "\n".join(filter(None, found)) or "*Not measured yet.*\n"
 
 
 def where(record: dict[str, Any]) -> str:
@@ -49,7 +49,7 @@ def dense(record: dict[str, Any]) -> str:
 def parts(record: dict[str, Any]) -> str:
     """Each product alone, on one GPU and of a shard, in NVFP4."""
     rows = []
-    for row in record["dense"]:
+    for row, _ in dense_rows(record):
         if row["contestant"] == "w4a16":
             one, shard = (row["parts_us"][who] for who in ("one", "shard"))
             cells = [f"{us(one[name])} → {us(shard[name])} ({times(one[name] / shard[name])} ×)" for name in one]
@@ -97,23 +97,34 @@ def counted(count: int, what: str) -> str:
 
 def pays(record: dict[str, Any]) -> str:
     """The fastest way over two GPUs beside the fastest on one, NVFP4 weights: layers, and mixtures of experts."""
-    found: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
-    for row, of in dense_rows(record):
-        if row["contestant"].startswith("w4a16"):
-            early = ", early starts" if row["contestant"].endswith("early") else ""
-            two = min((of[form], words + early) for form, words in FORMS.items() if form in of and form != "local")
-            found.setdefault((row["model"], counted(row["rows"], "row")), []).append((of["one"], *two))
-    for row in record["mixtures"]:
-        two = min((row["us"][form], words) for form, words in EXCHANGES.items() if "experts in" not in form)
-        # both GPUs' tokens on one
-        found[row["model"], counted(row["tokens"], "token") + " a GPU"] = [(row["us"]["one"], *two)]
     rows = []
-    for (model, size), ways in found.items():
-        one, (two, how) = min(x[0] for x in ways), min(x[1:] for x in ways)
-        rows.append([model, size, us(one), us(two), f"{times(one / two)} ×", how])
+    for row, of in dense_rows(record):
+        if row["contestant"] == "w4a16":
+            two, how = min((of[form], words) for form, words in FORMS.items() if form in of and form != "local")
+            rows.append([row["model"], counted(row["rows"], "row"), of["one"], two, how])
+    for row in record["mixtures"]:
+        of = row["us"]
+        two, how = min((of[form], words) for form, words in EXCHANGES.items() if "experts in" not in form)
+        rows.append([row["model"], counted(row["tokens"], "token") + " a GPU", of["one"], two, how])
+    rows = [[model, size, us(one), us(two), f"{times(one / two)} ×", how] for model, size, one, two, how in rows]
     return where(record) + table(["layer of", "size", "one GPU", "two GPUs", "faster", "by"], rows)
 
 
+def few(record: dict[str, Any]) -> str:
+    """What a sum takes within a layer, and what an early start saves of a product, beside what was predicted."""
+    every = {(row["model"], row["rows"], row["contestant"]): of for row, of in dense_rows(record)}
+    rows = []
+    for row in predicted_rows(record) if any("early" in name for _, _, name in every) else ():
+        plain, early = (every[row["model"], row["rows"], name] for name in ("w4a16", "w4a16 early"))
+        within = [(plain[form] - plain["local"]) / SUMS for form in ("nccl", "peer", "pushed")]
+        saved = [(plain[part] - early[part]) / PRODUCTS for part in ("one", "local")]
+        cells = [f"{x:.1f}" for x in (*within, row["sum"], *saved, EARLY_US["product"])]
+        rows.append([row["model"], str(row["rows"]), *cells])
+    sums = ["a sum within a layer: NCCL", "peer loads", "peer stores", "modelled"]
+    starts = ["an early start saves: one GPU", "a shard", "modelled"]
+    return where(record) + table(["layer of", "rows", *sums, *starts], rows) if rows else ""
+
+
 PAIRS = ("one", "pushed"), ("one early", "pushed early")
-FUNCTIONS = dense, parts, experts, sums, predicted, pays
+FUNCTIONS = dense, parts, experts, sums, predicted, few, pays
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {f.__name__: f for f in FUNCTIONS}

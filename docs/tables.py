@@ -196,6 +196,17 @@ def generate() -> str:
     return machine(of, how) + table(["", *names], rows + rows_of_table(of["rows"], names))
 
 
+def generate_split() -> str:
+    """What the kernels of a step at batch 1 do."""
+    from generate import by_work
+
+    of = record("generate_nvidia_h200")
+    found = {name: by_work(rows) for name, rows in of["split"].items()}
+    rows = [[work, *(f"{us[work]:.0f}" for us in found.values())] for work in next(iter(found.values()))]
+    how = "µs of a step at batch 1, by torch's profiler, L2 warm; gaps are in none"
+    return machine(of, how) + table(["", *found], rows)
+
+
 def results() -> str:
     """The results of the README, an H200's first: records of ``benchmarks/overview.py``, or the products that
     ``gemm.py`` measured in the same way."""
@@ -231,6 +242,11 @@ def eval_times() -> str:
     return judging.eval_times(record("eval_times_cpu"))
 
 
+def leaderboard() -> str:
+    """What a leaderboard run takes on a GPU."""
+    return judging.leaderboard(record("leaderboard_nvidia_h200"))
+
+
 def simulator() -> str:
     """How fast the simulator is."""
     return judging.simulator(record("simulator_cpu"))
@@ -264,6 +280,13 @@ def _over_two_gpus(name: str) -> str:
     return parallel_tables.of_records(name)
 
 
+def w4a8_layers() -> str:
+    """Errors of a real model's layers by the width of activations."""
+    import accuracy_w4a8_layers
+
+    return accuracy_w4a8_layers.table(record("accuracy_w4a8_layers")) + "\n"
+
+
 def fingerprints() -> str:
     """How many kernels have a fingerprint of their PTX."""
     return str(len(json.loads((ROOT / "tests" / "data" / "ptx_fingerprints.json").read_text())["kernels"]))
@@ -275,13 +298,26 @@ def programs() -> str:
 
 
 _OF_RECORDS = (results, gemm, contest, models, gated, grouped, gemv, quantize, fused, decode, generate, launch)
-_OF_THE_PACKAGE = (support, shapes, first_call, eval_times, simulator, notebooks, api, sim_api, harness_api)
+_OF_THE_PACKAGE = (
+    support,
+    shapes,
+    first_call,
+    eval_times,
+    leaderboard,
+    simulator,
+    notebooks,
+    api,
+    sim_api,
+    harness_api,
+)
 TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (*_OF_RECORDS, *_OF_THE_PACKAGE)}
 TABLES |= {"fused-bounds": fused_bounds, "json_outputs": json_tables.outputs, "json_records": json_tables.records}
 TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": modelled.clock, "clocked": modelled.clocked}
 TABLES |= {"b200_w4a16": lambda: modelled.w4a16(record("ours_modelled_b200"))}
+TABLES |= {"w4a8_layers": w4a8_layers}
+TABLES |= {"generate_split": generate_split}
 TABLES |= {"commands": summaries.commands, "gates": summaries.gates, "tolerances": judging.tolerances}
-OVER_TWO_GPUS = ("dense", "parts", "experts", "sums", "predicted", "pays")
+OVER_TWO_GPUS = ("dense", "parts", "experts", "sums", "predicted", "few", "pays")
 TABLES |= {f"parallel-{name}": functools.partial(_over_two_gpus, name) for name in OVER_TWO_GPUS}
 COUNTS: dict[str, Callable[[], str]] = {f.__name__: f for f in (fingerprints, programs)}
 COUNTS |= {"clock_error": modelled.error, "launch_us": modelled.launch_us}

@@ -21,7 +21,9 @@ Submissions = Annotated[
         show_default=False,
     ),
 ]
-OneSubmission = Annotated[Path | None, typer.Option(help="The same, for one file.", show_default=False)]
+OneSubmission = Annotated[
+    Path | None, typer.Option(help="A submission, as the argument is; for one file.", show_default=False)
+]
 Mode = Annotated[
     str, typer.Option(help="test (is it right), benchmark (time it), leaderboard (check every repeat), profile.")
 ]
@@ -34,7 +36,7 @@ ClockName = Annotated[
     typer.Option("--clock", metavar="GPU", help="GPU of modelled times: b200, h200, h100.", show_default="--arch's"),
 ]
 Data = Annotated[
-    str, typer.Option(help="public (the problem's kind draws) or full (all E2M1 codes, scales of any size).")
+    str, typer.Option(help="public (drawn as the contest draws it) or full (every E2M1 code, scales over all of E4M3).")
 ]
 Definition = Annotated[
     Path | None,
@@ -95,7 +97,10 @@ Collect = Annotated[
     bool, typer.Option("--continue", help="Simulator: go on past every hazard a check finds, and list them all.")
 ]
 DslCompat = Annotated[
-    bool, typer.Option("--dsl-compat", help="Names that the CuTe DSL has dropped since 4.2 are there, and told.")
+    bool,
+    typer.Option(
+        "--dsl-compat", help="Brings back names that the CuTe DSL has dropped since 4.2, and says which ones are used."
+    ),
 ]
 Strict = Annotated[
     bool, typer.Option("--strict", help="Simulator: warn of fences and barriers that NVIDIA's kernels leave out.")

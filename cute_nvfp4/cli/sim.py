@@ -82,11 +82,11 @@ def sim(
         int, typer.Option(metavar="N", min=0, help="Blocks a kernel may execute.", show_default="the simulator's")
     ] = 0,
     dsl_compat: Annotated[
-        bool, typer.Option("--dsl-compat", help="Names that the CuTe DSL has dropped since 4.2 are there, and told.")
+        bool, typer.Option("--dsl-compat", help="Bring back names the CuTe DSL has dropped since 4.2, and list them.")
     ] = False,
     execute: Annotated[bool, typer.Option(help="Run the kernels, or only list the launches.")] = True,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No lines about launches that end well.")] = False,
-    with_traceback: Annotated[bool, typer.Option("--traceback", help="Show where the program launched it.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no line about a launch that ends well.")] = False,
+    with_traceback: Annotated[bool, typer.Option("--traceback", help="Show the line that launched a kernel.")] = False,
 ) -> None:
     """Runs an unmodified CuTe DSL program as if this machine had the GPU.
 

@@ -38,8 +38,8 @@ def tune(
     clock: Annotated[
         str,
         typer.Option(
-            help="Time plans by the simulator's clock of this GPU (b200, h200): needs ptxas and no GPU, and as long as "
-            "they take on the CPU.",
+            help="Time plans by the simulator's clock of this GPU (b200, h200): needs ptxas and no GPU. Each plan is "
+            "executed on the CPU, which may take minutes.",
             show_default=False,
         ),
     ] = "",

@@ -24,13 +24,16 @@ from .packed_problem import TILING, PackedPlan, packed_tiles
 STAGE_US = {8: 0.38, 16: 0.39, 32: 0.41, 64: 0.50, 96: 0.60, 128: 0.68, 192: 1.10, 256: 1.40}
 """µs of a multiprocessor for 128 rows of the weight and 128 of K, by rows of x in a tile: up to 128 those of
 ``packed``, and between them; the wide ones, which load x without multicast, fitted on an NVIDIA H200 on 2026-11-22."""
-STREAMED = {"slabs": 8, "warps_m": 8, "warps_k": 2, "stage_tiles": 2, "stages": 16}
-"""The tiling of the streaming kernel that was fastest for most products of experts (H100, 2026-11-24)."""
-WIDE = {"slabs": 8, "warps_m": 4, "warps_k": 2, "stage_tiles": 2, "stages": 8, "ctas_per_sm": 2}
-"""That for 32 columns, whose sums and MMAs one CTA hides from the other (modelled: 0.79 of the memory's rate, and 0.63
-with one CTA of twice the warps)."""
-EIGHT_COLUMNS, SIXTEEN_COLUMNS, FEW_ROWS = 4.5, 8.0, 8.0
-"""Rows of an expert that is used, on average, up to which its products stream by eight columns, by 16, and by 32."""
+SHORT = {"slabs": 8, "warps_m": 8, "warps_k": 2, "stage_tiles": 2, "stages": 16}
+"""The tiling of the streaming kernel for launches of few steps: one CTA an SM, so that sums of cut tiles are fewer (one
+token of Qwen3-30B-A3B: 20.0 µs, and 22.8 with two; H200, 2026-11-28)."""
+STREAMED = {"slabs": 8, "warps_m": 4, "warps_k": 2, "stage_tiles": 2, "stages": 8, "ctas_per_sm": 2}
+"""That for others: what one CTA stores and adds up the other hides (5 to 10 % shorter layers; the same run)."""
+SHORT_STEPS = 7
+"""Steps of each of two CTAs an SM below which a launch has few."""
+EIGHT_COLUMNS, SIXTEEN_COLUMNS, FEW_ROWS = 4.5, 12.0, 18.0
+"""Rows of an expert that is used, on average, up to which its products stream by eight columns, by 16, and by 32. 16
+rows of 32 columns take 0.95 of the time by tiles, 32 rows 1.25 (the same run); between the first two by the model."""
 STREAM_TILING = "columns", "cut_bytes"
 """What a plan of the streaming kernel of groups decides beside what one without groups does."""
 MOST_STEPS = 1 << 32
@@ -162,7 +165,11 @@ def choose_stream(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedP
     # a first product that sorts slots itself waits for no launch of ours
     early = "x" if not p.routed.gathered else "" if p.ids else "all"
     columns = 8 if rows <= EIGHT_COLUMNS else 16 if rows <= SIXTEEN_COLUMNS else 32
-    config = p.streaming(arch, columns=columns, programmatic=early, **(WIDE if columns > 16 else STREAMED))
+    config = p.streaming(arch, columns=columns, programmatic=early, **STREAMED)
+    m, n, k = p.sizes[0]
+    steps = m / rows * -(-n // config.out_rows) * packed_tiles(n, k)[1] / config.stage_tiles
+    if steps < SHORT_STEPS * config.ctas_per_sm * sm_count:
+        config = p.streaming(arch, columns=columns, programmatic=early, **SHORT)
     return None if can_stream(p, config) else PackedPlan(config, sm_count * config.ctas_per_sm)
 
 

@@ -139,7 +139,12 @@ def layers(device: str) -> dict[str, Callable[[], object]]:
     found: dict[str, Callable[[], object]] = {}
     for format, options in (("nvfp4", {}), ("mxfp4", {"activation": "clamped_swiglu", **biases})):
         quantized = [quantize(w, format, backend="reference") for w in pair]
-        for tokens, dtype in ((20, torch.bfloat16), (5, torch.bfloat16), (20, torch.float8_e4m3fn)):
+        for tokens, dtype in (
+            (40, torch.bfloat16),
+            (20, torch.bfloat16),
+            (5, torch.bfloat16),
+            (20, torch.float8_e4m3fn),
+        ):
             prepared = prepare_experts(*quantized, dtype=dtype, **options)
             given = (
                 torch.randn(tokens, hidden, device=device, dtype=torch.bfloat16),

@@ -85,7 +85,7 @@ def test_one_moe(name: str) -> None:
         assert made.explain_backend().kernel == "moe"
         count = len(runs)
         got = made(*given)
-        assert {"moe_maps", "moe_combine"} <= {run.name for run in runs[count:]} and len(runs) - count <= 6
+        assert "moe_combine" in {run.name for run in runs[count:]} and len(runs) - count <= 6
         after = state(made)
         assert same_bits(after, before)
     assert (got - want).norm() < 0.01 * want.norm() and not (got.roll(1, 0) - want).norm() < 0.01 * want.norm()
@@ -222,7 +222,7 @@ def test_gpt_oss(tmp_path: Path) -> None:
         half = load(tmp_path / "given", dtype=torch.bfloat16)
         count = len(runs)
         logits = half(IDS[:1, :4]).logits
-        assert [run.name for run in runs[count:]].count("moe_maps") == 1
+        assert [run.name for run in runs[count:]].count("moe_combine") == 1
     want = exact(IDS[:1, :4]).logits
     assert (logits.float() - want).norm() < 0.05 * want.norm()
 

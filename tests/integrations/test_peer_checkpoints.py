@@ -85,7 +85,7 @@ def test_a_mixture_of_modelopt_on_hopper(tmp_path: Path) -> None:
         experts = model.model.layers[0].mlp.experts
         assert isinstance(experts, PackedExperts) and experts.down_data is None
         logits = model(IDS[:1, :4]).logits.float()
-        assert [run.name for run in runs].count("moe_maps") == 1
+        assert [run.name for run in runs].count("moe_combine") == 1
         model.save_pretrained(tmp_path)
     assert (logits - exact).norm() < 0.05 * exact.norm()
     assert same_bits(*(safetensors.load_file(x / "model.safetensors") for x in (tmp_path, DATA / "modelopt_moe")))

@@ -69,7 +69,7 @@ def test_experts(model: str, arch: str) -> None:
     want = forward(decoded(made), "eager", x.float(), ids, scores)
     with simulating(arch) as runs:
         got = forward(made, "cute_nvfp4", *rows)
-    assert {"moe_maps", "moe_combine"} <= {run.name for run in runs}
+    assert "moe_combine" in {run.name for run in runs}
     # on sm_100a x is quantized, too
     most = 0.01 if arch == "sm_90a" else 0.2
     assert got.dtype is torch.bfloat16 and (got - want).norm() < most * want.norm()

@@ -133,3 +133,12 @@ def test_kernels_of_a_step() -> None:
         {"kernel": "gemm", "count": 1.0, "us": 32.0},
         {"kernel": "norm", "count": 2.0, "us": 6.0},
     ]
+
+
+def test_what_kernels_of_a_step_do() -> None:
+    """Names that torch's profiler gave on an H200."""
+    names = {"nvjet_sm90_tst_128x8": 5.0, "cublasLt::splitKreduce_kernel<32>": 1.0, "triton_red_fused_add_rsqrt_0": 2.0}
+    names |= {"kernel_cute_nvfp4kernelsgemmpackedstream": 7.0, "cudnn_generated_sdpa_sm90_flash": 3.0, "Memset": 0.5}
+    found = benchmark.by_work([{"kernel": name, "count": 1, "us": us} for name, us in names.items()])
+    some = {name: us for name, us in found.items() if us}
+    assert some == {"products": 13.0, "attention": 3.0, "norms": 2.0, "other": 0.5}

@@ -41,6 +41,7 @@ PAGES = [
     "how-to/time_a_kernel.md",
     "how-to/look_inside_a_kernel.md",
     "how-to/add_an_instruction.md",
+    "how-to/operations.md",
     "explanation/formats.md",
     "tutorials/first_gemm.md",
     "tutorials/first_submission.md",

@@ -148,8 +148,8 @@ class Combine:
         if cutlass.const_expr(cfg.ids):
             maps, lane = None, cute.arch.lane_idx()
             ids = SlotIds(arguments.maps, slots, arguments.experts, arguments.first)
-            row = ids.row(lane)
-            rows = [cute.arch.shuffle_sync(row, token * cfg.top + i) for i in range(cfg.top)]
+            of_lane = ids.row(lane)
+            rows = [cute.arch.shuffle_sync(of_lane, token * cfg.top + i) for i in range(cfg.top)]
         else:
             maps = maps_of(arguments.maps, arguments.experts, slots)
             rows = [maps.mRows[token * cfg.top + i] for i in range(cfg.top)]

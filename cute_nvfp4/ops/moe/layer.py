@@ -163,7 +163,8 @@ def layer(r: Any, out: torch.Tensor | None, backend: Backend) -> torch.Tensor:
             rows = CONTIGUOUS.run(inner, e.down, maps.offsets, "", e.down_factor, None, x.dtype, None, None, backend)
             return combined(rows, weights, e.down_bias, whole, e.count, top, shared, out, backend)
         second = e.down_factor, e.down_bias, None, weights
-        rows = expert_product(inner, e.down, *routed, False, *second, added, out if added else None, backend=backend)
+        sums = out if added else None
+        rows = expert_product(inner, e.down, *routed, False, *second, added=added, out=sums, backend=backend)
         if added:
             return rows
         return combined(rows, None, None, whole, e.count, top, shared, out, backend)

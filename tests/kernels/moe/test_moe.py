@@ -205,7 +205,7 @@ OF_FEW = (
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("mutant", [*MUTANTS, *OF_FEW], ids=str)
 def test_mutant_is_noticed(mutant: Mutant) -> None:
-    problem = Problem(FEW if mutant in OF_FEW else dataclasses.replace(GPT_OSS, tokens=20))
+    problem = Problem(FEW if mutant in OF_FEW else dataclasses.replace(GPT_OSS, tokens=30))
     # where the limits are met
     problem.x *= 8
     assert outcome(None, lambda: problem.right(problem.run()), "sm_90a") == ""

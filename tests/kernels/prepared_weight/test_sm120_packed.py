@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import test_packed_groups as groups
 import torch
 from support.mutants import FIRST, LAST, at, drop, instead, offset, outcome
 from support.packed_problems import run
+from test_sm100_packed import drawn
 
 from cute_nvfp4 import BlockScaledTensor, gemm, grouped_gemm, prepare_weight, quantize, simulating, to_blocked
 from cute_nvfp4.errors import OperandError
@@ -54,6 +56,13 @@ CUT = CASES[8]
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_exact(case: Case) -> None:
     problem = dense.Problem(case)
+    assert problem.right(run(problem, ARCH))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_problems(seed: int) -> None:
+    """Of any size and formats, by the plans that are chosen."""
+    problem = dense.Problem(replace(drawn(seed), workers=None, tiling={}))
     assert problem.right(run(problem, ARCH))
 
 
