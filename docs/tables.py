@@ -312,7 +312,7 @@ _OF_THE_PACKAGE = (
 )
 TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (*_OF_RECORDS, *_OF_THE_PACKAGE)}
 TABLES |= {"fused-bounds": fused_bounds, "json_outputs": json_tables.outputs, "json_records": json_tables.records}
-TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": modelled.clock}
+TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": modelled.clock, "clocked": modelled.clocked}
 TABLES |= {"b200_w4a16": lambda: modelled.w4a16(record("ours_modelled_b200"))}
 TABLES |= {"w4a8_layers": w4a8_layers}
 TABLES |= {"generate_split": generate_split}
