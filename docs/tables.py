@@ -280,6 +280,13 @@ def _over_two_gpus(name: str) -> str:
     return parallel_tables.of_records(name)
 
 
+def w4a8_layers() -> str:
+    """Errors of a real model's layers by the width of activations."""
+    import accuracy_w4a8_layers
+
+    return accuracy_w4a8_layers.table(record("accuracy_w4a8_layers")) + "\n"
+
+
 def fingerprints() -> str:
     """How many kernels have a fingerprint of their PTX."""
     return str(len(json.loads((ROOT / "tests" / "data" / "ptx_fingerprints.json").read_text())["kernels"]))
@@ -305,8 +312,9 @@ _OF_THE_PACKAGE = (
 )
 TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (*_OF_RECORDS, *_OF_THE_PACKAGE)}
 TABLES |= {"fused-bounds": fused_bounds, "json_outputs": json_tables.outputs, "json_records": json_tables.records}
-TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": modelled.clock}
+TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": modelled.clock, "clocked": modelled.clocked}
 TABLES |= {"b200_w4a16": lambda: modelled.w4a16(record("ours_modelled_b200"))}
+TABLES |= {"w4a8_layers": w4a8_layers}
 TABLES |= {"generate_split": generate_split}
 TABLES |= {"commands": summaries.commands, "gates": summaries.gates, "tolerances": judging.tolerances}
 OVER_TWO_GPUS = ("dense", "parts", "experts", "sums", "predicted", "few", "pays")

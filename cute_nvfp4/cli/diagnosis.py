@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 
+from ..dsl_version import ADVICE, PACKAGE, SERIES, wrong_dsl
 from ..errors import CuteNvfp4Error
 
 _REQUIRED = (
-    "nvidia-cutlass-dsl", "cuda-python", "numpy", "ml_dtypes", "typer", "rich", "pydantic", "Jinja2",
+    PACKAGE, "cuda-python", "numpy", "ml_dtypes", "typer", "rich", "pydantic", "Jinja2",
     "PyYAML", "filelock", "platformdirs", "safetensors",
 )  # fmt: skip
 _TOOLS = ("nvdisasm", "cuobjdump", "ptxas")
@@ -61,6 +62,8 @@ def _packages() -> Iterator[Finding]:
         found = _version(package)
         if found is None:
             yield Finding("packages", package, "fail", "not installed", f"pip install {package}")
+        elif package == PACKAGE and wrong_dsl():
+            yield Finding("packages", package, "fail", f"{found}, this package needs {SERIES}", ADVICE)
         else:
             yield Finding("packages", package, "ok", found)
     yield libraries({package: _version(package) for package in _LIBRARIES})
@@ -146,7 +149,8 @@ def _tried(area: str, name: str, check: Callable[[str], tuple[str, str]], arch: 
     try:
         return Finding(area, name, *check(arch))
     except Exception as error:  # whatever is broken, the user must be told, not shown a traceback
-        return Finding(area, name, "fail", _describe(error), advice)
+        # of another release of the DSL the error says what to install
+        return Finding(area, name, "fail", _describe(error), "" if wrong_dsl() else advice)
 
 
 def _compile(arch: str) -> tuple[str, str]:

@@ -54,9 +54,11 @@ def inspect(
         fail(f"{sizes} is not a problem: k is a multiple of {multiple}, and all are at least 1", 2)
     plan: dict[str, Any] = {}
     with shown_errors():
+        from ..dsl_version import require_dsl
         from ..runtime.inspection import inspect_cubin
         from ..target import architecture
 
+        require_dsl()
         architecture(arch)
         with stderr().status(f"compiling {kernel} for {arch}"):
             if kernel == "gemv":

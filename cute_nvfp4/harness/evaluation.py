@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..dsl_version import require_dsl
 from ..sim.profile.page import FORMATS
 from . import sandbox
 from .errors import HarnessError, TaskFileError
@@ -100,6 +101,7 @@ class Evaluation:
     Raises:
         HarnessError: unknown problem, mode, backend, data kind or case number, a bad task file or submission, or
             ``backend='cuda'`` without a GPU; its ``exit_code`` is the process's.
+        TargetError: ``backend='sim'`` with another release of the DSL.
     """
 
     def __init__(self, options: Options, cases: list[Case] | None = None) -> None:
@@ -123,6 +125,8 @@ class Evaluation:
                 f"{self.submission.path} is a submission to {named!r} (its #!POPCORN line), not {options.problem!r}"
             )
         self.backend = _choose_backend(options.backend)
+        if self.backend == "sim":
+            require_dsl()
         self.device = "cuda" if self.backend == "cuda" else "cpu"
         self.arch = _choose_arch(self.backend, options.arch or _arch_of(options.clock))
         self.numbered = self._select(cases)

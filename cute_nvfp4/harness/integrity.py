@@ -9,11 +9,17 @@ refused by the judge (docs/explanation/threat_model.md).
 
 from __future__ import annotations
 
+import gc
+import signal
 import sys
 import time
 from types import FunctionType, ModuleType
+from typing import Any
 
 import torch
+from torch.utils._device import DeviceContext
+
+from ..runtime.torch_private import dispatch_modes
 
 # Named one by one: torch replaces some of its own functions when it loads more of itself (torch.compile does).
 _TORCH = {
@@ -29,6 +35,14 @@ _TORCH = {
         "view", "zero_",
     ),
 }  # fmt: skip
+_OPERATORS = ("clone", "copy_", "detach", "empty_strided", "fill_.Scalar", "sum.IntList_out", "view")
+"""What the worker asks of torch after a call; torch.library lets anyone put a function in the place of each."""
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_getprofile, _gettrace = sys.getprofile, sys.gettrace
+_get_tool = getattr(getattr(sys, "monitoring", None), "get_tool", None)
+_getsignal, _getitimer, _registered = signal.getsignal, signal.getitimer, torch._C._dispatch_dump
+_function_modes, _function_mode = torch._C._len_torch_function_stack, torch._C._get_function_stack_at
+_block, _collects, _collect, _collect_not = signal.pthread_sigmask, gc.isenabled, gc.enable, gc.disable
 _EVENT = ("__new__", "elapsed_time", "query", "record", "synchronize", "wait")
 _STREAM = ("__new__", "record_event", "synchronize", "wait_event", "wait_stream")
 
@@ -50,9 +64,12 @@ class Snapshot:
             for name, value in list(vars(module).items()):
                 if callable(value):
                     self._entries.append((module, name, value))
+                functions = [value] if isinstance(value, FunctionType) else []
                 if isinstance(value, type) and value.__module__ == module.__name__:
-                    own = ((n, v) for n, v in vars(value).items() if isinstance(v, FunctionType))
-                    self._entries += [(value, method, function) for method, function in own]
+                    own = {n: v for n, v in vars(value).items() if isinstance(v, FunctionType)}
+                    self._entries += [(value, method, function) for method, function in own.items()]
+                    functions += own.values()
+                self._entries += [(function, "__code__", function.__code__) for function in functions]
         # a simulated GPU has events and streams of its own
         for owner, names in {**_TORCH, torch.cuda.Event: _EVENT, torch.cuda.Stream: _STREAM}.items():
             self._entries += [(owner, name, getattr(owner, name)) for name in names]
@@ -78,3 +95,67 @@ class Snapshot:
 def _form(owner: object) -> tuple[type, dict[str, type]]:
     """The class of an object, and that of each of its attributes."""
     return type(owner), {name: type(value) for name, value in object.__getattribute__(owner, "__dict__").items()}
+
+
+class Hooks:
+    """Sees what would run a submission's code after its call has returned, where Python or torch offer a place for it:
+    tracing, signals, the end of garbage, torch's modes, torch's operators. Made before a submission is loaded."""
+
+    def __init__(self) -> None:
+        self._tracing, self._before = _tracing(), _hooks()
+        self._signals = signal.valid_signals()
+        self._mask: set[int] | None = None  # of signals, while the hooks are closed
+        self._collecting = False
+
+    def close(self) -> str:
+        """Keeps signals and the garbage collector out until ``open``; says what traces, which cannot be kept out.
+
+        The clock runs meanwhile: it takes two microseconds.
+        """
+        self._mask, self._collecting = _block(signal.SIG_BLOCK, self._signals), _collects()
+        _collect_not()
+        return "" if _same(self._tracing, _tracing()) else "a function that traces or profiles"
+
+    def open(self) -> None:
+        """Signals and garbage as they were before ``close``, if it was called."""
+        if self._mask is None:
+            return
+        if self._collecting:
+            _collect()
+        _block(signal.SIG_SETMASK, self._mask)
+        self._mask = None
+
+    def left(self) -> str:
+        """Names what else is there now and was not before the submission; "" for nothing."""
+        now = _hooks()
+        return next((name for name, found in now.items() if not _same(self._before[name], found)), "")
+
+
+def _tracing() -> list[Any]:
+    tools = [_get_tool(number) for number in range(6)] if _get_tool is not None else []
+    return [_getprofile(), _gettrace(), *tools]
+
+
+def _hooks() -> dict[str, list[Any]]:
+    modes = [_function_mode(index) for index in range(_function_modes())]
+    return {
+        "a function that the garbage collector calls": list(gc.callbacks),
+        "a signal handler": [_getsignal(number) for number in sorted(signal.valid_signals())],
+        "a timer": [_getitimer(timer)[0] > 0 for timer in _TIMERS],
+        # torch.set_default_device is one of torch's modes
+        "a mode of torch": [
+            dispatch_modes(),
+            DeviceContext.__torch_function__,
+            *(mode for mode in modes if type(mode) is not DeviceContext),
+        ],
+        "an operator of torch in the place of torch's own": [hash(_registered(f"aten::{name}")) for name in _OPERATORS],
+    }
+
+
+def _same(before: list[Any], now: list[Any]) -> bool:
+    """Whether they are the same objects or equal numbers: no method of a submission's object is called."""
+    plain = (int, bool)
+    return len(before) == len(now) and all(
+        was is found or (type(was) in plain and type(found) in plain and was == found)
+        for was, found in zip(before, now)
+    )

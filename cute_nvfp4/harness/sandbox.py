@@ -22,6 +22,7 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _WRITES = (1 << 1) | sum(1 << bit for bit in range(4, 13))  # files opened to write, removed, made
 _BY_VERSION = {2: 1 << 13, 3: 1 << 14}  # moved to another folder; truncated
 _CAPABILITIES = 0x20080522  # the version of the structures of capset
+_TCP = 0b11  # ports that are listened to and connected to, from version 4 on
 _SCOPES = 0b11  # of abstract sockets and of signals, from version 6 on
 _OTHER_USER = 65_000
 """Who the worker is where the judge is root and the kernel has no Landlock."""
@@ -65,7 +66,7 @@ def enter(folder: Path, judge: int) -> list[str]:
     _libc.prctl(_SET_SUBREAPER, 1, 0, 0, 0)  # what its children leave behind stays below it
     _libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0)
     layers = []
-    version = _libc.syscall(_CREATE_RULESET, None, 0, 1)
+    version = landlock_version()
     if version > 0:
         _landlock(folder, version)
         layers.append(f"landlock {version}")
@@ -85,6 +86,11 @@ def enter(folder: Path, judge: int) -> list[str]:
     return layers
 
 
+def landlock_version() -> int:
+    """Which version of Landlock the system has; less than 1 for none."""
+    return _libc.syscall(_CREATE_RULESET, None, 0, 1)
+
+
 def _readable_for_all(path: Path) -> bool:
     """Whether another user could read the file: Python goes on importing when the user has changed."""
     return all(parent.stat().st_mode & 0o005 == 0o005 for parent in path.resolve().parents)
@@ -92,7 +98,7 @@ def _readable_for_all(path: Path) -> bool:
 
 def _landlock(folder: Path, version: int) -> None:
     writes = _WRITES | sum(bit for since, bit in _BY_VERSION.items() if version >= since)
-    fields = [writes, 0, _SCOPES] if version >= 6 else [writes]
+    fields = [writes, _TCP if version >= 4 else 0] + [_SCOPES] * (version >= 6)
     attributes = struct.pack(f"{len(fields)}Q", *fields)
     rules = _libc.syscall(_CREATE_RULESET, attributes, len(attributes), 0)
     if rules < 0:

@@ -23,7 +23,7 @@ import torch
 from . import dsl_compat, provided, sandbox, timing
 from .folder.described import DESCRIBED, Described
 from .folder.structure import flattened
-from .integrity import Snapshot
+from .integrity import Hooks, Snapshot
 from .mapped import Mapped
 from .problem import Problem, get_problem
 from .workspace import Workspace
@@ -61,6 +61,7 @@ class Worker:
         self._problem: Problem | Described | None = None
         self._kernel: Any = None
         self._snapshot: Snapshot | None = None
+        self._hooks: Hooks | None = None
         self._device = torch.device("cpu")
         self._simulated: SimulatedGpu | None = None
         self._gpu = False
@@ -88,6 +89,7 @@ class Worker:
         self._gpu = self._device.type == "cuda" and not simulate
         if self._gpu:
             self._clear = timing.ColdL2(self._device)
+        self._hooks = Hooks()
         self._snapshot = Snapshot(*filter(None, (self, self._workspace, self._clear)))
         file = Path(path).resolve()
         provided.install(file.parent, aliases, bool(simulate))
@@ -114,15 +116,21 @@ class Worker:
         self._workspace.lay_out(case, batch)
         inputs, threads = self._prepare(order), set(_frames())
         gpu_ns, described = None, []
+        # looked up before the submission runs
+        close, refuse, keep, release = self._hooks.close, self._refuse, self._keep, self._hooks.open
         begin = _clock()
-        if timed and self._gpu:
-            gpu_ns = self._timed_calls(order, inputs)
-        else:
-            outs = []
-            for data in inputs:
-                outs.append(self._kernel(data))
-            wall = _clock() - begin
-            described = self._keep(order, outs)
+        try:
+            if timed and self._gpu:
+                gpu_ns = self._timed_calls(order, inputs)
+            else:
+                outs = []
+                for data in inputs:
+                    outs.append(self._kernel(data))
+                traced, wall = close(), _clock() - begin
+                refuse(traced)
+                described = keep(order, outs)
+        finally:
+            release()
         self._synchronize()
         wall = _clock() - begin if self._gpu else wall
         left = len(set(_frames()) - threads)
@@ -177,15 +185,28 @@ class Worker:
     def _timed_calls(self, order: list[int], batch: list[tuple]) -> float:
         """Times the calls together, in nanoseconds, and keeps what they returned."""
         start, end = _event(enable_timing=True), _event(enable_timing=True)
-        kernel = self._kernel
+        kernel, close, refuse, keep = self._kernel, self._hooks.close, self._refuse, self._keep
         for _ in range(_CLEARS):
             self._clear()
         start.record()
         outs = [kernel(data) for data in batch]
+        traced = close()
         end.record()
-        self._keep(order, outs)
+        refuse(traced)
+        keep(order, outs)
         end.synchronize()
         return start.elapsed_time(end) * 1e6
+
+    def _refuse(self, traced: str) -> None:
+        """Raises ``Refused`` for what would run the submission's code when the clock has stopped: what ``traced``
+        names, what is left in Python or torch, what was replaced here."""
+        if left := traced or self._hooks.left():
+            raise Refused(f"custom_kernel left {left}, which can run when the clock has stopped")
+        self._refuse_replaced()
+
+    def _refuse_replaced(self) -> None:
+        if replaced := self._snapshot.changed():
+            raise Refused(f"the submission replaced {', '.join(replaced)}")
 
     def _keep(self, order: list[int], outs: list) -> list[list[dict]]:
         """Describes what the calls returned, and copies what the judge cannot read, after the last of them.
@@ -207,7 +228,9 @@ class Worker:
     def _outputs_of(self, out: Any) -> list:
         """The outputs of a call; of a folder's problem the tensors in what it returned, for which places are made."""
         if self._problem is not DESCRIBED:
-            return list(out) if isinstance(out, (list, tuple)) else [out]
+            # not what a class of the submission's makes of being iterated, or of being asked for its class
+            sequence = next((kind for kind in (list, tuple) if issubclass(type(out), kind)), None)
+            return [out] if sequence is None else list(sequence.__iter__(out))
         structure, tensors = flattened(out)
         self._structures.append(structure)
         self._workspace.expect([(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for t in tensors])
@@ -265,13 +288,11 @@ class Worker:
         operations = (self.load, self.stage, self.call, self.collect, self.profile)
         try:
             result = {operation.__name__: operation for operation in operations}[arguments.pop("op")](**arguments)
+            self._refuse_replaced()
         except Refused as error:
             return {"error": str(error), "traceback": ""}
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # all of it is the submission's doing
             return self._raised(error)
-        replaced = self._snapshot.changed()
-        if replaced:
-            return {"error": f"the submission replaced {', '.join(replaced)}", "traceback": ""}
         failure = self._simulated.failure() if self._simulated else None
         return result | {"traceback": launched_at(failure) if failure else ""}
 

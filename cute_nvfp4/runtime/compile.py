@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from ..dsl_version import require_dsl
 from ..errors import CompileError
 from . import cache
 from .cache import CompiledKernel
@@ -54,7 +55,9 @@ def build(host: Callable[..., Any], args: Sequence[Any], *, name: str, arch: str
 
     Raises:
         CompileError: the DSL or ptxas refused the kernel; its message is kept.
+        TargetError: another release of the DSL is installed.
     """
+    require_dsl()
     import cutlass.cute as cute
 
     with tempfile.TemporaryDirectory(prefix="cute_nvfp4-") as folder:
@@ -102,6 +105,7 @@ def uncached() -> Iterator[None]:
 
 
 def _from_disk_or_build(key: tuple, builder: Callable[[], CompiledKernel]) -> CompiledKernel:
+    require_dsl()  # before the builder imports a kernel, which another release cannot
     if not cache.enabled():
         return builder()
     digest = hashlib.sha256(f"{source_digest()} {key!r}".encode()).hexdigest()[:40]

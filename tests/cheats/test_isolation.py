@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cute_nvfp4.harness import sandbox
 from cute_nvfp4.harness.comparison import compare
 from cute_nvfp4.harness.evaluation import Evaluation, Options
 from cute_nvfp4.sim.clock.tools import found
@@ -70,6 +71,15 @@ CHEATS = [
     ("commands_the_device", "sim", "test", "refused", "no operation"),
     ("other_calls_inputs", "reference", "leaderboard", "refused", "changed its inputs"),
     ("forged_device_answer", "sim", "test", "launched-nothing", "no kernel was launched"),
+    ("lazy_list", "reference", "test", "refused", "returned 0 outputs"),
+    ("lazy_class", "reference", "test", "refused", "returned a Lazy"),
+    ("mode_of_torch", "reference", "test", "refused", "left a mode of torch"),
+    ("operator_of_torch", "reference", "test", "refused", "left an operator of torch"),
+    ("profiles_the_worker", "reference", "test", "refused", "left a function that traces or profiles"),
+    ("signal_after_the_clock", "reference", "test", "refused", "left a signal handler"),
+    ("garbage_computes", "reference", "test", "refused", "left a function that the garbage collector calls"),
+    ("restores_the_worker", "reference", "test", "refused", "replaced Worker._keep"),
+    ("changes_the_workers_code", "reference", "test", "refused", "replaced _is_broadcast.__code__"),
 ]
 
 
@@ -82,6 +92,12 @@ def test_cheat_is_caught(name, backend, mode, verdict, message, tmp_path, monkey
     errors = [(case.verdict, case.error) for case in run.cases]
     assert any(case.verdict == verdict and message in case.error for case in run.cases), errors
     assert all("\x1b" not in case.error + case.details for case in run.cases)
+
+
+@pytest.mark.skipif(sandbox.landlock_version() < 4, reason="a kernel whose Landlock knows no TCP")
+def test_answers_from_the_network(tmp_path):
+    run = judge(folder_of(tmp_path, "asks_the_network"), "test", "reference")
+    assert all(case.verdict == "refused" and "no way out" in case.error for case in run.cases)
 
 
 @CLOCKED

@@ -22,6 +22,7 @@ NOUNS = (
     "grouped_rows",
     "operand",
     "reference",
+    "dsl_version",
     "errors",
     "target",
     "lazy",
@@ -49,7 +50,7 @@ MAY_IMPORT = {
     "harness": HARNESS,
     "cli": ("cli", "integrations", *HARNESS),
     "display": DISPLAY,
-    "sim": ("sim", "errors"),
+    "sim": ("sim", "dsl_version", "errors"),
     "__main__": ("cli",),
     "__init__": ("display", *HARNESS),
 }

@@ -16,6 +16,7 @@ import torch
 
 _DEEPEST = 16
 _SCALARS = (bool, int, float, str, type(None))
+_KINDS = (torch.Tensor, dict, tuple, list)
 
 
 class Leaf(NamedTuple):
@@ -90,14 +91,15 @@ def flattened(output: Any) -> tuple[Any, list[torch.Tensor]]:
     def described(value: Any, depth: int) -> Any:
         if depth > _DEEPEST:
             raise TypeError(f"an output that is nested more than {_DEEPEST} times")
-        if isinstance(value, torch.Tensor):
+        # not isinstance, nor the value's methods: a class of the submission's would run its code, after the clock
+        kind = next((kind for kind in _KINDS if issubclass(type(value), kind)), None)
+        if kind is torch.Tensor:
             tensors.append(value)
             return {"tensor": len(tensors) - 1}
-        if isinstance(value, dict):
-            return {"dict": [[key, described(part, depth + 1)] for key, part in value.items()]}
-        if isinstance(value, (list, tuple)):
-            kind = "tuple" if isinstance(value, tuple) else "list"
-            return {kind: [described(part, depth + 1) for part in value]}
+        if kind is dict:
+            return {"dict": [[key, described(part, depth + 1)] for key, part in dict.items(value)]}
+        if kind is not None:
+            return {kind.__name__: [described(part, depth + 1) for part in kind.__iter__(value)]}
         if type(value) in _SCALARS:
             return {"value": value}
         raise TypeError(f"custom_kernel returned a {type(value).__name__}, expected tensors, or a list of them")

@@ -11,9 +11,9 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from importlib import metadata
 from typing import Any
 
+from cute_nvfp4.dsl_version import require_dsl
 from cute_nvfp4.errors import TargetError
 from cute_nvfp4.sim.host.module import HostModule
 from cute_nvfp4.sim.machine.launch import Launch
@@ -89,17 +89,8 @@ class DslHooks:
         self._ffi_always = False
 
     def install(self, patches: Patches) -> None:
-        """Raises ``TargetError`` for a DSL that has not what is hooked."""
-        try:
-            self._install(patches)
-        except (ImportError, AttributeError) as error:
-            found = metadata.version("nvidia-cutlass-dsl")
-            raise TargetError(
-                f"a simulated session needs nvidia-cutlass-dsl 4.8, this is {found}, which lacks something ({error}): "
-                "pip install 'nvidia-cutlass-dsl>=4.8,<4.9'"
-            ) from error
-
-    def _install(self, patches: Patches) -> None:
+        """Raises ``TargetError`` for another release of the DSL, which may lack what is hooked."""
+        require_dsl()
         import cutlass  # noqa: F401  (makes the DSL's singletons)
         from cutlass.base_dsl.compiler import CompileOptions
         from cutlass.cute.runtime import _Tensor
