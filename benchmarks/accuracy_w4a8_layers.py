@@ -1,6 +1,6 @@
 """The error of real layers' products by the width of their activations: ``python benchmarks/accuracy_w4a8_layers.py``.
 
-Every linear layer of SmolLM2-135M-Instruct (``smollm2.py`` says where its file is) with the activations that a text
+Linear layers of SmolLM2-135M-Instruct (``smollm2.py`` says where its file is) with the activations that a text
 gives it: weights are rounded to NVFP4 by a rule; x stays bfloat16 (W4A16), becomes E4M3 with a scale a row (W4A8), or
 NVFP4 (W4A4). The error is the norm of the difference from the floats' product over that one's norm. Operands are those
 of this package, products exact, so that sums add nothing; ``--simulated`` layers run this package's kernels for sm_90a
@@ -39,8 +39,8 @@ class Layer(NamedTuple):
     x: torch.Tensor
 
 
-def layers(path: Path, text: str, rows: int) -> Iterator[Layer]:
-    """The layers of all blocks, with the last ``rows`` tokens of the text's beginning."""
+def layers(path: Path, text: str, rows: int, every: int) -> Iterator[Layer]:
+    """The layers of every so many blocks, with the last ``rows`` tokens of the text's beginning."""
     model, tokenizer = load(path)
     ids = torch.tensor([tokenizer.encode(text).ids[: 8 * rows]])
     found: dict[str, torch.Tensor] = {}
@@ -52,6 +52,7 @@ def layers(path: Path, text: str, rows: int) -> Iterator[Layer]:
         return hook
 
     linear = {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and "layers" in n}
+    linear = {n: m for n, m in linear.items() if int(n.split(".")[2]) % every == 0}
     for name, module in linear.items():
         module.register_forward_pre_hook(keep(name))
     with torch.inference_mode():
@@ -111,6 +112,7 @@ def main() -> int:
     parser.add_argument("model", type=Path, nargs="?", help="the GGUF file (with --from none is needed)")
     parser.add_argument("--text", type=Path, default=Path(__file__), help="a text of a few hundred words or more")
     parser.add_argument("--rows", type=int, default=64, help="tokens")
+    parser.add_argument("--every", type=int, default=1, help="blocks: 1 for all")
     parser.add_argument("--rule", default="four_six_mse", help="that weights, and x in NVFP4, are rounded by")
     parser.add_argument("--simulated", type=int, default=3, help="so many layers run in the simulator, too, 16 rows")
     parser.add_argument("--from", dest="source", action="store_true", help=f"print {RESULTS.name} instead")
@@ -119,11 +121,14 @@ def main() -> int:
         print(table(json.loads(RESULTS.read_text())))
         return 0
     record: dict = {"rule": options.rule, "rows": options.rows, "layers": [], "simulated": []}
-    for i, layer in enumerate(layers(options.model, options.text.read_text(), options.rows)):
+    for i, layer in enumerate(layers(options.model, options.text.read_text(), options.rows, options.every)):
         record["layers"].append({"name": layer.name, "errors": errors(layer, options.rule, False)})
         if i < options.simulated:
             few = layer._replace(x=layer.x[-16:])
             record["simulated"].append({"name": layer.name, "errors": errors(few, options.rule, True)})
+        print(
+            layer.name, {name: round(100 * x, 2) for name, x in record["layers"][-1]["errors"].items()}, file=sys.stderr
+        )
     RESULTS.write_text(json.dumps(record, indent=1) + "\n")
     print(table(record))
     return 0

@@ -40,6 +40,8 @@ MEASURED, MODELLED = RESULTS / "timing_nvidia_h200.json", RESULTS / "timing_mode
 PREDICTED = RESULTS / "timing_predicted_h200.json"
 COUNTED = (2000, 4000)
 """Cycles that the kernels count by which a launch is measured."""
+LONG = 400_000
+"""Cycles of a kernel that says how fast they are counted in this run."""
 
 
 def graph_of(call: Callable[[], object]) -> Callable[[], object]:
@@ -62,29 +64,32 @@ def median_us(call: Callable[[], object], clear: ColdL2) -> float:
 
 def measure_launch(clear: ColdL2, clock: str) -> dict[str, float]:
     """What a launch costs on this host: kernels of a CTA an SM that count cycles, less these cycles; from a graph, and
-    straight from a stream."""
+    straight from a stream. Also the frequency of this run, in MHz, by a long one of these kernels."""
     sys.path.insert(0, str(Path(__file__).parent / "microbench"))
     from device import Module
 
     module = Module((Path(__file__).parent / "microbench" / "whole.cu").read_text())
     kept = torch.zeros(64, dtype=torch.int64, device="cuda")
     sms, found = torch.cuda.get_device_properties(0).multi_processor_count, {"graph": [], "stream": []}
+
+    def call(cycles: int) -> None:
+        module.launch("count", sms, 128, [kept, cycles])
+
     for cycles in COUNTED:
-
-        def call(cycles: int = cycles) -> None:
-            module.launch("count", sms, 128, [kept, cycles])
-
         counted = cycles / clock_machine(clock)["clock_mhz"]
-        found["graph"].append(median_us(graph_of(call), clear) - counted)
-        found["stream"].append(median_us(call, clear) - counted)
-    return {way: round(statistics.mean(times), 3) for way, times in found.items()}
+        found["graph"].append(median_us(graph_of(lambda cycles=cycles: call(cycles)), clear) - counted)
+        found["stream"].append(median_us(lambda cycles=cycles: call(cycles), clear) - counted)
+    short, long = (median_us(graph_of(lambda cycles=cycles: call(cycles)), clear) for cycles in (COUNTED[-1], LONG))
+    launch = {way: round(statistics.mean(times), 3) for way, times in found.items()}
+    return launch | {"mhz": round((LONG - COUNTED[-1]) / (long - short), 1)}
 
 
 def measure(cases: tuple[Case, ...], output: Path, clock: str) -> None:
     """Writes medians in microseconds, by name, and what a launch costs; after each case."""
     clear, out = ColdL2(), {}
     launch = measure_launch(clear, clock)
-    print(f"a launch: {launch['graph']:.2f} us from a graph, {launch['stream']:.2f} us from a stream", flush=True)
+    ways = ", ".join(f"{launch[way]:.2f} us from a {way}" for way in ("graph", "stream"))
+    print(f"a launch: {ways}, at {launch['mhz']} MHz", flush=True)
     for case in cases:
         try:
             call = call_of(case, "cuda")  # keeps the operands: a graph does not

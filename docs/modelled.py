@@ -26,6 +26,22 @@ def plans(of: dict[str, Any]) -> str:
     return table(["problem", "m, n, k", "plan", "model, µs", "best public, µs"], rows)
 
 
+def clocked() -> str:
+    """The package's plans that the clock decided. Nothing of it was measured."""
+    from cute_nvfp4.planning.clocked import entries
+
+    heads = ["problem", "m, n, k", "tile", "K split", "store", "the model's choice, µs", "this plan, µs", "clock"]
+    rows = []
+    for entry in sorted(entries().values(), key=lambda e: (e.grouped, e.products, e.sizes)):
+        kind = "group_gemm" if entry.grouped else "gemm" if entry.products == 1 else "dual_gemm"
+        several = ["/".join(map(str, dict.fromkeys(sizes))) for sizes in zip(*entry.sizes)]
+        several[0] = "/".join(str(m) for m, _, _ in entry.sizes)
+        tile = f"{256 if entry.tiling['pair'] else 128} x {entry.tiling['tile_n']}{', swap' if entry.swap else ''}"
+        cells = (str(entry.tiling["split_k"]), entry.tiling["store"], f"{entry.replaced_us:.2f}", f"{entry.us:.2f}")
+        rows.append([kind, ", ".join(several), tile, *cells, entry.clock])
+    return table(heads, rows)
+
+
 def clock() -> str:
     """How far the clock's times are off, of launches that it had not seen."""
     return table(["times", "launches", "mean error", "worst", "pairs in order"], _compared())

@@ -280,6 +280,29 @@ def _over_two_gpus(name: str) -> str:
     return parallel_tables.of_records(name)
 
 
+def w4a8_products() -> str:
+    """Medians of products by the width of activations, and how many times faster than the faster peer."""
+    names = ("w4a16", "w4a8-rows", "w4a8", "w4a4-plain", "scaled_mm")
+    lines = [
+        "| m, n, k | bf16 peer, µs | W4A16 | W4A8, x in FP8 | W4A8 | W4A4, plain operands | FP8 × FP8 |",
+        "|---" * 7 + "|",
+    ]
+    for kind, of in record("gemm_w4a8_nvidia_h200")["sets"].items():
+        for row in of["rows"]:
+            found = {name: x["median_us"] for name, x in row["results"].items() if "median_us" in x}
+            peer = min(found[name] for name in ("cublas", "grouped_mm") if name in found)
+            shown = [f"{found[x]:.1f} ({peer / found[x]:.2f})" if x in found else "" for x in names]
+            lines.append(f"| {'gated ' * (kind == 'gated')}{row['text']} | {peer:.1f} | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def w4a8_layers() -> str:
+    """Errors of a real model's layers by the width of activations."""
+    import accuracy_w4a8_layers
+
+    return accuracy_w4a8_layers.table(record("accuracy_w4a8_layers")) + "\n"
+
+
 def fingerprints() -> str:
     """How many kernels have a fingerprint of their PTX."""
     return str(len(json.loads((ROOT / "tests" / "data" / "ptx_fingerprints.json").read_text())["kernels"]))
@@ -305,8 +328,9 @@ _OF_THE_PACKAGE = (
 )
 TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (*_OF_RECORDS, *_OF_THE_PACKAGE)}
 TABLES |= {"fused-bounds": fused_bounds, "json_outputs": json_tables.outputs, "json_records": json_tables.records}
-TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": modelled.clock}
+TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": modelled.clock, "clocked": modelled.clocked}
 TABLES |= {"b200_w4a16": lambda: modelled.w4a16(record("ours_modelled_b200"))}
+TABLES |= {"w4a8_layers": w4a8_layers, "w4a8_products": w4a8_products}
 TABLES |= {"generate_split": generate_split}
 TABLES |= {"commands": summaries.commands, "gates": summaries.gates, "tolerances": judging.tolerances}
 OVER_TWO_GPUS = ("dense", "parts", "experts", "sums", "predicted", "few", "pays")

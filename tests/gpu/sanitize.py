@@ -95,6 +95,8 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
     e4m3, few8, many8 = torch.float8_e4m3fn, *(quantize(x, "fp8_e4m3") for x in (few, many))
     of_fp8 = [prepare_weight(*some, dtype=e4m3) for some in ((w,), (w, w), (stack,))]
     eight = PackedPlan(replace(groups.config, dtype="float8_e4m3fn"), groups.workers)
+    wide = [quantize(torch.randn(m, 384, device=device), backend="reference") for m in (40, 200, 200)]
+    rows_of_fp8: dict[str, Any] = {"global_scale": None, "format": "fp8_e4m3"}
     found: dict[str, Callable[[], object]] = {
         "gemv": lambda: gemv(w, row),
         "prepare_weight": lambda: prepare_weight(w),
@@ -117,9 +119,14 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
         "W4A8, a list": lambda: grouped_gemm([(few8, of_fp8[0]), (many8, of_fp8[0])], config=eight),
         "W4A8, contiguous": lambda: grouped_gemm_contiguous(many8, of_fp8[2], offsets=offsets, config=eight),
         "W4A8, contiguous, x in 16 bits": lambda: grouped_gemm_contiguous(many, of_fp8[2], offsets=offsets),
+        "plain operands, weights in rows": lambda: gemm(wide[0], wide[1]),
+        "plain operands, gated": lambda: gated_gemm(*wide),
+        "plain operands, a list": lambda: grouped_gemm([wide[:2], wide[:2]]),
         **layers(device),
         "rmsnorm_quantize": lambda: rmsnorm_quantize(many, None, global_scale=None),
         "silu_mul_quantize": lambda: silu_mul_quantize(many, many, global_scale=None),
+        "rmsnorm_quantize, FP8": lambda: rmsnorm_quantize(many, None, residual=many, **rows_of_fp8),
+        "silu_mul_quantize, FP8": lambda: silu_mul_quantize(many, many, **rows_of_fp8),
     }
     for rule in ("max", "four_six_mse", "optimal"):
         found[f"quantize, {rule}"] = lambda rule=rule: quantize(many, rule=rule)

@@ -10,6 +10,7 @@ from support.mutants import LAST, Ptx, at, constant, instead, outcome
 from cute_nvfp4 import BlockScaledTensor, gated_gemm, gemm, grouped_gemm, prepare, simulating, to_blocked
 from cute_nvfp4.kernels.gemm.packed.rows import column_of
 from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, candidates
+from cute_nvfp4.sim import adversarial
 from cute_nvfp4.target import ARCHITECTURES
 
 pytestmark = [pytest.mark.kernels("sm_90a"), pytest.mark.usefixtures("hopper")]
@@ -104,6 +105,16 @@ def test_nan_among_scales_and_a_bias() -> None:
     exact = gemm(a, b, bias=bias, backend="reference", out_dtype=torch.float32)
     assert found[:, ~rows].isnan().all() and off(found[:, rows], exact[:, rows]) < 2.0**-20
     assert found[:, rows].equal(again[:, rows])
+
+
+@pytest.mark.sim_only("runs schedules")
+@pytest.mark.parametrize("schedule", adversarial(3)[1:], ids=str)
+def test_any_schedule_gives_the_same_bits(schedule) -> None:
+    a, b = operand(40, 256, 1), operand(136, 256, 2)
+    with simulating("sm_90a"):
+        found = gemm(a, b, out_dtype=torch.float32)
+    with simulating("sm_90a", schedule=schedule):
+        assert torch.equal(gemm(a, b, out_dtype=torch.float32), found)
 
 
 MUTANTS = (
