@@ -110,7 +110,7 @@ class Hooks:
     def close(self) -> str:
         """Keeps signals and the garbage collector out until ``open``; says what traces, which cannot be kept out.
 
-        The clock runs meanwhile: it takes two microseconds.
+        The clock runs meanwhile: it takes some microseconds.
         """
         self._mask, self._collecting = _block(signal.SIG_BLOCK, self._signals), _collects()
         _collect_not()
