@@ -159,7 +159,7 @@ class Modes:
             # other lengths come between the timed ones, so that a submission which puts work off until it has seen a
             # whole batch is caught.
             if not samples or (self.batch > 1 and drawn.random() < _ODDS_OF_A_SHORT_BATCH):
-                longest = self.batch - 1 if samples else self.batch // 4
+                longest = self.batch - 1 if samples else min(self.batch - 1, max(2, self.batch // 4))
                 fewer = drawn.randint(2, longest) if longest > 1 else 1
                 self._checked(runner, result, mix_seed(result.seed, 0, len(samples)), calls=fewer)
             seed = mix_seed(result.seed, 1, len(samples))

@@ -40,10 +40,6 @@ _clone = torch.Tensor.clone
 _Tensor = torch.Tensor
 _frames = sys._current_frames
 
-_CLEARS = 4
-"""Times that L2 is read before timed calls: half a millisecond of an H200. The judge's work between repeats leaves the
-host's caches cold, and the first call takes the host up to 0.4 ms then, which is no time of the GPU's."""
-
 
 class Refused(Exception):
     """The submission did something that ends the request; the text is for the user."""
@@ -186,8 +182,7 @@ class Worker:
         """Times the calls together, in nanoseconds, and keeps what they returned."""
         start, end = _event(enable_timing=True), _event(enable_timing=True)
         kernel, close, refuse, keep = self._kernel, self._hooks.close, self._refuse, self._keep
-        for _ in range(_CLEARS):
-            self._clear()
+        self._clear()
         start.record()
         outs = [kernel(data) for data in batch]
         traced = close()
