@@ -43,7 +43,7 @@ _PUBLIC = {
     "prepare_experts": "ops.moe.experts",
     "prepare_weight": "ops.prepare_weight",
     "quantize": "ops.quantize",
-    "quantize_model": "nn.quantize_model",
+    "quantize_model": "nn.whole_model",
     "rmsnorm_quantize": "ops.rmsnorm_quantize",
     "show": "display.showing",
     "silu_mul_quantize": "ops.silu_mul_quantize",

@@ -28,9 +28,9 @@ from cute_nvfp4.nn.experts import PackedExperts
 from cute_nvfp4.nn.layout_configs import compressed_tensors_config, is_packed, modelopt_config
 from cute_nvfp4.nn.layouts import LAYOUTS, MODELOPT, tensors_of
 from cute_nvfp4.nn.linear import NVFP4Linear
-from cute_nvfp4.nn.quantize_model import Recipe, quantize_model
 from cute_nvfp4.nn.routed import routed_experts
 from cute_nvfp4.nn.stored import StoredExperts, StoredLayers, StoredLinear, StoredStacks, linears, tensors_of_experts
+from cute_nvfp4.nn.whole_model import Recipe, quantize_model
 from cute_nvfp4.runtime.backend import Backend
 
 METHOD = "cute_nvfp4"

@@ -11,7 +11,7 @@ from cute_nvfp4 import NVFP4Linear, quantize, quantize_model, simulating
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.nn.awq import column_factors
 from cute_nvfp4.nn.divergence import Judged
-from cute_nvfp4.nn.gptq import gptq, output_error
+from cute_nvfp4.nn.gptq_rounding import gptq, output_error
 from cute_nvfp4.nn.selection import select_linears
 
 WIDTH, BLOCKS = 64, 3

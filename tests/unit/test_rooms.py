@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
 import re
 from collections.abc import Iterable
 from functools import cache
@@ -230,3 +232,11 @@ def test_a_circle_is_noticed() -> None:
 
 def test_a_long_function_is_noticed() -> None:
     assert long_functions("def f():\n" + "    x = 1\n" * MAX_FUNCTION) == [f"f: {MAX_FUNCTION + 1} lines"]
+
+
+@pytest.mark.parametrize("name", ["", ".nn", ".display", ".quantization"])
+def test_no_public_name_is_that_of_a_module_beside_it(name: str) -> None:
+    """Importing such a module would put it in the place of the name."""
+    room = importlib.import_module(f"cute_nvfp4{name}")
+    beside = {module.name for module in pkgutil.iter_modules(room.__path__)}
+    assert beside and not beside & set(room.__all__)

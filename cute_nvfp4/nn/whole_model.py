@@ -15,7 +15,7 @@ from cute_nvfp4.nn.awq import column_factors
 from cute_nvfp4.nn.divergence import Judged
 from cute_nvfp4.nn.expert_modules import activation_of, first_stack, why_not
 from cute_nvfp4.nn.experts import ExpertForm, PackedExperts, Stack
-from cute_nvfp4.nn.gptq import gptq, output_error
+from cute_nvfp4.nn.gptq_rounding import gptq, output_error
 from cute_nvfp4.nn.input_rules import check_input_rule, takes_4_bits
 from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.nn.moments import Moments, Run, call, inputs_of, main_blocks
