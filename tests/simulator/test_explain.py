@@ -175,7 +175,7 @@ def test_without_tools_there_is_ptx_alone(tmp_path, monkeypatch):
     (kernel,) = explained(program(tmp_path, "value + 2.5"), "--arch", "sm_90a")["kernels"]
     assert not kernel["sass"] and kernel["microseconds"] is None and not kernel["clock"]
     assert any("PTX alone, no SASS" in note and "no ptxas" in note for note in kernel["notes"])
-    assert share(kernel["ptx"]) == pytest.approx(1)
+    assert share(kernel["ptx"]) == pytest.approx(1, rel=1e-4)  # of numbers with six digits
 
 
 @needs_ptxas

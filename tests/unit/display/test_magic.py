@@ -77,7 +77,7 @@ def wait():
 wait()
 """
 TUTORIAL = (Path(__file__).parents[3] / "docs" / "tutorials" / "first_notebook.md").read_text()
-(FIRST,) = re.findall(r"```text\n(%%cute .*?)```", TUTORIAL, re.DOTALL)
+FIRST, *_ = re.findall(r"```text\n(%%cute .*?)```", TUTORIAL, re.DOTALL)
 TOO_MANY = FIRST.replace("block=[128, 1, 1]", "block=[160, 1, 1]").replace("%%cute first", "%%cute far --continue")
 CELLS = (
     "import cute_nvfp4\n%load_ext cute_nvfp4",

@@ -136,13 +136,17 @@ class StreamGroups(PackedRows):
                 sides[1, index] += Int32(other <= index * WINDOW + lane)
         self.table.write("slot", ids.place(expert, lane), lane)
         self.enter_all([sides[0, i] for i in range(windows)], [sides[1, i] for i in range(windows)])
-        self.all_is_well()
 
     def slot(self, row: Int32) -> Int32:
         """The slot of a row."""
         if self.config.maps in IDS:
             return self.table.read("slot", row)
         return device_scalar(self.arguments.routed.slots + row)
+
+    def report(self) -> None:
+        """Writes the status where no offsets are checked. The launch before this one may write it, too."""
+        if self.config.maps in IDS:
+            self.all_is_well()
 
     @cute.jit
     def all_is_well(self):
@@ -309,6 +313,8 @@ class GroupedStream(Stream):
             if cutlass.const_expr(cfg.programmatic != "x"):
                 self.let_others_start()
             groups.fill()
+            if cutlass.const_expr(cfg.programmatic != "x"):
+                groups.report()
         cute.arch.sync_threads()
         shares = shares_of_groups(groups.table.read("total"), steps, ctas, cfg.cut_cost)
         walk = Segments(shares, cta)
@@ -319,6 +325,7 @@ class GroupedStream(Stream):
             if cutlass.const_expr(cfg.programmatic == "x"):
                 # the warps that multiply write nothing before they have rows
                 self.let_others_start()
+                groups.report()
             copies = RowCopies(groups, memory.x.address, mod(thread, WARP))
             fill_stages(copies.copies, memory.ring, walk)
         else:
