@@ -7,7 +7,7 @@ the clock decided, ``--only TEXT`` those whose names have the text in them.
 
 Nobody has published what a cluster's barriers and arrivals at other CTAs cost on a B200: the clock takes an H200's. So
 the choice must not lean on them: with a tenth of both it may lose at most ``TIE`` to the model's own choice, or that
-one stays. Times do not depend on values, so products are left out, and results are not looked at: the tests do that.
+one stays. Times do not depend on values, so products are left out, and results are unused: the tests check them.
 """
 
 from __future__ import annotations
