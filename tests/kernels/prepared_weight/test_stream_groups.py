@@ -23,6 +23,7 @@ from cute_nvfp4.ops.moe.product import expert_product
 from cute_nvfp4.ops.prepared_weight.rows import STREAM_GROUPS
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.planning.packed_groups import PackedGroups, RoutedGroups, choose_groups
+from cute_nvfp4.runtime.session import simulated_gpu
 from cute_nvfp4.sim import adversarial
 from cute_nvfp4.target import ARCHITECTURES
 
@@ -87,6 +88,27 @@ ROUTED = {
         3,
     ),
 }
+
+
+@pytest.mark.sim_only("asks the simulator for hazards between launches")
+@pytest.mark.parametrize("sorted_by", ("kernel", "maps"))
+def test_products_back_to_back_write_one_status_in_turn(sorted_by: str) -> None:
+    """No launch writes the status while the one before it, which writes the same word, may still run."""
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).cuda()
+
+    with simulated_gpu("sm_90a") as gpu:
+        weights = [prepare_weight(quantize(normal(20, 128, 96))) for _ in range(2)]
+        x, out = normal(8, 96).bfloat16(), [normal(16, 128) for _ in range(2)]
+        ids, status = torch.randint(0, 20, (8, 2), generator=generator), torch.full((1,), 9, dtype=torch.int32).cuda()
+        maps = Maps.of(routing_maps(ids.cuda(), 20), 20)
+        order = (None, ids.cuda()) if sorted_by == "kernel" else (maps.offsets, maps.slots)
+        plans = [PackedPlan(GroupedStreamConfig(**HALF, columns=8, programmatic=early), 5) for early in ("all", "x")]
+        for weight, rows, plan in zip(weights, out, plans):
+            expert_product(x, weight, *order, 2, True, out=rows, status=status, config=plan)
+        assert [x.launch.programmatic for x in gpu.launches[-2:]] == [True, True] and status.item() == 0
 
 
 @pytest.mark.parametrize("name", ROUTED)

@@ -114,12 +114,12 @@ class StreamGroups(PackedRows):
     config: GroupedStreamConfig
     arguments: GroupedStreamArguments
 
-    def fill(self) -> None:
-        """One warp writes the table."""
+    def fill_checked(self) -> Int32:
+        """One warp writes the table; returns what is wrong with the offsets, 0 where nothing is."""
         if self.config.maps in IDS:
             self.fill_by_ids()
-        else:
-            self.fill_by_offsets()
+            return Int32(0)
+        return self.fill_by_offsets()
 
     @cute.jit
     def fill_by_ids(self):
@@ -143,22 +143,9 @@ class StreamGroups(PackedRows):
             return self.table.read("slot", row)
         return device_scalar(self.arguments.routed.slots + row)
 
-    def report(self) -> None:
-        """Writes the status where no offsets are checked. The launch before this one may write it, too."""
-        if self.config.maps in IDS:
-            self.all_is_well()
-
-    @cute.jit
-    def all_is_well(self):
-        """One thread of all says so in the status."""
-        _, _, worker = cute.arch.block_idx()
-        status = cute.make_tensor(self.arguments.groups.status, cute.make_layout(1))
-        if (worker == 0) & (cute.arch.lane_idx() == 0):
-            status[0] = Int32(0)
-
     @cute.jit
     def fill_by_offsets(self):
-        """The table; offsets that are as they should be take no scan of their largest."""
+        """The table, and what is wrong; offsets that are as they should be take no scan of their largest."""
         groups, rows, lane = self.arguments.groups, self.arguments.one.x.rows, cute.arch.lane_idx()
         offsets = cute.make_tensor(groups.offsets, cute.make_layout(groups.count + 1))
         starts, ends, bad = [], [], (offsets[0] < 0)
@@ -169,11 +156,12 @@ class StreamGroups(PackedRows):
             ends.append(offsets[cutlass.min(group + 1, groups.count)])
         for start, end in zip(starts, ends):
             bad = bad | (end < start) | (end > rows)
+        wrong = Int32(0)
         if cute.arch.vote_any_sync(bad):
-            PackedRows.fill(self)
+            wrong = PackedRows.fill_checked(self)
         else:
             self.enter_all(starts, ends)
-            self.all_is_well()
+        return wrong
 
     def enter_all(self, starts: list[Int32], ends: list[Int32]) -> None:
         """Writes the groups from ``starts`` to ``ends``, of which a lane has one of each window; the sums of all
@@ -307,14 +295,15 @@ class GroupedStream(Stream):
         memory = self.allocate()
         table = SmemAllocator().allocate_array(Int64, cfg.table_bytes // 8, byte_alignment=16).toint()
         groups = StreamGroups(cfg, arguments, Table(cfg, table))
+        wrong = Int32(0)
         if warp >= LOADING_WARPS:
             initialise_in_turn(memory.barriers, warp - LOADING_WARPS, cfg.warps)
         elif warp == 1:
             if cutlass.const_expr(cfg.programmatic != "x"):
                 self.let_others_start()
-            groups.fill()
+            wrong = groups.fill_checked()
             if cutlass.const_expr(cfg.programmatic != "x"):
-                groups.report()
+                groups.report(wrong)
         cute.arch.sync_threads()
         shares = shares_of_groups(groups.table.read("total"), steps, ctas, cfg.cut_cost)
         walk = Segments(shares, cta)
@@ -323,9 +312,10 @@ class GroupedStream(Stream):
             self.load_weights(groups, memory, walk, first, self.weight_source(groups, first.work_tile))
         elif warp == 1:
             if cutlass.const_expr(cfg.programmatic == "x"):
-                # the warps that multiply write nothing before they have rows
+                # the warps that multiply write nothing before they have rows; the launch before this one writes the
+                # status, too
                 self.let_others_start()
-                groups.report()
+                groups.report(wrong)
             copies = RowCopies(groups, memory.x.address, mod(thread, WARP))
             fill_stages(copies.copies, memory.ring, walk)
         else:

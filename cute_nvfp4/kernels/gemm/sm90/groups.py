@@ -142,9 +142,21 @@ class PackedWorkspace(PackedGroups, WorkspaceMaps):
 class PackedRows(PackedGroups):
     """Groups are consecutive rows of one x, by their offsets; each has a weight of a stack."""
 
-    @cute.jit
-    def fill(self):
+    def fill(self) -> None:
         """One warp writes the table, and says in ``status`` what is wrong with the offsets."""
+        self.report(self.fill_checked())
+
+    @cute.jit
+    def report(self, wrong: Int32):
+        """One thread of all writes the status."""
+        _, _, worker = cute.arch.block_idx()
+        status = cute.make_tensor(self.arguments.groups.status, cute.make_layout(1))
+        if (worker == 0) & (cute.arch.lane_idx() == 0):
+            status[0] = wrong
+
+    @cute.jit
+    def fill_checked(self):
+        """One warp writes the table; returns what is wrong with the offsets, 0 where nothing is."""
         groups, rows = self.arguments.groups, self.arguments.one.x.rows
         offsets = cute.make_tensor(groups.offsets, cute.make_layout(groups.count + 1))
         lane = cute.arch.lane_idx()
@@ -169,9 +181,7 @@ class PackedRows(PackedGroups):
             size, n = window.end - window.start, self.arguments.one.weight.rows
             total = enter(self.table, group, {"m": size, "row": window.start}, self.tiles(size, n), total)
         self.table.write("total", 0, total)
-        _, _, worker = cute.arch.block_idx()
-        if (worker == 0) & (lane == 0):
-            cute.make_tensor(groups.status, cute.make_layout(1))[0] = window.wrong
+        return window.wrong
 
     def n(self, group: Int32) -> Int32:
         return self.arguments.one.weight.rows
