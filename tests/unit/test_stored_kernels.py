@@ -130,7 +130,7 @@ def test_when_a_stored_kernel_is_used(how: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_configuration_of_before_has_the_fields_of_now() -> None:
-    """New fields have their defaults, also of records within it, and lost ones are left out: then it is compiled anew."""
+    """New fields have their defaults, also of records within it, and lost ones are left out."""
     before = GemvConfig(replace(architecture("sm_100a")))
     del vars(before)["dot"], vars(before.arch)["has_fp4_convert"]
     vars(before)["lost"] = vars(before.arch)["lost"] = 1
