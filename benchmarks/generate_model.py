@@ -14,7 +14,19 @@ import torch
 from moe import routed_by_torch
 from torch.nn import functional as F
 
-from cute_nvfp4 import BlockScaledTensor, NVFP4Linear, gated_gemm, moe, prepare_experts, prepare_weight, quantize, route
+from cute_nvfp4 import (
+    BlockScaledTensor,
+    NVFP4Linear,
+    RowScaledTensor,
+    gated_gemm,
+    gemm,
+    moe,
+    prepare_experts,
+    prepare_weight,
+    quantize,
+    rmsnorm_quantize,
+    route,
+)
 from cute_nvfp4.ops.moe.experts import Experts
 
 GLOBAL_SCALE = 2.0**-12
@@ -71,6 +83,13 @@ def add_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> t
     wide = residual.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPSILON)
     return residual, wide.to(x.dtype) * weight
+
+
+def add_norm_fp8(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, RowScaledTensor]:
+    """The new residual (B, S, H), and its RMSNorm as rows (B · S, H) in FP8: one launch."""
+    rows, before = (t.reshape(-1, x.shape[-1]) for t in (x, residual))
+    found = rmsnorm_quantize(rows, weight, global_scale=None, eps=EPSILON, residual=before, format="fp8_e4m3")
+    return found.residual.view(x.shape), found.quantized
 
 
 def rotate(
@@ -147,8 +166,23 @@ class GatedPrepared(torch.nn.Module):
         super().__init__()
         self.weight = prepare_weight(gate, up, dtype=dtype)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor | RowScaledTensor) -> torch.Tensor:
+        if isinstance(x, RowScaledTensor):
+            return gated_gemm(x, self.weight, out_dtype=torch.bfloat16)
         return gated_gemm(x.reshape(-1, x.shape[-1]), self.weight, out_dtype=x.dtype).reshape(*x.shape[:-1], -1)
+
+
+class PreparedRows(torch.nn.Module):
+    """x · Wᵀ of a weight that is prepared for FP8, for x in bf16, or rows (M, K) in FP8, which give (M, N)."""
+
+    def __init__(self, weight: BlockScaledTensor) -> None:
+        super().__init__()
+        self.weight = prepare_weight(weight, dtype=torch.float8_e4m3fn)
+
+    def forward(self, x: torch.Tensor | RowScaledTensor) -> torch.Tensor:
+        if isinstance(x, RowScaledTensor):
+            return gemm(x, self.weight, out_dtype=torch.bfloat16)
+        return gemm(x.reshape(-1, x.shape[-1]), self.weight, out_dtype=x.dtype).view(*x.shape[:-1], -1)
 
 
 class GatedQuantized(torch.nn.Module):
@@ -244,21 +278,20 @@ def nvfp4(weight: BlockScaledTensor, input_rule: str | None) -> NVFP4Linear:
 
 class Contestant(NamedTuple):
     """How a matrix becomes a module, gate and up become one, and the head does; what experts are multiplied in, None
-    for torch's bf16; whether ``route`` chooses them, or torch's operations do."""
+    for torch's bf16; whether products of normed rows take them in FP8; whether ``route`` chooses experts, or torch's
+    operations do."""
 
     linear: Callable[[BlockScaledTensor], torch.nn.Module]
     gated: Callable[[BlockScaledTensor, BlockScaledTensor], torch.nn.Module]
     head: Callable[[BlockScaledTensor], torch.nn.Module]
     experts: torch.dtype | None
+    fp8: bool = False
     routes: bool = True
 
 
 def contestants(between: Between) -> dict[str, Contestant]:
     def w4a16(weight: BlockScaledTensor) -> NVFP4Linear:
         return nvfp4(weight, None)
-
-    def w4a8(weight: BlockScaledTensor) -> NVFP4Linear:
-        return nvfp4(weight, "fp8")
 
     def w4a4(weight: BlockScaledTensor) -> NVFP4Linear:
         return nvfp4(weight, "max")
@@ -270,7 +303,7 @@ def contestants(between: Between) -> dict[str, Contestant]:
         "w4a16": Contestant(w4a16, GatedPrepared, Plain, torch.bfloat16),
         "w4a16, torch's router": Contestant(w4a16, GatedPrepared, Plain, torch.bfloat16, routes=False),
         "w4a16, head too": Contestant(w4a16, GatedPrepared, w4a16, torch.bfloat16),
-        "w4a8": Contestant(w4a8, lambda g, u: GatedPrepared(g, u, fp8), Plain, fp8),
+        "w4a8": Contestant(PreparedRows, lambda g, u: GatedPrepared(g, u, fp8), Plain, fp8, True),
         "w4a4": Contestant(w4a4, lambda g, u: GatedQuantized(g, u, between), Plain, torch.bfloat16),
     }
 
@@ -284,11 +317,14 @@ class Norms(NamedTuple):
 
 
 class Layer(torch.nn.Module):
-    """Attention, and an MLP or experts, each behind a sum and its norm."""
+    """Attention, and an MLP or experts, each behind a sum and its norm. fp8: whether norms give rows in FP8, but for
+    experts, whose router reads them in bf16."""
 
-    def __init__(self, shape: Shape, qkv, output, feed, norms: Norms, between: Between) -> None:
+    def __init__(self, shape: Shape, qkv, output, feed, norms: Norms, between: Between, fp8: bool) -> None:
         super().__init__()
         self.shape, self.between, self.norms = shape, between, norms
+        self.before_qkv = add_norm_fp8 if fp8 else between.add_norm
+        self.before_feed = add_norm_fp8 if fp8 and not shape.experts else between.add_norm
         self.qkv, self.output, self.feed = qkv, output, feed
 
     def products(self, hidden: torch.Tensor, heads: torch.Tensor) -> None:
@@ -298,11 +334,11 @@ class Layer(torch.nn.Module):
 
     def forward(self, x, residual, turn, cache, position) -> tuple[torch.Tensor, torch.Tensor]:
         shape, (batch, length, _) = self.shape, x.shape
-        residual, x = self.between.add_norm(x, residual, self.norms.attention)
+        residual, x = self.before_qkv(x, residual, self.norms.attention)
         heads = self.qkv(x).view(batch, length, -1, shape.head_dim)
         y = attention(self.between.rotate(heads, *turn, shape.kv_heads, self.norms.heads), cache, position)
-        residual, x = self.between.add_norm(self.output(y), residual, self.norms.feed)
-        return self.feed(x), residual
+        residual, x = self.before_feed(self.output(y), residual, self.norms.feed)
+        return self.feed(x).view(residual.shape), residual
 
 
 def attention(heads: torch.Tensor, cache: torch.Tensor, position: torch.Tensor | None) -> torch.Tensor:
@@ -387,8 +423,8 @@ def models(
         qkv = drawn(shape.qkv, shape.hidden, generator)
         output = drawn(shape.hidden, shape.heads * shape.head_dim, generator)
         for name, feed in drawn_feeds(shape, generator, made, between).items():
-            linear = made[name].linear
-            layers[name].append(Layer(shape, linear(qkv), linear(output), feed, norms, between))
+            linear, fp8 = made[name].linear, made[name].fp8
+            layers[name].append(Layer(shape, linear(qkv), linear(output), feed, norms, between, fp8))
     head = drawn(shape.vocabulary, shape.hidden, generator)
     norm = torch.ones(shape.hidden, dtype=torch.bfloat16, device=device)
     return {

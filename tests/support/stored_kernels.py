@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import base64
+import dataclasses
 import functools
 import hashlib
 import inspect
@@ -35,6 +36,7 @@ from cute_nvfp4.lazy import Lazily
 from cute_nvfp4.runtime import cache
 from cute_nvfp4.runtime.compile import CompiledKernel
 from cute_nvfp4.runtime.kernel import Kernel
+from cute_nvfp4.target import Architecture, architecture
 
 from . import import_graph
 from .ptx_fingerprints import versions
@@ -284,15 +286,34 @@ def _wanted(folder: Path | None) -> dict[tuple[str, str], bytes]:
         found = {key: x for path in folder.iterdir() for key, x in pickle.loads(path.read_bytes()).items()}
     else:
         found = {(name, words): x.configuration for name in kernels() for words, x in stored(name).items()}
-    return {(name, words): x for (name, words), x in found.items() if name in kernels() and loads(x, words)}
+    wanted = {}
+    for (name, words), pickled in found.items():
+        if name in kernels() and (config := restored(pickled, words)) is not None:
+            wanted[name, repr(config)] = pickle.dumps(config)
+    return wanted
 
 
-def loads(configuration: bytes, words: str) -> bool:
+def restored(configuration: bytes, words: str) -> Any:
+    """The configuration as its class is now: fields that the class has got since have their defaults, fields that it
+    has lost are left out, and an architecture has the figures of today. None, and a line that says why, where the class
+    is gone or a new field has no default."""
     try:
-        return repr(pickle.loads(configuration)) == words
-    except (AttributeError, ImportError, TypeError) as error:
+        return _as_it_is_now(pickle.loads(configuration))
+    except (AttributeError, ImportError, TypeError, ValueError) as error:
         print(f"dropped: {words} ({error})")
-        return False
+        return None
+
+
+def _as_it_is_now(value: Any) -> Any:
+    if isinstance(value, tuple) and type(value) is tuple:
+        return tuple(map(_as_it_is_now, value))
+    if isinstance(value, Architecture):
+        return architecture(value.name)
+    if not dataclasses.is_dataclass(value):
+        return value
+    # what the class says by default is no attribute of the object itself
+    kept = {x.name: _as_it_is_now(vars(value)[x.name]) for x in dataclasses.fields(value) if x.name in vars(value)}
+    return type(value)(**kept)
 
 
 def _renewed(name: str, pickled: bytes) -> Stored | None:

@@ -26,9 +26,8 @@ GEMV = stored_kernels.kernels()["gemv"]
 
 def up_to_date(name: str) -> dict[str, tuple[Any, CompiledKernel]]:
     kernel = stored_kernels.kernels()[name]
-    stored = {words: x.configuration for words, x in stored_kernels.stored(name).items()}
-    configs = {words: pickle.loads(x) for words, x in stored.items() if stored_kernels.loads(x, words)}
-    found = {words: (config, stored_kernels.find(kernel, config)) for words, config in configs.items()}
+    every = (stored_kernels.restored(x.configuration, words) for words, x in stored_kernels.stored(name).items())
+    found = {repr(x): (x, stored_kernels.find(kernel, x)) for x in every if x is not None}
     return {words: x for words, x in found.items() if x[1] is not None}
 
 
@@ -128,6 +127,24 @@ def test_when_a_stored_kernel_is_used(how: str, monkeypatch: pytest.MonkeyPatch)
     kernel = replace(GEMV, can_implement=lambda config: "refused" * (how == "cannot be"))
     with cache.switched_off() if how == "caches off" else nullcontext():
         assert kernel.build(CONFIG) == (stored if how == "as stored" else "compiled")
+
+
+def test_a_configuration_of_before_has_the_fields_of_now() -> None:
+    """New fields have their defaults, also of records within it, and lost ones are left out."""
+    before = GemvConfig(replace(architecture("sm_100a")))
+    del vars(before)["dot"], vars(before.arch)["has_fp4_convert"]
+    vars(before)["lost"] = vars(before.arch)["lost"] = 1
+    assert stored_kernels.restored(pickle.dumps(before), "words") == CONFIG
+    assert stored_kernels.restored(pickle.dumps(CONFIG), repr(CONFIG)) == CONFIG
+
+
+def test_a_configuration_that_cannot_be_any_more_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    before = replace(CONFIG)
+    del vars(before)["arch"]
+    assert stored_kernels.restored(pickle.dumps(before), "these words") is None
+    assert stored_kernels.restored(b"ccute_nvfp4.target\nNoSuchClass\n.", "of a lost class") is None
+    said = capsys.readouterr().out
+    assert "dropped: these words" in said and "'arch'" in said and "NoSuchClass" in said
 
 
 def test_a_file_gives_back_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
