@@ -7,7 +7,7 @@ imports; a digest of those is stored with it. After a change a kernel is compile
     python -m tests.support.stored_kernels --write    compile the others, and store them
 
 ``pytest --note-kernels FOLDER`` notes which kernels a run of tests asks for; ``--write --noted FOLDER`` stores those
-and no others.
+and no others, with ``--keep`` those that are stored too.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import tarfile
 import textwrap
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,10 +48,12 @@ DECIDES = ("kernels", "ptx", "scale_layout", "formats", "target")
 COMPILING = {"runtime.compile": ("build",), "runtime.kernel": ("Kernel",), "runtime.signature": ("*",)}
 _CUBIN = "<cubin>"
 _PLAIN = {ord(x) for x in string.printable if x.isprintable()} - {ord('"'), ord("\\")}
+_ESCAPES = {x: f"\\{x:02X}" for x in range(256) if x not in _PLAIN} | {ord("\\"): "\\\\"}
 
 
 class Stored(NamedTuple):
-    """A stored kernel. configuration: pickled; sources: the digest of what it was compiled from."""
+    """A stored kernel. configuration: pickled; sources: the digest of what it was compiled from; kernel: with its host
+    function ``without`` the cubin."""
 
     configuration: bytes
     sources: str
@@ -196,9 +199,8 @@ def stored(name: str) -> dict[str, Stored]:
         parts = {x.name: archive.extractfile(x).read() for x in archive}
     found = {}
     for i, (words, pickled, sources, arch, entry) in enumerate(json.loads(parts.pop("index.json"))):
-        cubin = parts.pop(f"{i}.cubin")
-        host_ir = parts.pop(f"{i}.mlir").decode().replace(_CUBIN, escaped(cubin))
-        kernel = CompiledKernel(name, arch, entry, parts.pop(f"{i}.ptx").decode(), cubin, host_ir)
+        ptx, host_ir = (parts.pop(f"{i}.{kind}").decode() for kind in ("ptx", "mlir"))
+        kernel = CompiledKernel(name, arch, entry, ptx, parts.pop(f"{i}.cubin"), host_ir)
         found[words] = Stored(base64.b64decode(pickled), sources, kernel)
     return found
 
@@ -212,7 +214,7 @@ def write(name: str, kernels: dict[str, Stored]) -> None:
     ]
     parts = {"index.json": json.dumps(index).encode()}
     for i, (_, x) in enumerate(ordered):
-        parts[f"{i}.mlir"] = x.kernel.host_ir.replace(escaped(x.kernel.cubin), _CUBIN).encode()
+        parts[f"{i}.mlir"] = x.kernel.host_ir.encode()
     parts |= {f"{i}.ptx": x.kernel.ptx.encode() for i, (_, x) in enumerate(ordered)}
     parts |= {f"{i}.cubin": x.kernel.cubin for i, (_, x) in enumerate(ordered)}
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -226,9 +228,18 @@ def write(name: str, kernels: dict[str, Stored]) -> None:
             archive.addfile(info, io.BytesIO(content))
 
 
+def without(kernel: CompiledKernel) -> CompiledKernel:
+    """The host function without the cubin, which stands beside it."""
+    return replace(kernel, host_ir=kernel.host_ir.replace(escaped(kernel.cubin), _CUBIN))
+
+
+def whole(kernel: CompiledKernel) -> CompiledKernel:
+    return replace(kernel, host_ir=kernel.host_ir.replace(_CUBIN, escaped(kernel.cubin)))
+
+
 def escaped(cubin: bytes) -> str:
     """A cubin as it stands in MLIR."""
-    return "".join(chr(x) if x in _PLAIN else "\\\\" if x == ord("\\") else f"\\{x:02X}" for x in cubin)
+    return cubin.decode("latin-1").translate(_ESCAPES)
 
 
 # ---- use -------------------------------------------------------------------------------------------------------------
@@ -241,7 +252,7 @@ compiled_anew = Kernel.build
 def find(kernel: Kernel, config: Any) -> CompiledKernel | None:
     """The stored kernel, if nothing that it was compiled from has changed since."""
     found = stored(kernel.name).get(repr(config))
-    return found.kernel if found and found.sources == digest(kernel, config) else None
+    return whole(found.kernel) if found and found.sources == digest(kernel, config) else None
 
 
 def _build(self: Kernel, config: Any) -> CompiledKernel:
@@ -279,13 +290,14 @@ def kernels() -> dict[str, Kernel]:
     return {x.name: x for module in modules for x in vars(module).values() if isinstance(x, Kernel)}
 
 
-def _wanted(folder: Path | None) -> dict[tuple[str, str], bytes]:
-    """What is to be stored: what was noted, or else what is stored already; tests' own kernels are not, nor is what no
-    longer exists."""
-    if folder is not None:
-        found = {key: x for path in folder.iterdir() for key, x in pickle.loads(path.read_bytes()).items()}
-    else:
+def _wanted(folder: Path | None, keep: bool) -> dict[tuple[str, str], bytes]:
+    """What is to be stored: what was noted, or else (or to ``keep``) what is stored already; tests' own kernels are
+    not, nor is what no longer exists."""
+    found = {}
+    if folder is None or keep:
         found = {(name, words): x.configuration for name in kernels() for words, x in stored(name).items()}
+    for path in folder.iterdir() if folder is not None else ():
+        found |= pickle.loads(path.read_bytes())
     wanted = {}
     for (name, words), pickled in found.items():
         if name in kernels() and (config := restored(pickled, words)) is not None:
@@ -327,7 +339,7 @@ def _renewed(name: str, pickled: bytes) -> Stored | None:
     except (OperandError, CompileError) as error:
         print(f"dropped: {config} ({error})")
         return None
-    return Stored(pickled, digest(kernel, config), compiled)
+    return Stored(pickled, digest(kernel, config), without(compiled))
 
 
 def stale(wanted: dict[tuple[str, str], bytes]) -> list[tuple[str, str]]:
@@ -339,20 +351,24 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="compile those that are not up to date")
     parser.add_argument("--noted", type=Path, metavar="FOLDER", help="store what was noted there, and nothing else")
+    parser.add_argument("--keep", action="store_true", help="with --noted: and what is stored already")
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args(arguments)
-    wanted = _wanted(args.noted)
+    wanted = _wanted(args.noted, args.keep)
     old = stale(wanted)
     print(f"{len(wanted)} kernels, {len(old)} of other sources or not stored")
     if not args.write:
         return 0
     with ProcessPoolExecutor(args.jobs) as pool:
-        renewed = dict(zip(old, pool.map(_renewed, [x[0] for x in old], [wanted[x] for x in old])))
-    for name in sorted(kernels()):
-        before = stored(name)
-        mine = {words: renewed.get((name, words), before.get(words)) for n, words in wanted if n == name}
-        if mine != before:
-            write(name, {words: x for words, x in mine.items() if x is not None})
+        # a name at a time: what is done stays, if the rest is not waited for
+        for name in sorted(kernels()):
+            mine = [key for key in old if key[0] == name]
+            renewed = dict(zip(mine, pool.map(_renewed, [name] * len(mine), [wanted[x] for x in mine])))
+            before = stored(name)
+            now = {words: renewed.get((n, words), before.get(words)) for n, words in wanted if n == name}
+            if now != before:
+                write(name, {words: x for words, x in now.items() if x is not None})
+                print(f"{name}: {len(renewed)} compiled", flush=True)
     return 0
 
 
