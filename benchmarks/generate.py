@@ -3,7 +3,9 @@
 The model has drawn weights (``generate_model.py``): embedding, RMSNorm, rotary positions, attention by torch's SDPA
 with a static cache, an MLP or a mixture of experts, head, the most likely token. All contestants have the same weights,
 the same attention and the same operations between products, compiled by torch where it can; experts in bf16 are
-multiplied by ``torch._grouped_mm``. ``--model Qwen3-30B-A3B`` takes 80 GB with bf16 and one other contestant.
+multiplied by ``torch._grouped_mm``. ``--model Qwen3-30B-A3B`` takes 80 GB with bf16 and one other contestant. There
+``route`` chooses the experts in all contestants but bf16; "bf16, our router" and "w4a16, torch's router" are the same
+the other way round.
 
 ``decode``: a step of one token for each sequence, in a CUDA graph, attending to all ``--context`` tokens. ``products``:
 its linear layers alone, in a graph of their own. ``prefill``: one prompt, in a graph. Contestants take turns, L2 cold;
@@ -34,6 +36,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from cute_nvfp4.harness.timing import ColdL2
 
 NAMES = ["bf16", "w4a16", "w4a16, head too", "w4a8", "w4a4"]
+ROUTERS = ["bf16, our router", "w4a16, torch's router"]
+"""Contestants of a mixture besides: the others have torch's router in bf16, and ``cute_nvfp4.route`` elsewhere."""
 BATCHES, PROMPTS = (1, 16, 64), (2048, 8192)
 ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 CLOSE = 0.1
@@ -257,7 +261,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=1024, help="tokens that a decoded one attends to")
     parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
     parser.add_argument("--prompts", type=int, nargs="*", default=PROMPTS)
-    parser.add_argument("--names", nargs="*", choices=NAMES, help="contestants (default: all; --quick: without w4a4)")
+    parser.add_argument(
+        "--names", nargs="*", choices=[*NAMES, *ROUTERS], help="contestants (default: all; --quick: without w4a4)"
+    )
     parser.add_argument("--layers", type=int, help="fewer layers, for a trial")
     parser.add_argument("--compile", action="store_true", help="one layer, each call once, no results file")
     parser.add_argument("--split", action="store_true", help="tell kernels of a step and of the longest prompt")

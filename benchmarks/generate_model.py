@@ -25,7 +25,9 @@ from cute_nvfp4 import (
     prepare_weight,
     quantize,
     rmsnorm_quantize,
+    route,
 )
+from cute_nvfp4.ops.moe.experts import Experts
 
 GLOBAL_SCALE = 2.0**-12
 INPUT_SCALE = 8 / 2688
@@ -109,10 +111,15 @@ def silu_mul(both: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
-def route(x: torch.Tensor, router: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
+def route_by_torch(x: torch.Tensor, router: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts (T, top) of each row of x (T, H), and their weights, which add up to 1: router (E, H)."""
     chances, ids = F.linear(x, router).float().softmax(-1).topk(top)
     return ids, chances / chances.sum(-1, keepdim=True)
+
+
+def route_by_us(x: torch.Tensor, router: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same by torch's product and ``cute_nvfp4.route``, one launch each."""
+    return route(F.linear(x, router), top)
 
 
 class Between(NamedTuple):
@@ -122,7 +129,7 @@ class Between(NamedTuple):
     add_norm: Callable = add_norm
     rotate: Callable = rotate
     silu_mul: Callable = silu_mul
-    route: Callable = route
+    route: Callable = route_by_torch
     experts: Callable = routed_by_torch
 
     def compiled(self) -> Between:
@@ -204,21 +211,22 @@ class Dense(torch.nn.Module):
 
 
 class Routed(torch.nn.Module):
-    """A mixture of experts, in bf16 or prepared by ``prepare_experts``; the router (E, H) is in bf16."""
+    """A mixture of experts: ``Pair`` in bf16, or what ``prepare_experts`` made; the router (E, H) is in bf16."""
 
-    def __init__(self, router: torch.Tensor, stacks: Stacks, top: int, between: Between, dtype: torch.dtype | None):
+    def __init__(self, router: torch.Tensor, experts: Experts | Pair, top: int, between: Between, routes: bool) -> None:
         super().__init__()
         self.register_buffer("router", router)
         self.top, self.between, self.experts = top, between, None
-        if dtype is not None:
-            self.experts = prepare_experts(*(stack.matrices() for stack in stacks), dtype=dtype)
-            return
-        for name, stack in zip(Stacks._fields, stacks):
-            self.register_buffer(name, stack.decoded())
+        self.route = route_by_us if routes else between.route
+        if isinstance(experts, Pair):
+            for name, stack in experts._asdict().items():
+                self.register_buffer(name, stack)
+        else:
+            self.experts = experts
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        ids, weights = self.between.route(rows, self.router, self.top)
+        ids, weights = self.route(rows, self.router, self.top)
         if self.experts is None:
             # (E, K, N), as torch takes them: views of rows along K
             y = self.between.experts(rows, ids, weights, self.gate_up.mT, self.down.mT)
@@ -243,11 +251,24 @@ class Stack(NamedTuple):
         return self.weight.dequantize(torch.bfloat16).unflatten(0, (self.experts, -1))
 
 
+class Pair(NamedTuple):
+    """Both matrices of all experts in bf16: gate and up (E, 2 I, H), and down (E, H, I)."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
 class Stacks(NamedTuple):
-    """Both matrices of all experts: gate and up (2 I, H), and down (H, I)."""
+    """The same in NVFP4."""
 
     gate_up: Stack
     down: Stack
+
+    def made(self, dtype: torch.dtype | None) -> Experts | Pair:
+        """As a contestant has them: for products in ``dtype``, or in bf16 for torch."""
+        if dtype is None:
+            return Pair(*(stack.decoded() for stack in self))
+        return prepare_experts(*(stack.matrices() for stack in self), dtype=dtype)
 
 
 def nvfp4(weight: BlockScaledTensor, input_rule: str | None) -> NVFP4Linear:
@@ -257,13 +278,15 @@ def nvfp4(weight: BlockScaledTensor, input_rule: str | None) -> NVFP4Linear:
 
 class Contestant(NamedTuple):
     """How a matrix becomes a module, gate and up become one, and the head does; what experts are multiplied in, None
-    for torch's bf16; whether products of normed rows take them in FP8."""
+    for torch's bf16; whether products of normed rows take them in FP8; whether ``route`` chooses experts, or torch's
+    operations do."""
 
     linear: Callable[[BlockScaledTensor], torch.nn.Module]
     gated: Callable[[BlockScaledTensor, BlockScaledTensor], torch.nn.Module]
     head: Callable[[BlockScaledTensor], torch.nn.Module]
     experts: torch.dtype | None
     fp8: bool = False
+    routes: bool = True
 
 
 def contestants(between: Between) -> dict[str, Contestant]:
@@ -273,10 +296,12 @@ def contestants(between: Between) -> dict[str, Contestant]:
     def w4a4(weight: BlockScaledTensor) -> NVFP4Linear:
         return nvfp4(weight, "max")
 
-    fp8 = torch.float8_e4m3fn
+    fp8, bf16 = torch.float8_e4m3fn, Contestant(Plain, lambda g, u: GatedPlain(g, u, between), Plain, None)
     return {
-        "bf16": Contestant(Plain, lambda g, u: GatedPlain(g, u, between), Plain, None),
+        "bf16": bf16._replace(routes=False),
+        "bf16, our router": bf16,
         "w4a16": Contestant(w4a16, GatedPrepared, Plain, torch.bfloat16),
+        "w4a16, torch's router": Contestant(w4a16, GatedPrepared, Plain, torch.bfloat16, routes=False),
         "w4a16, head too": Contestant(w4a16, GatedPrepared, w4a16, torch.bfloat16),
         "w4a8": Contestant(PreparedRows, lambda g, u: GatedPrepared(g, u, fp8), Plain, fp8, True),
         "w4a4": Contestant(w4a4, lambda g, u: GatedQuantized(g, u, between), Plain, torch.bfloat16),
@@ -380,7 +405,9 @@ def drawn_feeds(shape: Shape, generator: torch.Generator, made: dict[str, Contes
         return {name: Dense(one.gated(gate, up), one.linear(down)) for name, one in made.items()}
     router = drawn(e, hidden, generator).dequantize(torch.bfloat16)
     stacks = Stacks(*(Stack(drawn(e * n, k, generator), e) for n, k in ((2 * inner, hidden), (hidden, inner))))
-    return {name: Routed(router, stacks, shape.top, between, one.experts) for name, one in made.items()}
+    # contestants that multiply them in the same way share them
+    experts = {dtype: stacks.made(dtype) for dtype in {one.experts for one in made.values()}}
+    return {name: Routed(router, experts[x.experts], shape.top, between, x.routes) for name, x in made.items()}
 
 
 def models(
