@@ -252,7 +252,8 @@ def check_pair(a: BlockScaledTensor, b: BlockScaledTensor) -> None:
     """Raises unless ``a`` (L, M, K) and ``b`` (L, N, K) can be multiplied: same K, batch and device."""
     for name, operand in (("a", a), ("b", b)):
         if not isinstance(operand, BlockScaledTensor):
-            raise OperandTypeError.of(name, got=type(operand).__name__, expected="BlockScaledTensor")
+            hint = f"quantize({name}) makes one; an a in 16 bits takes a prepared weight, prepare_weight(quantize(b))."
+            raise OperandTypeError.of(name, got=type(operand).__name__, expected="BlockScaledTensor", hint=hint)
     for what, left, right in (("K", a.k, b.k), ("batch", a.batch, b.batch), ("device", a.device, b.device)):
         if left != right:
             raise OperandError.of(f"{what} of a and b", got=f"{left} and {right}", expected="the same")
