@@ -71,7 +71,7 @@ def products() -> Iterator[Refused]:
     yield Refused("`gemm(x, weight)`, x in float32", lambda: nv.gemm(_x(dtype=torch.float32), _weight()),
                   "Convert x, or prepare the weight for float16. float32 is no type of x.")  # fmt: skip
     yield Refused("`gemm(x, weight)`, x of three dimensions", lambda: nv.gemm(_x(1, 16, K), _weight()),
-                  "`x.reshape(-1, K)`, and reshape the result. Calls without rows are refused, too: skip them.")  # fmt: skip
+                  "`x.reshape(-1, K)`, and reshape the result. Skip calls without rows.")  # fmt: skip
     yield Refused("`gemm(x[:, 1:257], weight)`", lambda: nv.gemm(_x(16, K + 8)[:, 1 : K + 1], _weight()),
                   "A view whose rows begin between multiples of 16 bytes: copy it.")  # fmt: skip
     yield Refused("`gemm(x.t(), weight)`", lambda: nv.gemm(_x(K, 16).t(), _weight()), "Copy it; rows may be strided.")
