@@ -3,11 +3,14 @@
 The model has drawn weights (``generate_model.py``): embedding, RMSNorm, rotary positions, attention by torch's SDPA
 with a static cache, an MLP or a mixture of experts, head, the most likely token. All contestants have the same weights,
 the same attention and the same operations between products, compiled by torch where it can; experts in bf16 are
-multiplied by ``torch._grouped_mm``. ``--model Qwen3-30B-A3B`` takes 80 GB with bf16 and one other contestant.
+multiplied by ``torch._grouped_mm``. ``--model Qwen3-30B-A3B`` takes 80 GB with bf16 and one other contestant. There
+``route`` chooses the experts in all contestants but bf16; "bf16, our router" and "w4a16, torch's router" are the same
+the other way round.
 
 ``decode``: a step of one token for each sequence, in a CUDA graph, attending to all ``--context`` tokens. ``products``:
 its linear layers alone, in a graph of their own. ``prefill``: one prompt, in a graph. Contestants take turns, L2 cold;
-medians. A step's tokens a second are sequences divided by its time. ``--split`` adds what each kernel of a step takes.
+medians. A step's tokens a second are sequences divided by its time. ``--split`` adds what each kernel of a step takes,
+and of the longest prompt.
 ``--compile`` only runs each call once, with one layer: several such processes compile in parallel what one will time.
 It needs torch and this package. docs/tables.py writes the table of benchmarks/records/models.md from the results file.
 
@@ -33,6 +36,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from cute_nvfp4.harness.timing import ColdL2
 
 NAMES = ["bf16", "w4a16", "w4a16, head too", "w4a8", "w4a4"]
+ROUTERS = ["bf16, our router", "w4a16, torch's router"]
+"""Contestants of a mixture besides: the others have torch's router in bf16, and ``cute_nvfp4.route`` elsewhere."""
 BATCHES, PROMPTS = (1, 16, 64), (2048, 8192)
 ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 CLOSE = 0.1
@@ -137,9 +142,9 @@ def split(call: Captured, replays: int = 5) -> list[dict]:
 
 
 WORK = {
-    "products": r"nvjet|splitK|gemm|quantize",
+    "norms": r"rsqrt|[Rr]msnorm",
+    "products": r"nvjet|splitK|gemm|quantize|moe",
     "attention": r"sdpa|flash|fmha",
-    "norms": r"rsqrt",
     "keys and values kept": r"index_copy",
     "positions": r"split_sub",
     "activation": r"silu",
@@ -168,12 +173,16 @@ def decode_rows(made: Mapping[str, Decoder], batch: int, context: int, rounds: i
     ]
 
 
-def prefill_rows(made: Mapping[str, Decoder], length: int, rounds: int) -> list[dict]:
-    """A record for each contestant."""
+def captured_prompts(made: Mapping[str, Decoder], length: int) -> dict[str, Captured]:
+    """Reading a prompt, by each contestant, in a graph."""
     shape = next(iter(made.values())).shape
     cache = empty_cache(shape, 1, length, "cuda")
     tokens = torch.arange(length, device="cuda")[None] % shape.vocabulary
-    calls = {name: capture(lambda m=model: m(tokens, cache)) for name, model in made.items()}
+    return {name: capture(lambda m=model: m(tokens, cache)) for name, model in made.items()}
+
+
+def prefill_rows(calls: dict[str, Captured], length: int, rounds: int) -> list[dict]:
+    """A record for each contestant."""
     return [
         {"what": "prefill", "contestant": name, "tokens": length, "us": middle, "quartiles_us": [low, high]}
         | {"tokens_s": length / middle * 1e6}
@@ -208,11 +217,12 @@ def table(rows: Sequence[dict], names: Sequence[str]) -> str:
 def weight_bytes(model: Decoder) -> int:
     """Bytes of all matrices but the embedding."""
     found = sum(x.nbytes for name, x in model.named_buffers() if name not in ("embedding", "frequencies"))
-    feeds = [layer.feed for layer in model.layers]
-    if model.shape.experts:
-        return found + sum(x.nbytes for feed in feeds if feed.experts for x in feed.experts.tensors().values())
-    gated = [getattr(feed.gated, "weight", None) for feed in feeds]
-    return found + sum(x.packed.nbytes for x in gated if hasattr(x, "packed"))
+    for module in model.modules():
+        if getattr(module, "experts", None) is not None:
+            found += sum(x.nbytes for x in module.experts.tensors().values())
+        elif hasattr(weight := getattr(module, "weight", None), "packed"):
+            found += weight.packed.nbytes
+    return found
 
 
 def measure(shape: Shape, names: list[str], options: argparse.Namespace) -> dict:
@@ -235,7 +245,10 @@ def measure(shape: Shape, names: list[str], options: argparse.Namespace) -> dict
         steps = captured_steps(made, options.batches[0], options.context)
         record["split"] = {name: split(call) for name, call in steps.items()}
     for length in options.prompts:
-        record["rows"] += prefill_rows(made, length, min(max(rounds // 3, 3), rounds))
+        calls = captured_prompts(made, length)
+        record["rows"] += prefill_rows(calls, length, min(max(rounds // 3, 3), rounds))
+        if options.split and length == max(options.prompts):
+            record["prompt_split"] = {name: split(call, 2) for name, call in calls.items()}
         print(f"{time.perf_counter() - begin:.0f} s: read {length} tokens", flush=True)
     return record
 
@@ -248,10 +261,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=1024, help="tokens that a decoded one attends to")
     parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
     parser.add_argument("--prompts", type=int, nargs="*", default=PROMPTS)
-    parser.add_argument("--names", nargs="*", choices=NAMES, help="contestants (default: all; --quick: without w4a4)")
+    parser.add_argument(
+        "--names", nargs="*", choices=[*NAMES, *ROUTERS], help="contestants (default: all; --quick: without w4a4)"
+    )
     parser.add_argument("--layers", type=int, help="fewer layers, for a trial")
     parser.add_argument("--compile", action="store_true", help="one layer, each call once, no results file")
-    parser.add_argument("--split", action="store_true", help="tell a step of the first batch by its kernels, too")
+    parser.add_argument("--split", action="store_true", help="tell kernels of a step and of the longest prompt")
     parser.add_argument("--attention", choices=ATTENTION, help="only this one of torch's attentions")
     parser.add_argument("--eager", action="store_true", help="do not compile the operations between products")
     return parser.parse_args(arguments)
@@ -273,7 +288,10 @@ def main() -> int:
     sizes = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in record["weight_bytes"].items())
     print(f"{record['gpu']}, {record['date']}, {record['shape']['name']} of {layers} layers, drawn weights")
     print(f"GB: {sizes}; context {options.context}, operations between products {record['between']}")
-    for name, rows in record.get("split", {}).items():
+    splits = {
+        f"{name}, {what}": rows for what in ("split", "prompt_split") for name, rows in record.get(what, {}).items()
+    }
+    for name, rows in splits.items():
         print(f"{name}: {sum(row['us'] for row in rows):.0f} us in kernels; those that take longest:")
         print("\n".join(f"{row['us']:9.1f} us, {row['count']:5.0f} x {row['kernel'][:90]}" for row in rows[:12]))
     print(table(record["rows"], names))

@@ -14,7 +14,20 @@ import torch
 from moe import routed_by_torch
 from torch.nn import functional as F
 
-from cute_nvfp4 import BlockScaledTensor, NVFP4Linear, gated_gemm, moe, prepare_experts, prepare_weight, quantize
+from cute_nvfp4 import (
+    BlockScaledTensor,
+    NVFP4Linear,
+    RowScaledTensor,
+    gated_gemm,
+    gemm,
+    moe,
+    prepare_experts,
+    prepare_weight,
+    quantize,
+    rmsnorm_quantize,
+    route,
+)
+from cute_nvfp4.ops.moe.experts import Experts
 
 GLOBAL_SCALE = 2.0**-12
 INPUT_SCALE = 8 / 2688
@@ -72,6 +85,13 @@ def add_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> t
     return residual, wide.to(x.dtype) * weight
 
 
+def add_norm_fp8(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, RowScaledTensor]:
+    """The new residual (B, S, H), and its RMSNorm as rows (B · S, H) in FP8: one launch."""
+    rows, before = (t.reshape(-1, x.shape[-1]) for t in (x, residual))
+    found = rmsnorm_quantize(rows, weight, global_scale=None, eps=EPSILON, residual=before, format="fp8_e4m3")
+    return found.residual.view(x.shape), found.quantized
+
+
 def rotate(
     x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, values: int, norms: torch.Tensor | None
 ) -> torch.Tensor:
@@ -91,10 +111,15 @@ def silu_mul(both: torch.Tensor) -> torch.Tensor:
     return F.silu(gate) * up
 
 
-def route(x: torch.Tensor, router: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
+def route_by_torch(x: torch.Tensor, router: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The experts (T, top) of each row of x (T, H), and their weights, which add up to 1: router (E, H)."""
     chances, ids = F.linear(x, router).float().softmax(-1).topk(top)
     return ids, chances / chances.sum(-1, keepdim=True)
+
+
+def route_by_us(x: torch.Tensor, router: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same by torch's product and ``cute_nvfp4.route``, one launch each."""
+    return route(F.linear(x, router), top)
 
 
 class Between(NamedTuple):
@@ -104,7 +129,7 @@ class Between(NamedTuple):
     add_norm: Callable = add_norm
     rotate: Callable = rotate
     silu_mul: Callable = silu_mul
-    route: Callable = route
+    route: Callable = route_by_torch
     experts: Callable = routed_by_torch
 
     def compiled(self) -> Between:
@@ -141,8 +166,23 @@ class GatedPrepared(torch.nn.Module):
         super().__init__()
         self.weight = prepare_weight(gate, up, dtype=dtype)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor | RowScaledTensor) -> torch.Tensor:
+        if isinstance(x, RowScaledTensor):
+            return gated_gemm(x, self.weight, out_dtype=torch.bfloat16)
         return gated_gemm(x.reshape(-1, x.shape[-1]), self.weight, out_dtype=x.dtype).reshape(*x.shape[:-1], -1)
+
+
+class PreparedRows(torch.nn.Module):
+    """x · Wᵀ of a weight that is prepared for FP8, for x in bf16, or rows (M, K) in FP8, which give (M, N)."""
+
+    def __init__(self, weight: BlockScaledTensor) -> None:
+        super().__init__()
+        self.weight = prepare_weight(weight, dtype=torch.float8_e4m3fn)
+
+    def forward(self, x: torch.Tensor | RowScaledTensor) -> torch.Tensor:
+        if isinstance(x, RowScaledTensor):
+            return gemm(x, self.weight, out_dtype=torch.bfloat16)
+        return gemm(x.reshape(-1, x.shape[-1]), self.weight, out_dtype=x.dtype).view(*x.shape[:-1], -1)
 
 
 class GatedQuantized(torch.nn.Module):
@@ -171,21 +211,22 @@ class Dense(torch.nn.Module):
 
 
 class Routed(torch.nn.Module):
-    """A mixture of experts, in bf16 or prepared by ``prepare_experts``; the router (E, H) is in bf16."""
+    """A mixture of experts: ``Pair`` in bf16, or what ``prepare_experts`` made; the router (E, H) is in bf16."""
 
-    def __init__(self, router: torch.Tensor, stacks: Stacks, top: int, between: Between, dtype: torch.dtype | None):
+    def __init__(self, router: torch.Tensor, experts: Experts | Pair, top: int, between: Between, routes: bool) -> None:
         super().__init__()
         self.register_buffer("router", router)
         self.top, self.between, self.experts = top, between, None
-        if dtype is not None:
-            self.experts = prepare_experts(*(stack.matrices() for stack in stacks), dtype=dtype)
-            return
-        for name, stack in zip(Stacks._fields, stacks):
-            self.register_buffer(name, stack.decoded())
+        self.route = route_by_us if routes else between.route
+        if isinstance(experts, Pair):
+            for name, stack in experts._asdict().items():
+                self.register_buffer(name, stack)
+        else:
+            self.experts = experts
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        ids, weights = self.between.route(rows, self.router, self.top)
+        ids, weights = self.route(rows, self.router, self.top)
         if self.experts is None:
             # (E, K, N), as torch takes them: views of rows along K
             y = self.between.experts(rows, ids, weights, self.gate_up.mT, self.down.mT)
@@ -210,11 +251,24 @@ class Stack(NamedTuple):
         return self.weight.dequantize(torch.bfloat16).unflatten(0, (self.experts, -1))
 
 
+class Pair(NamedTuple):
+    """Both matrices of all experts in bf16: gate and up (E, 2 I, H), and down (E, H, I)."""
+
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
 class Stacks(NamedTuple):
-    """Both matrices of all experts: gate and up (2 I, H), and down (H, I)."""
+    """The same in NVFP4."""
 
     gate_up: Stack
     down: Stack
+
+    def made(self, dtype: torch.dtype | None) -> Experts | Pair:
+        """As a contestant has them: for products in ``dtype``, or in bf16 for torch."""
+        if dtype is None:
+            return Pair(*(stack.decoded() for stack in self))
+        return prepare_experts(*(stack.matrices() for stack in self), dtype=dtype)
 
 
 def nvfp4(weight: BlockScaledTensor, input_rule: str | None) -> NVFP4Linear:
@@ -224,30 +278,32 @@ def nvfp4(weight: BlockScaledTensor, input_rule: str | None) -> NVFP4Linear:
 
 class Contestant(NamedTuple):
     """How a matrix becomes a module, gate and up become one, and the head does; what experts are multiplied in, None
-    for torch's bf16."""
+    for torch's bf16; whether products of normed rows take them in FP8; whether ``route`` chooses experts, or torch's
+    operations do."""
 
     linear: Callable[[BlockScaledTensor], torch.nn.Module]
     gated: Callable[[BlockScaledTensor, BlockScaledTensor], torch.nn.Module]
     head: Callable[[BlockScaledTensor], torch.nn.Module]
     experts: torch.dtype | None
+    fp8: bool = False
+    routes: bool = True
 
 
 def contestants(between: Between) -> dict[str, Contestant]:
     def w4a16(weight: BlockScaledTensor) -> NVFP4Linear:
         return nvfp4(weight, None)
 
-    def w4a8(weight: BlockScaledTensor) -> NVFP4Linear:
-        return nvfp4(weight, "fp8")
-
     def w4a4(weight: BlockScaledTensor) -> NVFP4Linear:
         return nvfp4(weight, "max")
 
-    fp8 = torch.float8_e4m3fn
+    fp8, bf16 = torch.float8_e4m3fn, Contestant(Plain, lambda g, u: GatedPlain(g, u, between), Plain, None)
     return {
-        "bf16": Contestant(Plain, lambda g, u: GatedPlain(g, u, between), Plain, None),
+        "bf16": bf16._replace(routes=False),
+        "bf16, our router": bf16,
         "w4a16": Contestant(w4a16, GatedPrepared, Plain, torch.bfloat16),
+        "w4a16, torch's router": Contestant(w4a16, GatedPrepared, Plain, torch.bfloat16, routes=False),
         "w4a16, head too": Contestant(w4a16, GatedPrepared, w4a16, torch.bfloat16),
-        "w4a8": Contestant(w4a8, lambda g, u: GatedPrepared(g, u, fp8), Plain, fp8),
+        "w4a8": Contestant(PreparedRows, lambda g, u: GatedPrepared(g, u, fp8), Plain, fp8, True),
         "w4a4": Contestant(w4a4, lambda g, u: GatedQuantized(g, u, between), Plain, torch.bfloat16),
     }
 
@@ -261,11 +317,14 @@ class Norms(NamedTuple):
 
 
 class Layer(torch.nn.Module):
-    """Attention, and an MLP or experts, each behind a sum and its norm."""
+    """Attention, and an MLP or experts, each behind a sum and its norm. fp8: whether norms give rows in FP8, but for
+    experts, whose router reads them in bf16."""
 
-    def __init__(self, shape: Shape, qkv, output, feed, norms: Norms, between: Between) -> None:
+    def __init__(self, shape: Shape, qkv, output, feed, norms: Norms, between: Between, fp8: bool) -> None:
         super().__init__()
         self.shape, self.between, self.norms = shape, between, norms
+        self.before_qkv = add_norm_fp8 if fp8 else between.add_norm
+        self.before_feed = add_norm_fp8 if fp8 and not shape.experts else between.add_norm
         self.qkv, self.output, self.feed = qkv, output, feed
 
     def products(self, hidden: torch.Tensor, heads: torch.Tensor) -> None:
@@ -275,11 +334,11 @@ class Layer(torch.nn.Module):
 
     def forward(self, x, residual, turn, cache, position) -> tuple[torch.Tensor, torch.Tensor]:
         shape, (batch, length, _) = self.shape, x.shape
-        residual, x = self.between.add_norm(x, residual, self.norms.attention)
+        residual, x = self.before_qkv(x, residual, self.norms.attention)
         heads = self.qkv(x).view(batch, length, -1, shape.head_dim)
         y = attention(self.between.rotate(heads, *turn, shape.kv_heads, self.norms.heads), cache, position)
-        residual, x = self.between.add_norm(self.output(y), residual, self.norms.feed)
-        return self.feed(x), residual
+        residual, x = self.before_feed(self.output(y), residual, self.norms.feed)
+        return self.feed(x).view(residual.shape), residual
 
 
 def attention(heads: torch.Tensor, cache: torch.Tensor, position: torch.Tensor | None) -> torch.Tensor:
@@ -346,7 +405,9 @@ def drawn_feeds(shape: Shape, generator: torch.Generator, made: dict[str, Contes
         return {name: Dense(one.gated(gate, up), one.linear(down)) for name, one in made.items()}
     router = drawn(e, hidden, generator).dequantize(torch.bfloat16)
     stacks = Stacks(*(Stack(drawn(e * n, k, generator), e) for n, k in ((2 * inner, hidden), (hidden, inner))))
-    return {name: Routed(router, stacks, shape.top, between, one.experts) for name, one in made.items()}
+    # contestants that multiply them in the same way share them
+    experts = {dtype: stacks.made(dtype) for dtype in {one.experts for one in made.values()}}
+    return {name: Routed(router, experts[x.experts], shape.top, between, x.routes) for name, x in made.items()}
 
 
 def models(
@@ -362,8 +423,8 @@ def models(
         qkv = drawn(shape.qkv, shape.hidden, generator)
         output = drawn(shape.hidden, shape.heads * shape.head_dim, generator)
         for name, feed in drawn_feeds(shape, generator, made, between).items():
-            linear = made[name].linear
-            layers[name].append(Layer(shape, linear(qkv), linear(output), feed, norms, between))
+            linear, fp8 = made[name].linear, made[name].fp8
+            layers[name].append(Layer(shape, linear(qkv), linear(output), feed, norms, between, fp8))
     head = drawn(shape.vocabulary, shape.hidden, generator)
     norm = torch.ones(shape.hidden, dtype=torch.bfloat16, device=device)
     return {

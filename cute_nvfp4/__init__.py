@@ -45,6 +45,7 @@ _PUBLIC = {
     "quantize": "ops.quantize",
     "quantize_model": "nn.whole_model",
     "rmsnorm_quantize": "ops.rmsnorm_quantize",
+    "route": "ops.moe.route",
     "show": "display.showing",
     "silu_mul_quantize": "ops.silu_mul_quantize",
     "simulating": "runtime.simulating",

@@ -17,12 +17,19 @@ EXCHANGES = {
 }
 """Forms of an exchange of experts' rows, by the name that a record has."""
 RECORDS = "parallel_nvidia_*.json"
+FILES = {
+    "sums": "parallel_sums_nvidia_*.json",
+    "predicted": "parallel_predicted.json",
+    # a run of both, or of experts alone
+    "experts": "parallel*_nvidia_*.json",
+}
+"""Where a table's records are, if not in ``RECORDS``."""
 STEPS = ("there", "experts", "back")
 
 
 def of_records(name: str) -> str:
     """The table ``name`` of each record, one below the other; a line where there is none."""
-    files = {"sums": "parallel_sums_nvidia_*.json", "predicted": "parallel_predicted.json"}.get(name, RECORDS)
+    files = FILES.get(name, RECORDS)
     paths = sorted((ROOT / "benchmarks" / "results").glob(files))
     found = [TABLES[name](json.loads(path.read_text(encoding="utf-8"))) for path in paths]
     return "\n".join(filter(None, found)) or "*Not measured yet.*\n"
@@ -60,8 +67,8 @@ def parts(record: dict[str, Any]) -> str:
 def experts(record: dict[str, Any]) -> str:
     """Mixtures of experts over two GPUs, beside one GPU with the rows of both."""
     rows = []
-    if not record["mixtures"]:
-        return where(record) + "*Experts were not measured in this run.*\n"
+    if not record.get("mixtures"):
+        return ""
     for row in record["mixtures"]:
         of = row["us"]
         cells = [f"{us(of[name])} ({times(of['one'] / of[name])} ×)" for name in EXCHANGES]

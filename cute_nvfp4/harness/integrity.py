@@ -25,17 +25,20 @@ from ..runtime.torch_private import dispatch_modes
 _TORCH = {
     torch: (
         "allclose", "as_strided", "clone", "empty", "empty_like", "equal", "eq", "frombuffer", "isclose", "isnan",
-        "strided", "sum", "zeros", "zeros_like", "Tensor",
+        "strided", "sum", "tensor", "zeros", "zeros_like", "Tensor",
     ),
     torch.testing: ("assert_close",),
     torch.cuda: ("Event", "Stream", "current_stream", "default_stream", "is_available", "stream", "synchronize"),
     torch.Tensor: (
-        "clone", "contiguous", "copy_", "cpu", "cuda", "data_ptr", "detach", "device", "dtype", "element_size", "equal",
-        "fill_", "is_contiguous", "layout", "numel", "permute", "shape", "stride", "sum", "to", "untyped_storage",
-        "view", "zero_",
+        "bitwise_xor", "clone", "contiguous", "copy_", "cpu", "cuda", "data_ptr", "detach", "device", "dtype",
+        "element_size", "equal", "fill_", "index_copy_", "index_select", "is_contiguous", "layout", "numel", "permute",
+        "shape", "stride", "sum", "to", "untyped_storage", "view", "zero_",
     ),
 }  # fmt: skip
-_OPERATORS = ("clone", "copy_", "detach", "empty_strided", "fill_.Scalar", "sum.IntList_out", "view")
+_OPERATORS = (
+    *("clone", "copy_", "detach", "empty_strided", "fill_.Scalar", "index_copy_", "index_select", "sum.IntList_out"),
+    *("view",),
+)
 """What the worker asks of torch after a call; torch.library lets anyone put a function in the place of each."""
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _getprofile, _gettrace = sys.getprofile, sys.gettrace

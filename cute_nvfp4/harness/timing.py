@@ -2,7 +2,7 @@
 
 L2 is made cold by *reading* a buffer several times its size. Writing one would leave dirty lines whose write-back
 the timed kernel pays for (10 to 20 % on these shapes). The read also keeps the GPU busy while the host queues the
-next call, so the host's overhead is not timed unless it exceeds that read.
+next call, so the host's overhead is not timed unless it exceeds that read, or those that are asked for.
 
 Every function here takes its clocks from names bound at import, before any submission is loaded.
 """
@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import torch
 
 L2_CLEAR_BYTES = 512 << 20
+QUEUED_NS = 1_000_000
+"""How long the host may take to queue calls that nobody has queued before, while the GPU is busy."""
 _COPY_BYTES = 1 << 30
 _MIN_RUNS = 10
 _WARM_UP_RUNS = 3
@@ -84,9 +86,25 @@ class ColdL2:
         self._buffer = torch.zeros(nbytes // 4, dtype=torch.float32, device=device)
         self._sum = torch.zeros((), dtype=torch.float32, device=device)
         self._read = torch.sum
+        self._read_ns = math.inf
 
     def __call__(self) -> None:
         self._read(self._buffer, dim=0, out=self._sum)
+
+    def measure(self) -> None:
+        """Finds out how long a read takes, for ``busy``."""
+        start, end = _Event(enable_timing=True), _Event(enable_timing=True)
+        self()
+        start.record()
+        self()
+        end.record()
+        end.synchronize()
+        self._read_ns = start.elapsed_time(end) * 1e6
+
+    def busy(self, nanoseconds: float) -> None:
+        """Evicts L2 by as many reads as keep the GPU busy for so long; by one before ``measure``."""
+        for _ in range(max(1, math.ceil(nanoseconds / self._read_ns))):
+            self()
 
 
 class Captured(NamedTuple):

@@ -14,6 +14,7 @@ from .arena import ALIGNMENT, Layout, tensor_at
 from .mapped import BASE, Mapped
 from .problem import Problem
 from .schema import Case
+from .spoiled import Spoiled, spoil
 
 # Taken before a submission is imported: see integrity.py.
 _fill = torch.Tensor.fill_
@@ -33,6 +34,7 @@ class Workspace:
         self._block = torch.empty(0, dtype=torch.uint8, device="cuda" if adopt is None else "cpu")
         self._laid_out: tuple[Case, int] | None = None
         self._calls: list[dict[str, torch.Tensor]] = []
+        self._starts: list[int] = []
         self.layout: Layout = None
 
     def lay_out(self, case: Case, batch: int) -> None:
@@ -47,8 +49,10 @@ class Workspace:
                 self._block = None  # the old memory goes first
                 self._block = torch.empty(needed, dtype=torch.uint8, device="cuda")
             first = -self._block.data_ptr() % ALIGNMENT
-            starts = [first + call * layout.nbytes for call in range(batch)]
-            self._calls = [{s.buffer.name: tensor_at(self._block, s, at) for s in layout.buffers} for at in starts]
+            self._starts = [first + call * layout.nbytes for call in range(batch)]
+            self._calls = [
+                {s.buffer.name: tensor_at(self._block, s, at) for s in layout.buffers} for at in self._starts
+            ]
         else:
             self._calls = [{s.buffer.name: self._in_arena(s, call) for s in layout.buffers} for call in range(batch)]
         self._laid_out = case, batch
@@ -66,6 +70,10 @@ class Workspace:
         """Fills the inputs of call ``index`` from the arena's first call; on a GPU only."""
         for slot in self.layout.inputs:
             _copy(self._calls[index][slot.buffer.name], tensor_at(self._arena, slot))
+
+    def spoil(self, order: Sequence[int]) -> Spoiled:
+        """Makes elements of the inputs of the calls of ``order`` wrong; on a GPU only."""
+        return spoil(self._block, self.layout.inputs, [self._starts[index] for index in order])
 
     def give_inputs(self, index: int) -> None:
         """Writes the inputs of call ``index`` there, as the submission left them."""

@@ -29,6 +29,7 @@ from cute_nvfp4.nn.layout_configs import compressed_tensors_config, is_packed, m
 from cute_nvfp4.nn.layouts import LAYOUTS, MODELOPT, tensors_of
 from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.nn.routed import routed_experts
+from cute_nvfp4.nn.routers import fuse_routers
 from cute_nvfp4.nn.stored import StoredExperts, StoredLayers, StoredLinear, StoredStacks, linears, tensors_of_experts
 from cute_nvfp4.nn.whole_model import Recipe, quantize_model
 from cute_nvfp4.runtime.backend import Backend
@@ -174,6 +175,7 @@ class CuteNvfp4Quantizer(HfQuantizer):
         for layer in model.modules():
             if isinstance(layer, (NVFP4Linear, PackedExperts)):
                 layer.prepare(half)
+        fuse_routers(model)
         return model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:

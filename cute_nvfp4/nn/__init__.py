@@ -20,6 +20,7 @@ _PUBLIC = {
     "PeerSums": "peer_sums",
     "QuantizedModel": "whole_model",
     "fake_quantize": "training",
+    "fuse_routers": "routers",
     "gptq": "gptq_rounding",
     "load_checkpoint": "checkpoint",
     "quantize_model": "whole_model",

@@ -25,6 +25,7 @@ from .grouped_gemm import GROUPED, is_prepared
 from .grouped_gemm_contiguous import CONTIGUOUS
 from .moe.layer import MOE
 from .moe.operator import ARGUMENTS, ExpertsOperator
+from .moe.route import ROUTE, RouteOperator
 from .operator import Operator, rebuilt, refuse_gradients, weight_of
 from .prepared_weight.gemm import PREPARED_GEMM, quantized_scale
 from .quantize import QUANTIZE
@@ -293,6 +294,14 @@ TABLE = {
         gradients.ROWS,
     ),
     "moe": ExpertsOperator("moe", MOE, ARGUMENTS),
+    "route": RouteOperator(
+        "route",
+        ROUTE,
+        'Tensor logits, Tensor? correction=None, *, int top_k, str scoring="softmax", bool renormalize=True, '
+        'float scale=1.0, ScalarType? dtype=None, ScalarType? ids_dtype=None, str backend="auto"',
+        "(Tensor, Tensor)",
+        {"out_ids": "Tensor(a!)", "out_weights": "Tensor(b!)"},
+    ),
 }
 
 

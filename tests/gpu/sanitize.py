@@ -41,6 +41,7 @@ from cute_nvfp4 import (
     prepare_weight,
     quantize,
     rmsnorm_quantize,
+    route,
     silu_mul_quantize,
     simulating,
 )
@@ -123,6 +124,8 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
         "plain operands, gated": lambda: gated_gemm(*wide),
         "plain operands, a list": lambda: grouped_gemm([wide[:2], wide[:2]]),
         **layers(device),
+        "route": lambda: route(many[:, :40], 4),
+        "route, corrected": lambda: route(many[:, :300], 8, scoring="sigmoid", correction=many[0, :300].float()),
         "rmsnorm_quantize": lambda: rmsnorm_quantize(many, None, global_scale=None),
         "silu_mul_quantize": lambda: silu_mul_quantize(many, many, global_scale=None),
         "rmsnorm_quantize, FP8": lambda: rmsnorm_quantize(many, None, residual=many, **rows_of_fp8),

@@ -47,6 +47,8 @@ def test_honest_submissions_pass(name, mode):
 @pytest.mark.parametrize(
     "name,mode,message",
     [
+        ("early_stream", "leaderboard", "elements are wrong"),
+        ("early_stream", "benchmark", "elements are wrong"),
         ("late_stream", "leaderboard", "elements are wrong"),
         ("late_stream", "benchmark", "elements are wrong"),
         ("cache_by_pointer", "leaderboard", "call 2, fresh data"),

@@ -45,7 +45,7 @@ class Run:
     def __init__(self, ledger: Ledger, given: argparse.Namespace) -> None:
         self.ledger, self.given = ledger, given
         families = [FAMILIES[name] for name in given.only or FAMILIES]
-        self.streams = streams(families, ledger, given.seed, given.archs, given.again, given.new)
+        self.streams = streams(families, ledger, given.seed, given.archs, given.again, given.new, given.known)
         order = cheapest if given.cheapest else mixed
         self.works, self.lock = order(self.streams, given.seed), threading.Lock()
         self.end = time.monotonic() + 60 * given.minutes
@@ -165,6 +165,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--done", type=Path, metavar="FILE.xz", help="write there at the end what this run did")
     parser.add_argument("--again", action="store_true", help="also what has passed before")
     parser.add_argument("--new", action="store_true", help="not what has passed with other sources of the package")
+    parser.add_argument(
+        "--known", action="store_true", help="compile again what has passed with this simulator, run what has other PTX"
+    )
     parser.add_argument("--case", nargs=2, metavar=("FAMILY", "CASE"), help="this one, in this process")
     parser.add_argument("--arch", default="sm_100a", help="of --case")
     parser.add_argument("--merge", nargs="*", type=Path, metavar="LEDGER", help="run nothing, add what these have")

@@ -23,9 +23,14 @@ from typing import Any
 PACKAGE = Path(__file__).parents[2] / "cute_nvfp4"
 SIMULATOR = (
     "sim", "sim/checks", "sim/equivalence", "sim/frontend", "sim/host", "sim/isa", "sim/machine", "sim/numerics",
-    "sim/observe", "sim/tcgen05", "sim/tma", "sim/wgmma",
+    "sim/tcgen05", "sim/tma", "sim/wgmma",
 )  # fmt: skip
-"""Rooms of the simulator that a case runs in: not the clock, the profile, and what runs other people's programs."""
+"""Rooms of the simulator that decide how a case ends: what executes PTX, and what checks it."""
+HEARS = "sim/observe"
+"""The room that hears what is executed, and counts and shows it: a case runs in it too, and ends the same whatever it
+says. The clock, the profile and what runs other people's programs take no part at all."""
+CHECKED = ("sim/observe/overlap.py", "sim/observe/touched.py")
+"""Files of that room that a check asks: which launches may run at the same time, and what they touch."""
 SHARED = ("", "ops", "ops/prepared_weight", "planning", "ptx", "quantization", "runtime", "kernels")
 """Rooms that every call goes through. "" is the package's folder itself."""
 LEFT_OUT = (
@@ -43,15 +48,21 @@ _ARCHITECTURE = {"gemm/sm100": "sm_100a", "gemm/sm120": "sm_120a"}
 
 @cache
 def simulator() -> str:
-    """A fingerprint of the simulator."""
-    return _digest(_in_rooms(SIMULATOR), "sim/")
+    """A fingerprint of the simulator, as far as it decides how a case ends."""
+    return _digest({name: _code(name) for name in decides()})
 
 
 @cache
 def sources(rooms: tuple[str, ...], arch: str) -> str:
     """A fingerprint of all else that cases depend on which execute kernels of ``rooms`` (below ``kernels``; or a file)
     on ``arch``."""
-    return _digest(executed(rooms, arch), "")
+    files = executed(rooms, arch)
+    return _digest({name: _code(name) if name in files else _constants(name) for name in _with_imports(files)})
+
+
+def decides() -> frozenset[str]:
+    """Files of the simulator that decide how a case ends. That of its public names does not."""
+    return (_in_rooms(SIMULATOR) | {*CHECKED}) - {"sim/__init__.py"}
 
 
 def executed(rooms: Iterable[str], arch: str) -> frozenset[str]:
@@ -64,7 +75,7 @@ def executed(rooms: Iterable[str], arch: str) -> frozenset[str]:
 
 def undeclared(seen: Iterable[str], rooms: Iterable[str], arch: str) -> list[str]:
     """Those of the package's files ``seen`` that no fingerprint of the case has."""
-    return sorted({*seen} - _in_rooms(SIMULATOR) - executed(rooms, arch) - {ASKED})
+    return sorted({*seen} - _in_rooms((*SIMULATOR, HEARS)) - executed(rooms, arch) - {ASKED})
 
 
 @cache
@@ -78,19 +89,23 @@ def _in_rooms(rooms: tuple[str, ...]) -> frozenset[str]:
 # --- fingerprints
 
 
-def _digest(files: Iterable[str], within: str) -> str:
-    """Of the code of ``files``, and of the constants of what they import: of the simulator ("sim/"), or of all else."""
-    files, found = {*files}, hashlib.sha256()
+def _digest(texts: dict[str, str]) -> str:
+    found = hashlib.sha256()
+    for name, text in sorted(texts.items()):
+        found.update(f"{name}\n{text}\n".encode() if text else b"")
+    return found.hexdigest()[:12]
+
+
+def _with_imports(files: Iterable[str]) -> set[str]:
+    """And what they import outside of the simulator, directly or not."""
+    files = {*files}
     read, more = {*files}, [*files]
     while more:
         name = more.pop()
-        new = {file for file in _imports(name, name in files) if file.startswith("sim/") == bool(within)} - read
+        new = {file for file in _imports(name, name in files) if not file.startswith("sim/")} - read
         read |= new
         more += new
-    for name in sorted(read):
-        text = _code(name) if name in files else _constants(name)
-        found.update(f"{name}\n{text}\n".encode() if text else b"")
-    return found.hexdigest()[:12]
+    return read
 
 
 @cache

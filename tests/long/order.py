@@ -94,9 +94,10 @@ def streams(
     archs: Iterable[str] = (),
     again: bool = False,
     new: bool = False,
+    known: bool = False,
 ) -> list[Stream]:
     """One for each part of each family on each architecture. ``again``: as if nothing had been run. ``new``: without
-    what has passed with other sources."""
+    what has passed with other sources. ``known``: nothing but what has passed with this simulator."""
     found = []
     wanted = set(archs)
     for family in families:
@@ -109,6 +110,11 @@ def streams(
             _resume(stream, ledger)
             if new:
                 stream.again.clear()
+            if known:
+                stream.again = [work for work in stream.again if work.seen]
+                stream.left, stream.failed = 0, []
+                # nobody lists what there is besides
+                stream.asked, stream.listed = True, []
     return found
 
 

@@ -7,9 +7,11 @@ from clock_lab import clocked, h200, needs_ptxas
 from ptx_lab import launch_kernel, module
 
 from cute_nvfp4.sim import Program
+from cute_nvfp4.sim.clock import tools
+from cute_nvfp4.sim.clock.loops import loops_around
 from cute_nvfp4.sim.clock.matching import match
 from cute_nvfp4.sim.clock.notes import Passes, Request
-from cute_nvfp4.sim.clock.sass import Placed, Slot, numbered
+from cute_nvfp4.sim.clock.sass import Placed, Slot, numbered, read
 from cute_nvfp4.sim.clock.steps import stepper
 
 
@@ -28,6 +30,48 @@ def test_a_block_lives_where_its_barrier_is():
         ["EXIT"],
     ]
     assert coverage.moved == 5
+
+
+def test_what_ptxas_puts_in_front_of_a_loop_is_issued_there():
+    """Most of the loop's block 1 lies in front of the loop, where block 0 lives, and some of block 0 is made again in
+    the loop: the first is issued once, and the loop keeps its own."""
+    listed = [
+        *((0, "MOV", 0, 0), (0, "ISETP", 0, 0), (0, "IADD3", 0, 0)),
+        *((1, base, 1, 0) for base in ("LDC", "LEA", "SHF", "LOP3")),
+        *((1, "UTMALDG", 2, 1), (0, "IADD3", 2, 1), (1, "UIADD3", 2, 1), (2, "EXIT", 3, 0)),
+    ]
+    placed = [
+        Placed(Slot(base, base, "", source, 1, 7, 7, (), address=16 * n), segment, loops=loops)
+        for n, (source, base, segment, loops) in enumerate(listed)
+    ]
+    slots, holders, coverage = match(placed, [[0], [1], [2]], lambda chain, without: chain == 1, [0, 1, 0])
+    assert holders == (0, 1, 2) and [[s.base for s in block] for block in slots] == [
+        ["MOV", "ISETP", "IADD3", "LDC", "LEA", "SHF", "LOP3"],
+        ["UTMALDG", "UIADD3"],
+        ["EXIT"],
+    ]
+    assert coverage.moved == 4 and coverage.copies == 1
+
+
+def test_loops_of_code():
+    """Node 2 loops through 3 in the loop of 1 and 4. Node 6 waits behind the code and goes back into its middle: it
+    loops alone, and the code from there to it does not."""
+    after = {0: {1}, 1: {2}, 2: {3, 6}, 3: {2, 4}, 4: {1, 5}, 5: set(), 6: {6, 3}, 7: {5}}
+    around = loops_around(after, 0)
+    assert [sorted(around[node]) for node in range(8)] == [[], [1], [1, 2], [1, 2], [1], [], [1, 2, 6], []]
+
+
+@needs_ptxas
+def test_machine_code_says_what_lies_in_a_loop():
+    text = module(
+        "mov.u32 %r1, 0; L: ld.volatile.global.u32 %r2, [%p0]; add.u32 %r3, %r3, %r2; add.u32 %r1, %r1, 1; "
+        "setp.lt.u32 %q0, %r1, %r2; @%q0 bra L; st.global.u32 [%p0], %r3;",
+        1,
+    ).replace("sm_100a", "sm_90a")
+    (kernel,) = Program.parse(text).kernels.values()
+    cubin, _ = tools.assemble(numbered(text, kernel), "sm_90a")
+    depth = {p.slot.base: p.loops for p in read(tools.disassemble(cubin), kernel.name)}
+    assert (depth["LDG"], depth["STG"], depth["EXIT"]) == (1, 0, 0)
 
 
 @needs_ptxas

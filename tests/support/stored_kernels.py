@@ -7,7 +7,7 @@ imports; a digest of those is stored with it. After a change a kernel is compile
     python -m tests.support.stored_kernels --write    compile the others, and store them
 
 ``pytest --note-kernels FOLDER`` notes which kernels a run of tests asks for; ``--write --noted FOLDER`` stores those
-and no others.
+and no others, with ``--keep`` those that are stored too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import base64
+import dataclasses
 import functools
 import hashlib
 import inspect
@@ -27,6 +28,7 @@ import tarfile
 import textwrap
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +37,7 @@ from cute_nvfp4.lazy import Lazily
 from cute_nvfp4.runtime import cache
 from cute_nvfp4.runtime.compile import CompiledKernel
 from cute_nvfp4.runtime.kernel import Kernel
+from cute_nvfp4.target import Architecture, architecture
 
 from . import import_graph
 from .ptx_fingerprints import versions
@@ -45,10 +48,12 @@ DECIDES = ("kernels", "ptx", "scale_layout", "formats", "target")
 COMPILING = {"runtime.compile": ("build",), "runtime.kernel": ("Kernel",), "runtime.signature": ("*",)}
 _CUBIN = "<cubin>"
 _PLAIN = {ord(x) for x in string.printable if x.isprintable()} - {ord('"'), ord("\\")}
+_ESCAPES = {x: f"\\{x:02X}" for x in range(256) if x not in _PLAIN} | {ord("\\"): "\\\\"}
 
 
 class Stored(NamedTuple):
-    """A stored kernel. configuration: pickled; sources: the digest of what it was compiled from."""
+    """A stored kernel. configuration: pickled; sources: the digest of what it was compiled from; kernel: with its host
+    function ``without`` the cubin."""
 
     configuration: bytes
     sources: str
@@ -194,9 +199,8 @@ def stored(name: str) -> dict[str, Stored]:
         parts = {x.name: archive.extractfile(x).read() for x in archive}
     found = {}
     for i, (words, pickled, sources, arch, entry) in enumerate(json.loads(parts.pop("index.json"))):
-        cubin = parts.pop(f"{i}.cubin")
-        host_ir = parts.pop(f"{i}.mlir").decode().replace(_CUBIN, escaped(cubin))
-        kernel = CompiledKernel(name, arch, entry, parts.pop(f"{i}.ptx").decode(), cubin, host_ir)
+        ptx, host_ir = (parts.pop(f"{i}.{kind}").decode() for kind in ("ptx", "mlir"))
+        kernel = CompiledKernel(name, arch, entry, ptx, parts.pop(f"{i}.cubin"), host_ir)
         found[words] = Stored(base64.b64decode(pickled), sources, kernel)
     return found
 
@@ -210,7 +214,7 @@ def write(name: str, kernels: dict[str, Stored]) -> None:
     ]
     parts = {"index.json": json.dumps(index).encode()}
     for i, (_, x) in enumerate(ordered):
-        parts[f"{i}.mlir"] = x.kernel.host_ir.replace(escaped(x.kernel.cubin), _CUBIN).encode()
+        parts[f"{i}.mlir"] = x.kernel.host_ir.encode()
     parts |= {f"{i}.ptx": x.kernel.ptx.encode() for i, (_, x) in enumerate(ordered)}
     parts |= {f"{i}.cubin": x.kernel.cubin for i, (_, x) in enumerate(ordered)}
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -224,9 +228,18 @@ def write(name: str, kernels: dict[str, Stored]) -> None:
             archive.addfile(info, io.BytesIO(content))
 
 
+def without(kernel: CompiledKernel) -> CompiledKernel:
+    """The host function without the cubin, which stands beside it."""
+    return replace(kernel, host_ir=kernel.host_ir.replace(escaped(kernel.cubin), _CUBIN))
+
+
+def whole(kernel: CompiledKernel) -> CompiledKernel:
+    return replace(kernel, host_ir=kernel.host_ir.replace(_CUBIN, escaped(kernel.cubin)))
+
+
 def escaped(cubin: bytes) -> str:
     """A cubin as it stands in MLIR."""
-    return "".join(chr(x) if x in _PLAIN else "\\\\" if x == ord("\\") else f"\\{x:02X}" for x in cubin)
+    return cubin.decode("latin-1").translate(_ESCAPES)
 
 
 # ---- use -------------------------------------------------------------------------------------------------------------
@@ -239,7 +252,7 @@ compiled_anew = Kernel.build
 def find(kernel: Kernel, config: Any) -> CompiledKernel | None:
     """The stored kernel, if nothing that it was compiled from has changed since."""
     found = stored(kernel.name).get(repr(config))
-    return found.kernel if found and found.sources == digest(kernel, config) else None
+    return whole(found.kernel) if found and found.sources == digest(kernel, config) else None
 
 
 def _build(self: Kernel, config: Any) -> CompiledKernel:
@@ -277,22 +290,42 @@ def kernels() -> dict[str, Kernel]:
     return {x.name: x for module in modules for x in vars(module).values() if isinstance(x, Kernel)}
 
 
-def _wanted(folder: Path | None) -> dict[tuple[str, str], bytes]:
-    """What is to be stored: what was noted, or else what is stored already; tests' own kernels are not, nor is what no
-    longer exists."""
-    if folder is not None:
-        found = {key: x for path in folder.iterdir() for key, x in pickle.loads(path.read_bytes()).items()}
-    else:
+def _wanted(folder: Path | None, keep: bool) -> dict[tuple[str, str], bytes]:
+    """What is to be stored: what was noted, or else (or to ``keep``) what is stored already; tests' own kernels are
+    not, nor is what no longer exists."""
+    found = {}
+    if folder is None or keep:
         found = {(name, words): x.configuration for name in kernels() for words, x in stored(name).items()}
-    return {(name, words): x for (name, words), x in found.items() if name in kernels() and loads(x, words)}
+    for path in folder.iterdir() if folder is not None else ():
+        found |= pickle.loads(path.read_bytes())
+    wanted = {}
+    for (name, words), pickled in found.items():
+        if name in kernels() and (config := restored(pickled, words)) is not None:
+            wanted[name, repr(config)] = pickle.dumps(config)
+    return wanted
 
 
-def loads(configuration: bytes, words: str) -> bool:
+def restored(configuration: bytes, words: str) -> Any:
+    """The configuration as its class is now: fields that the class has got since have their defaults, fields that it
+    has lost are left out, and an architecture has the figures of today. None, and a line that says why, where the class
+    is gone or a new field has no default."""
     try:
-        return repr(pickle.loads(configuration)) == words
-    except (AttributeError, ImportError, TypeError) as error:
+        return _as_it_is_now(pickle.loads(configuration))
+    except (AttributeError, ImportError, TypeError, ValueError) as error:
         print(f"dropped: {words} ({error})")
-        return False
+        return None
+
+
+def _as_it_is_now(value: Any) -> Any:
+    if isinstance(value, tuple) and type(value) is tuple:
+        return tuple(map(_as_it_is_now, value))
+    if isinstance(value, Architecture):
+        return architecture(value.name)
+    if not dataclasses.is_dataclass(value):
+        return value
+    # what the class says by default is no attribute of the object itself
+    kept = {x.name: _as_it_is_now(vars(value)[x.name]) for x in dataclasses.fields(value) if x.name in vars(value)}
+    return type(value)(**kept)
 
 
 def _renewed(name: str, pickled: bytes) -> Stored | None:
@@ -306,7 +339,7 @@ def _renewed(name: str, pickled: bytes) -> Stored | None:
     except (OperandError, CompileError) as error:
         print(f"dropped: {config} ({error})")
         return None
-    return Stored(pickled, digest(kernel, config), compiled)
+    return Stored(pickled, digest(kernel, config), without(compiled))
 
 
 def stale(wanted: dict[tuple[str, str], bytes]) -> list[tuple[str, str]]:
@@ -318,20 +351,24 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="compile those that are not up to date")
     parser.add_argument("--noted", type=Path, metavar="FOLDER", help="store what was noted there, and nothing else")
+    parser.add_argument("--keep", action="store_true", help="with --noted: and what is stored already")
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args(arguments)
-    wanted = _wanted(args.noted)
+    wanted = _wanted(args.noted, args.keep)
     old = stale(wanted)
     print(f"{len(wanted)} kernels, {len(old)} of other sources or not stored")
     if not args.write:
         return 0
     with ProcessPoolExecutor(args.jobs) as pool:
-        renewed = dict(zip(old, pool.map(_renewed, [x[0] for x in old], [wanted[x] for x in old])))
-    for name in sorted(kernels()):
-        before = stored(name)
-        mine = {words: renewed.get((name, words), before.get(words)) for n, words in wanted if n == name}
-        if mine != before:
-            write(name, {words: x for words, x in mine.items() if x is not None})
+        # a name at a time: what is done stays, if the rest is not waited for
+        for name in sorted(kernels()):
+            mine = [key for key in old if key[0] == name]
+            renewed = dict(zip(mine, pool.map(_renewed, [name] * len(mine), [wanted[x] for x in mine])))
+            before = stored(name)
+            now = {words: renewed.get((n, words), before.get(words)) for n, words in wanted if n == name}
+            if now != before:
+                write(name, {words: x for words, x in now.items() if x is not None})
+                print(f"{name}: {len(renewed)} compiled", flush=True)
     return 0
 
 

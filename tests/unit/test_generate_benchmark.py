@@ -19,7 +19,7 @@ TOKENS = torch.randint(TINY.vocabulary, (2, 9), generator=torch.Generator().manu
 @pytest.fixture(scope="module", params=[TINY, TINY_MIXTURE], ids=lambda shape: shape.name)
 def made(request: pytest.FixtureRequest) -> dict[str, Decoder]:
     with torch.inference_mode():
-        return models(request.param, benchmark.NAMES, "cpu", Between())
+        return models(request.param, [*benchmark.NAMES, *benchmark.ROUTERS], "cpu", Between())
 
 
 def weight(module: torch.nn.Module) -> torch.Tensor:
@@ -80,7 +80,7 @@ def distance(x: torch.Tensor, y: torch.Tensor) -> float:
 def test_the_model_is_what_it_is_called(made: dict[str, Decoder]) -> None:
     """Prompts, and steps after them with the cache, beside float64."""
     want = exact(made["bf16"], TOKENS)
-    for name in ("bf16", "w4a16", "w4a16, head too"):
+    for name in ("bf16", "w4a16", "w4a16, head too", *benchmark.ROUTERS):
         cache = empty_cache(made["bf16"].shape, 2, 9, "cpu")
         assert distance(made[name](TOKENS[:, :8], cache), want[:, 7]) < 0.03, name
         step = made[name](TOKENS[:, 8:], cache, torch.tensor([8]))

@@ -33,7 +33,16 @@ def test_cases_execute_what_is_declared(name: str) -> None:
 FILES = {
     "formats.py": "A = 1\n",
     "cli/main.py": "from ..formats import A\n",
-    "sim/runner.py": "",
+    "sim/runner.py": "from .observe.counters import COUNTED\n",
+    "sim/__init__.py": "from .runner import run\n",
+    "sim/isa/move.py": "def move():\n    return 1\n",
+    "sim/checks/scopes.py": "SCOPES = 1\n",
+    "sim/observe/counters.py": "COUNTED = 1\n",
+    "sim/observe/overlap.py": "MOST = 4\n",
+    "sim/observe/touched.py": "",
+    "sim/clock/machine.py": "CLOCKS = 1\n",
+    "sim/profile/page.py": "WIDTH = 1\n",
+    "sim/session/dsl.py": "VERSION = 1\n",
     "kernels/quantize/kernel.py": """from ...formats import A
 from ..moe.rows import ROWS
 def f():
@@ -60,10 +69,53 @@ def f():
         ("kernels/gemm/far.py", "FAR = 3", "FAR = 4", False),
         ("formats.py", "A = 1", "A = 1\ndef h(): pass", True),
         ("cli/main.py", "import A", "import A as B", False),
-        ("sim/runner.py", "", "x = 1", False),
+        ("sim/runner.py", "", "x = 1\n", False),
     ],
 )
 def test_a_fingerprint_is_of_the_code_that_a_case_depends_on(tmp_path, monkeypatch, file, old, new, counts) -> None:
+    found = _before_and_after(tmp_path, monkeypatch, file, old, new)
+    assert (found[0][1] != found[1][1]) == counts
+
+
+@pytest.mark.parametrize(
+    "file, old, new, counts",
+    [
+        ("sim/isa/move.py", "return 1", "return 2", True),
+        ("sim/isa/move.py", "def move():", "# moves\ndef move():", False),
+        ("sim/checks/scopes.py", "= 1", "= 2", True),
+        ("sim/runner.py", "", "LIMIT = 1\n", True),
+        ("sim/observe/overlap.py", "= 4", "= 5", True),
+        ("sim/observe/counters.py", "= 1", "= 2", False),
+        ("sim/__init__.py", "", "from .observe.counters import COUNTED\n", False),
+        ("sim/clock/machine.py", "= 1", "= 2", False),
+        ("sim/profile/page.py", "= 1", "= 2", False),
+        ("sim/session/dsl.py", "= 1", "= 2", False),
+        ("kernels/quantize/kernel.py", '"x"', '"y"', False),
+    ],
+)
+def test_the_simulators_fingerprint_is_of_what_decides_how_a_case_ends(
+    tmp_path, monkeypatch, file, old, new, counts
+) -> None:
+    found = _before_and_after(tmp_path, monkeypatch, file, old, new)
+    assert (found[0][0] != found[1][0]) == counts
+
+
+def test_what_decides_how_a_case_ends_asks_nothing_that_shows_it() -> None:
+    """Every room of the simulator decides, or only hears and shows. What decides imports from the others only what the
+    checks ask, but for the two files that put a launch together, and its result's class."""
+    rooms = {path.parent.relative_to(depends.PACKAGE).as_posix() for path in depends.PACKAGE.glob("sim/**/*.py")}
+    shows = rooms - {*depends.SIMULATOR}
+    assert {room.split("/")[1] for room in shows} == {"clock", "observe", "profile", "session"}
+    asked = {
+        (name, file) for name in depends.decides() for file in depends._imports(name, True)
+        if file.rsplit("/", 1)[0] in shows and file not in depends.CHECKED
+    }  # fmt: skip
+    assert {name for name, _ in asked} - {*depends.CHECKED} == {"sim/execution.py", "sim/runner.py"}
+    assert {file for name, file in asked if name == "sim/execution.py"} == {"sim/observe/result.py"}
+
+
+def _before_and_after(tmp_path, monkeypatch, file: str, old: str, new: str) -> list[tuple[str, str]]:
+    """The fingerprints of the simulator and of all else, before a change and after it."""
     monkeypatch.setattr(depends, "PACKAGE", tmp_path / depends.PACKAGE.name)
     found = []
     for change in (False, True):
@@ -73,7 +125,7 @@ def test_a_fingerprint_is_of_the_code_that_a_case_depends_on(tmp_path, monkeypat
             path.write_text(text.replace(old, new, 1) if change and name == file else text)
         for kept in (depends._parsed, depends._in_rooms, depends._imports, depends._code):
             kept.cache_clear()
-        found.append(depends.sources.__wrapped__(("quantize",), "sm_90a"))
+        found.append((depends.simulator.__wrapped__(), depends.sources.__wrapped__(("quantize",), "sm_90a")))
     for kept in (depends._parsed, depends._in_rooms, depends._imports, depends._code):
         kept.cache_clear()
-    assert (found[0] != found[1]) == counts
+    return found

@@ -144,6 +144,10 @@ def test_what_has_passed_does_not_come_again(tmp_path) -> None:
     stream.next()
     stream.take_list(cases)
     assert len(list(iter(stream.next, None))) == len(cases) - 1
+    (stream,) = streams([family], ledger, 0, ["sm_120a"], known=True)
+    assert [(json.loads(work.text), work.seen) for work in iter(stream.next, None)] == [(done, ("k",))]
+    (stream,) = streams([family], old, 0, ["sm_120a"], known=True)
+    assert stream.next() is None and not stream.waits
     again = streams([FAMILIES["gated-gemm"]], ledger, 0)
     assert [stream.left for stream in again] == [FAMILIES["gated-gemm"].goal - 1] * 2
     assert drawn not in {stream.next().text for stream in again for _ in range(2)}

@@ -18,6 +18,7 @@ from cute_nvfp4 import (
     prepare_weight,
     quantize,
     rmsnorm_quantize,
+    route,
     silu_mul_quantize,
 )
 from cute_nvfp4.ops import library
@@ -173,6 +174,13 @@ CASES |= {
         lambda: (ROWS8.data, ROWS8.scale),
     ),
 }
+CASES["route"] = Case(
+    "route",
+    (normal(5, 12), normal(12)),
+    {"top_k": 3, "scoring": "sigmoid", "scale": 2.5, "dtype": torch.float16},
+    {"out_ids": torch.zeros(5, 3, dtype=torch.int32), "out_weights": half(5, 3)},
+    lambda: route(normal(5, 12), 3, scoring="sigmoid", correction=normal(12), scale=2.5, dtype=torch.float16),
+)
 BOTH = prepare_weight(B, B2)
 CASES["packed_gemm, gated"] = Case(
     "packed_gemm",

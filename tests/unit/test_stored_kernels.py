@@ -26,9 +26,8 @@ GEMV = stored_kernels.kernels()["gemv"]
 
 def up_to_date(name: str) -> dict[str, tuple[Any, CompiledKernel]]:
     kernel = stored_kernels.kernels()[name]
-    stored = {words: x.configuration for words, x in stored_kernels.stored(name).items()}
-    configs = {words: pickle.loads(x) for words, x in stored.items() if stored_kernels.loads(x, words)}
-    found = {words: (config, stored_kernels.find(kernel, config)) for words, config in configs.items()}
+    every = (stored_kernels.restored(x.configuration, words) for words, x in stored_kernels.stored(name).items())
+    found = {repr(x): (x, stored_kernels.find(kernel, x)) for x in every if x is not None}
     return {words: x for words, x in found.items() if x[1] is not None}
 
 
@@ -130,15 +129,34 @@ def test_when_a_stored_kernel_is_used(how: str, monkeypatch: pytest.MonkeyPatch)
         assert kernel.build(CONFIG) == (stored if how == "as stored" else "compiled")
 
 
+def test_a_configuration_of_before_has_the_fields_of_now() -> None:
+    """New fields have their defaults, also of records within it, and lost ones are left out."""
+    before = GemvConfig(replace(architecture("sm_100a")))
+    del vars(before)["dot"], vars(before.arch)["has_fp4_convert"]
+    vars(before)["lost"] = vars(before.arch)["lost"] = 1
+    assert stored_kernels.restored(pickle.dumps(before), "words") == CONFIG
+    assert stored_kernels.restored(pickle.dumps(CONFIG), repr(CONFIG)) == CONFIG
+
+
+def test_a_configuration_that_cannot_be_any_more_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    before = replace(CONFIG)
+    del vars(before)["arch"]
+    assert stored_kernels.restored(pickle.dumps(before), "these words") is None
+    assert stored_kernels.restored(b"ccute_nvfp4.target\nNoSuchClass\n.", "of a lost class") is None
+    said = capsys.readouterr().out
+    assert "dropped: these words" in said and "'arch'" in said and "NoSuchClass" in said
+
+
 def test_a_file_gives_back_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cubins stand in the host function, too, where they are not stored again."""
     cubin = bytes(range(256))
     ir = f'a = "{stored_kernels.escaped(cubin)}"'
-    kernels = {
-        words: stored_kernels.Stored(words.encode(), "digest", CompiledKernel("k", "sm_90a", "host", "ptx", cubin, ir))
-        for words in ("one", "another")
-    }
+    kernel = stored_kernels.without(CompiledKernel("k", "sm_90a", "host", "ptx", cubin, ir))
+    assert kernel.host_ir == 'a = "<cubin>"'
+    kernels = {words: stored_kernels.Stored(words.encode(), "digest", kernel) for words in ("one", "another")}
     monkeypatch.setattr(stored_kernels, "FOLDER", tmp_path)
     stored_kernels.write("k", kernels)
-    assert stored_kernels.stored.__wrapped__("k") == kernels and not stored_kernels.stored.__wrapped__("other")
+    found = stored_kernels.stored.__wrapped__("k")
+    assert found == kernels and not stored_kernels.stored.__wrapped__("other")
+    assert {stored_kernels.whole(x.kernel).host_ir for x in found.values()} == {ir}
     assert ir.isprintable() and ir.count("\\") == 256 - 95 + 2 + 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...errors import explain
-from ...runtime.signature import INT32, INT64, PerConfig, Pointer, Scalar
+from ...runtime.signature import FLOAT32, INT32, INT64, PerConfig, Pointer, Scalar
 from ...target import Architecture
 
 WARP = 32
@@ -24,6 +24,17 @@ MAPS_WARPS = (1, 16)
 ACTIVATIONS = ("silu", "clamped_swiglu", "relu2")
 """What stands between the two products: silu(gate) · up; gpt-oss's (up + 1) · gate · sigmoid(α · gate) of clamped gate
 and up; relu(x)² of a first product that is one matrix."""
+
+
+SCORINGS = ("softmax", "sigmoid")
+"""What makes a router's weights of its logits."""
+MAX_TOP = 32
+"""Experts that a token may choose: a lane of its warp has each."""
+MAX_ROUTED = 1024
+"""Experts that it may choose from, of which a lane has every 32nd in registers."""
+
+LEAST_SUM = 1e-20
+"""What is added to a sum of sigmoids, which may be 0."""
 
 
 def maps_size(experts: int, slots: int) -> int:
@@ -82,6 +93,21 @@ class CombineConfig:
     shared: bool
     arch: Architecture
     ids: str = ""
+
+
+@dataclass(frozen=True)
+class RouteConfig:
+    """One variant of the router's choice: dtypes of logits, weights and ids, logits of a lane, which of ``SCORINGS``,
+    whether the weights of a token are divided by their sum, and whether a bias is added to the scores that choose."""
+
+    logits: str
+    weights: str
+    ids: str
+    per_lane: int
+    scoring: str
+    renormalized: bool
+    corrected: bool
+    arch: Architecture
 
 
 def can_activate(c: ActivationConfig) -> str:
@@ -167,3 +193,18 @@ class CombineArguments(NamedTuple):
     stride: Scalar = INT64
     first: Scalar | None = PerConfig(lambda c: INT32 if c.ids else None)
     shared_stride: Scalar | None = PerConfig(lambda c: INT64 if c.shared else None)
+
+
+class RouteArguments(NamedTuple):
+    """ids and weights (tokens, top), contiguous, of logits (tokens, experts), rows ``stride`` elements apart, and
+    correction (experts,); the weights are multiplied by ``scale``."""
+
+    logits: Pointer = Pointer(lambda c: DSL_DTYPES[c.logits], lambda c: 4 if c.logits == "float32" else 2)
+    correction: Pointer | None = PerConfig(lambda c: Pointer("Float32", 4) if c.corrected else None)
+    ids: Pointer = Pointer(lambda c: DSL_DTYPES[c.ids], lambda c: int(c.ids[3:]) // 8)
+    weights: Pointer = PerConfig(lambda c: router_weights(c.weights))
+    tokens: Scalar = INT32
+    experts: Scalar = INT32
+    top: Scalar = INT32
+    stride: Scalar = INT64
+    scale: Scalar = FLOAT32

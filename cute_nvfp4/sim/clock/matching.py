@@ -9,6 +9,7 @@ from itertools import zip_longest
 from typing import NamedTuple
 
 from cute_nvfp4.sim.clock import tools
+from cute_nvfp4.sim.clock.loops import loops_around
 from cute_nvfp4.sim.clock.sass import Placed, Slot, numbered, read
 from cute_nvfp4.sim.errors import ClockError
 from cute_nvfp4.sim.frontend.flow import Block, successors
@@ -71,7 +72,9 @@ def machine_code(ptx: str, target: str, kernel: Kernel, blocks: Sequence[Block])
     parts: list[list[int]] = [[] for _ in blocks]
     for b in blocks:
         parts[leads[b.index]] += [order[id(i)] for i, _ in b.code]
-    lists, holders, coverage = match(placed, parts, _loops(blocks, leads))
+    around = loops_around({b.index: {s for s in successors(b) if s < len(blocks)} for b in blocks}, 0)
+    depths = [len(around[b.index]) for b in blocks]
+    lists, holders, coverage = match(placed, parts, _loops(blocks, leads), depths)
     if sum(map(len, lists)) + coverage.copies + coverage.slow != len(placed):
         raise ClockError.of(f"the machine code of {kernel.name}", got=f"{coverage}", expected=f"{len(placed)} in all")
     passes = tuple(map(_passes, lists))
@@ -138,18 +141,29 @@ def chains(blocks: Sequence[Block]) -> list[int]:
 
 
 def match(
-    placed: Sequence[Placed], blocks: Sequence[Sequence[int]], loops: Callable[[int, int], bool]
+    placed: Sequence[Placed],
+    blocks: Sequence[Sequence[int]],
+    loops: Callable[[int, int], bool],
+    depths: Sequence[int] | None = None,
 ) -> tuple[list[list[Slot]], tuple[int, ...], Coverage]:
     """The slots of each block of PTX instructions (docs/explanation/clock.md), its holder, and what became of all.
 
-    ``loops`` says what ``_loops`` does.
+    ``loops`` says what ``_loops`` does; ``depths`` in how many loops each block lies.
     """
     block_of = {index: b for b, indices in enumerate(blocks) for index in indices}
     counts: dict[int, Counter[int]] = defaultdict(Counter)
     for p in placed:
         if p.slot.source in block_of and not p.slow:
             counts[block_of[p.slot.source]][p.segment] += FIXED if p.slot.base in _BARRIERS else 1
-    home = {b: max(sorted(c), key=c.__getitem__) for b, c in counts.items()}
+    inside = {p.segment: p.loops for p in placed}
+
+    def rank(b: int, segment: int) -> tuple[int, int]:
+        """ptxas may put most of a block in front of its loop, or make some of it again inside of others: it lives where
+        it loops."""
+        depth = inside[segment]
+        return -1 if depths is not None and depth > depths[b] else depth, counts[b][segment]
+
+    home = {b: max(sorted(c), key=lambda segment, b=b: rank(b, segment)) for b, c in counts.items()}
     lives = defaultdict(list)
     for b, segment in sorted(home.items()):
         lives[segment].append(b)
@@ -167,6 +181,8 @@ def match(
                 fate = "copies"
             elif lives[p.segment] and p.slot.base not in _BARRIERS:
                 b, fate = last if last in lives[p.segment] else lives[p.segment][0], "moved"
+            elif p.loops < inside[home[b]] and inside[home.get(last, p.segment)] < inside[home[b]]:
+                b, fate = last, "moved"  # in front of its loop
         fates[fate] += 1
         if fate not in ("copies", "slow"):
             out[b].append(p.slot)

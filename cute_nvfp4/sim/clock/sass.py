@@ -9,8 +9,10 @@ arXiv:1804.06826, table 2.1; unchanged since Volta).
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from cute_nvfp4.sim.clock.loops import loops_around
 from cute_nvfp4.sim.errors import ClockError
 from cute_nvfp4.sim.frontend.model import Kernel
 
@@ -40,11 +42,12 @@ class Slot(NamedTuple):
 
 class Placed(NamedTuple):
     """A slot in a kernel's code. ``segment`` numbers runs without a label or a branch. ``slow``: it belongs to a slow
-    path of a division or a root, for what is not a normal number."""
+    path of a division or a root, for what is not a normal number. ``loops``: how many loops of the code it lies in."""
 
     slot: Slot
     segment: int
     slow: bool = False
+    loops: int = 0
 
 
 _HEAD = re.compile(r"^(?:[{}\s]|[\w$%]+:(?!:))*")
@@ -93,12 +96,14 @@ def _closing(text: str, begin: int) -> int:
 
 _LINE = re.compile(r'\s*//## File "kernel\.ptx", line (\d+)')
 _SLOT = re.compile(r"\s+/\*([0-9a-f]{4,6})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)\s*([^;]*);\s+/\* 0x[0-9a-f]{16} \*/")
+_TARGET = re.compile(r"`\(([\w.$]+)\)")
 _SECOND = re.compile(r"\s+/\* 0x([0-9a-f]{16}) \*/\s*$")
 
 
 def read(text: str, name: str) -> list[Placed]:
     """The instructions of one kernel in the text of nvdisasm."""
     out: list[Placed] = []
+    labels: dict[str, int] = {}
     source, segment, here, slow, pending = -1, 0, False, False, None
     for line in text.split("\n"):
         if line.lstrip().startswith(".section\t"):
@@ -107,9 +112,10 @@ def read(text: str, name: str) -> list[Placed]:
             continue
         if found := _LINE.match(line):
             source = int(found[1]) - 1
-        elif found := re.match(r"(\.L_|\$)[\w$]+:", line):
+        elif found := re.match(r"((\.L_|\$)[\w$]+):", line):
             segment += 1
-            slow |= found[1] == "$" and "slowpath" in line
+            labels[found[1]] = segment
+            slow |= found[2] == "$" and "slowpath" in line
         elif found := _SLOT.match(line):
             pending = found
         elif pending is not None and (found := _SECOND.match(line)):
@@ -121,7 +127,22 @@ def read(text: str, name: str) -> list[Placed]:
     while out and out[-1].slot.base in ("NOP", "BRA"):  # padding behind the end
         out.pop()
     calls = {p.segment for p in out if p.slot.base == "CALL" and "slowpath" in p.slot.operands}
-    return [p._replace(slow=True) if p.segment in calls else p for p in out]
+    around = loops_around(_after(out, labels), out[0].segment) if out else {}
+    return [p._replace(slow=p.slow or p.segment in calls, loops=len(around[p.segment])) for p in out]
+
+
+def _after(placed: Sequence[Placed], labels: Mapping[str, int]) -> dict[int, set[int]]:
+    """Where control can go from each segment."""
+    last = {p.segment: p.slot for p in placed}
+    order, after = sorted(last), dict[int, set[int]]()
+    for here, following in zip(order, [*order[1:], -1]):
+        slot = last[here]
+        target = _TARGET.search(slot.operands) if slot.base == "BRA" else None
+        ends = slot.base in _ENDS - {"CALL"} and not slot.predicate and "UP" not in slot.operands
+        # a label without an instruction is one of the next segment
+        to = next((x for x in order if target and x >= labels.get(target[1], order[-1] + 1)), -1)
+        after[here] = {to, -1 if ends else following} - {-1}
+    return after
 
 
 def _slot(found: re.Match[str], source: int, high: int) -> Slot:

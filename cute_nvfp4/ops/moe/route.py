@@ -1,0 +1,241 @@
+"""route: a router's choice of experts for each token, and their weights, in one launch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ...errors import OperandError, OperandTypeError
+from ...kernels.moe.config import LEAST_SUM, MAX_ROUTED, MAX_TOP, SCORINGS, WARP, RouteArguments, RouteConfig
+from ...lazy import Lazily
+from ...runtime.backend import Backend, resolve
+from ...runtime.kernel import Kernel
+from ...target import Target
+from ...tensors import check_dense
+from ..arguments import TENSOR, TYPED, Argument
+from ..checks import DTYPE_NAMES, check_overlap, number, reads
+from ..operation import Operation
+from ..operator import Operator
+from ..planned import PlannedCall, allocator
+from .maps import ID_DTYPES
+
+PREFERRED = {"topk_ids": torch.int32, "topk_weights": torch.float32}
+"""The dtypes of outputs where none is asked for."""
+
+
+class Routes(NamedTuple):
+    """What a router chose: topk_ids and topk_weights, (T, k) each."""
+
+    topk_ids: torch.Tensor
+    topk_weights: torch.Tensor
+
+    @property
+    def device(self) -> torch.device:
+        """Where both lie."""
+        return self.topk_ids.device
+
+
+def route(
+    logits: torch.Tensor,
+    top_k: int,
+    *,
+    scoring: str = "softmax",
+    renormalize: bool = True,
+    correction: torch.Tensor | None = None,
+    scale: float = 1.0,
+    dtype: torch.dtype | None = None,
+    ids_dtype: torch.dtype | None = None,
+    out: Routes | tuple[torch.Tensor, torch.Tensor] | None = None,
+    backend: Backend = "auto",
+) -> Routes:
+    """The ``top_k`` experts of each token, the largest first, and their weights, as ``moe`` takes them.
+
+    Args:
+        logits: (T, E), bfloat16, float16 or float32, contiguous along E, of at most 1024 experts.
+        top_k: experts of a token, at most 32.
+        scoring: "softmax": weights are exp(logit) over the sum of all experts'; "sigmoid": 1 / (1 + exp(−logit)).
+        renormalize: whether a token's weights are divided by their sum. Of softmax they then are the softmax of the
+            chosen logits: it makes no difference whether the choice comes before or after it.
+        correction: None, or (E,), float32, added to the sigmoids that choose, and to no weight.
+        scale: multiplies the weights.
+        dtype: of the weights, float32 (None), bfloat16 or float16.
+        ids_dtype: of the ids, int32 (None) or int64.
+        out: None, or tensors for ids and weights, (T, k), contiguous, which then have the dtypes.
+        backend: as for ``gemm``.
+
+    The choice is by the logits themselves, or by sigmoids in float32 where there is a correction; of equal ones the
+    expert of the lower number comes first, and NaN before all. Weights are computed in float32 and rounded once. Equal
+    inputs give equal bits. One launch, a warp for each token; no gradient is followed.
+
+    Returns:
+        ``topk_ids`` (T, k) and ``topk_weights`` (T, k).
+
+    Raises:
+        OperandError, OperandTypeError: tensors or options that do not fit, or that require a gradient.
+        TargetError: the backend cannot run tensors of this device, or is unknown.
+    """
+    out = Routes(*out) if isinstance(out, (tuple, list)) and len(out) == 2 else out
+    return ROUTE.call(logits, top_k, scoring, renormalize, correction, scale, dtype, ids_dtype, out, backend)
+
+
+def _check(r: Any) -> Routes:
+    logits = r.logits
+    check_dense("logits", logits)
+    if logits.dtype not in DTYPE_NAMES:
+        expected = " or ".join(map(str, DTYPE_NAMES))
+        raise OperandTypeError.of("dtype of logits", got=logits.dtype, expected=expected)
+    if logits.ndim != 2 or len(logits) < 1 or not 1 <= logits.shape[1] <= MAX_ROUTED:
+        expected = f"(T, E) with T ≥ 1 and E up to {MAX_ROUTED}"
+        raise OperandError.of("shape of logits", got=tuple(logits.shape), expected=expected)
+    if logits.stride(1) != 1 and logits.shape[1] > 1:
+        raise OperandError.of("strides of logits", got=logits.stride(), expected="1 along E")
+    if isinstance(r.top_k, bool) or not isinstance(r.top_k, int):
+        raise OperandTypeError.of("top_k", got=type(r.top_k).__name__, expected="int")
+    most = min(MAX_TOP, logits.shape[1])
+    if not 1 <= r.top_k <= most:
+        raise OperandError.of("top_k", got=r.top_k, expected=f"1 to {most}")
+    if r.scoring not in SCORINGS:
+        raise OperandError.of("scoring", got=repr(r.scoring), expected=" or ".join(map(repr, SCORINGS)))
+    if not isinstance(r.renormalize, bool):
+        raise OperandTypeError.of("renormalize", got=type(r.renormalize).__name__, expected="bool")
+    number("scale", r.scale)
+    _check_correction(r)
+    return _checked_output(r)
+
+
+def _check_correction(r: Any) -> None:
+    """Raises unless the bias of the choice fits."""
+    bias = r.correction
+    if bias is None:
+        return
+    check_dense("correction", bias)
+    if r.scoring != "sigmoid":
+        raise OperandError.of("correction", got=f"one with scoring {r.scoring!r}", expected="scoring 'sigmoid' with it")
+    if bias.dtype is not torch.float32:
+        raise OperandTypeError.of("dtype of correction", got=bias.dtype, expected="torch.float32")
+    if bias.shape != r.logits.shape[1:] or not bias.is_contiguous():
+        expected = f"({r.logits.shape[1]},), contiguous"
+        raise OperandError.of("shape of correction", got=f"{tuple(bias.shape)}", expected=expected)
+    if bias.device != r.logits.device:
+        raise OperandError.of("device of correction", got=bias.device, expected=f"{r.logits.device}, the logits'")
+
+
+def _checked_output(r: Any) -> Routes:
+    """The caller's outputs, which fit, or new ones."""
+    shape, device = (len(r.logits), r.top_k), r.logits.device
+    given = (None, None) if r.out is None else r.out
+    if r.out is not None and not isinstance(r.out, Routes):
+        raise OperandTypeError.of("out", got=type(r.out).__name__, expected="tensors for ids and weights")
+    made = []
+    for name, allowed, dtype, x in zip(Routes._fields, (ID_DTYPES, DTYPE_NAMES), (r.ids_dtype, r.dtype), given):
+        if x is not None:
+            check_dense(f"out.{name}", x)
+        found = x.dtype if x is not None else dtype or PREFERRED[name]
+        if found not in allowed or dtype not in (None, found):
+            expected = " or ".join(map(str, allowed)) if dtype in (None, found) else f"{dtype}, as asked for"
+            raise OperandTypeError.of(f"dtype of {name}", got=found, expected=expected)
+        if x is None:
+            made.append(torch.empty(shape, dtype=found, device=device))
+            continue
+        if tuple(x.shape) != shape or not x.is_contiguous() or x.device != device:
+            got, expected = (
+                f"{tuple(x.shape)}, strides {x.stride()}, on {x.device}",
+                f"{shape}, contiguous, on {device}",
+            )
+            raise OperandError.of(f"out.{name}", got=got, expected=expected)
+        made.append(x)
+    if r.out is not None:
+        _check_memory(r)
+        return r.out
+    return Routes(*made)
+
+
+def _check_memory(r: Any) -> None:
+    """Raises if a part of the output overlaps an input, or the other part."""
+    check_overlap(reads(r), r.out.topk_ids)
+    check_overlap(reads(r) | {"out.topk_ids": r.out.topk_ids}, r.out.topk_weights)
+
+
+def _plan(r: Any, target: Target) -> PlannedCall:
+    tokens, experts = r.logits.shape
+    ids, weights = r.out
+    config = RouteConfig(
+        logits=DTYPE_NAMES[r.logits.dtype],
+        weights=DTYPE_NAMES[weights.dtype],
+        ids=ID_DTYPES[ids.dtype],
+        per_lane=-(-experts // WARP),
+        scoring=r.scoring,
+        renormalized=r.renormalize,
+        corrected=r.correction is not None,
+        arch=target.arch,
+    )
+    arguments = RouteArguments(
+        logits="logits",
+        correction=None if r.correction is None else "correction",
+        ids="out.topk_ids",
+        weights="out.topk_weights",
+        tokens=tokens,
+        experts=experts,
+        top=r.top_k,
+        stride=r.logits.stride(0),
+        scale=float(r.scale),
+    )
+    new_ids, new_weights = (allocator(torch.empty_like(x)) for x in r.out)
+
+    def new(*given: Any) -> Routes:
+        return Routes(new_ids(), new_weights())
+
+    return ROUTE.planned(KERNEL, config, target, arguments, r, new_of=new)
+
+
+def _reference(r: Any) -> Routes:
+    """By a stable sort, and weights in float64."""
+    logits = r.logits.detach()
+    scores = logits if r.correction is None else logits.float().sigmoid() + r.correction.detach()
+    ids = scores.sort(dim=-1, descending=True, stable=True).indices[:, : r.top_k]
+    wide = logits.double()
+    weights = (wide.sigmoid() if r.scoring == "sigmoid" else wide.softmax(-1)).gather(1, ids)
+    if r.renormalize and r.scoring == "softmax":
+        weights = wide.gather(1, ids).softmax(-1)
+    elif r.renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + LEAST_SUM)
+    out = _checked_output(r)
+    out.topk_ids.copy_(ids)
+    out.topk_weights.copy_(weights * float(r.scale))
+    return out
+
+
+_OUT = "({}, {})".format(*(TENSOR.key.format(x=f"{{x}}.{name}") for name in Routes._fields))
+KERNEL = Kernel("moe_route", RouteArguments, Lazily("kernels.moe.route", "Route"))
+ROUTE = Operation(
+    route,
+    {
+        **{"logits": TENSOR, "correction": TENSOR._replace(on_cpu=""), "top_k": TYPED, "renormalize": TYPED},
+        **{"out": Argument(f"(None if {{x}} is None else {_OUT})")},
+    },
+    check=_check,
+    reference=_reference,
+    plan=_plan,
+    target=lambda request, out: resolve(request.backend, request.logits.device),
+    store=None,
+    overlaps=_check_memory,
+    count="increment_versions(out)",
+)
+
+
+class RouteOperator(Operator):
+    """The operator of ``route``, whose results are ids and weights."""
+
+    def written(self, request: Any) -> dict[str, torch.Tensor] | None:
+        return None if request.out is None else dict(zip(("out_ids", "out_weights"), request.out))
+
+    def result(self, request: Any, found: Any) -> Routes:
+        return Routes(*found)
+
+    def returned(self, request: Any, made: Routes) -> tuple[torch.Tensor, torch.Tensor] | None:
+        return None if request.out is not None else tuple(made)
+
+    def given(self, values: dict[str, Any]) -> None:
+        ids = values.get("out_ids")
+        values["out"] = None if ids is None else Routes(ids, values["out_weights"])
