@@ -21,7 +21,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "docs")]
 import json_tables  # noqa: E402
 import judging  # noqa: E402
+import memory_tables  # noqa: E402
+import messages  # noqa: E402
 import modelled  # noqa: E402
+import problem_tables  # noqa: E402
 import summaries  # noqa: E402
 from side_by_side import of_products, side_by_side  # noqa: E402
 from table_cells import table, times, us  # noqa: E402
@@ -262,9 +265,13 @@ def api() -> str:
     return summaries.summary("cute_nvfp4", "cute_nvfp4.nn", "cute_nvfp4.display")
 
 
+SIM_ROOMS = ("cute_nvfp4.sim.session", "cute_nvfp4.sim.equivalence", "cute_nvfp4.sim.observe.inspect_memory",
+             "cute_nvfp4.sim.observe.barriers", "cute_nvfp4.sim.machine.events")  # fmt: skip
+
+
 def sim_api() -> str:
     """The public names of the simulator."""
-    return summaries.summary("cute_nvfp4.sim")
+    return summaries.summary("cute_nvfp4.sim", *SIM_ROOMS)
 
 
 def harness_api() -> str:
@@ -337,9 +344,15 @@ TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (*_OF_RECORDS, *_
 TABLES |= {"fused-bounds": fused_bounds, "json_outputs": json_tables.outputs, "json_records": json_tables.records}
 TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": modelled.clock, "clocked": modelled.clocked}
 TABLES |= {"b200_w4a16": lambda: modelled.w4a16(record("ours_modelled_b200"))}
+TABLES |= {"extreme_fuzz": lambda: judging.extreme_fuzz(record("extreme_fuzz"))}
 TABLES |= {"w4a8_layers": w4a8_layers, "w4a8_parts": w4a8_parts, "w4a8_products": w4a8_products}
 TABLES |= {"generate_split": generate_split}
 TABLES |= {"commands": summaries.commands, "gates": summaries.gates, "tolerances": judging.tolerances}
+TABLES |= {"errors_products": messages.of_products, "errors_quantize": messages.of_quantize}
+TABLES |= {"errors_machines": messages.of_machines, "memory_weights": memory_tables.weights}
+TABLES |= {"memory_scratch": memory_tables.scratch}
+TABLES |= {"memory_model": lambda: memory_tables.model(record("generate_nvidia_h200"))}
+TABLES |= {f"problem_{f.__name__}": f for f in (problem_tables.data, problem_tables.benchmarks, problem_tables.tests)}
 OVER_TWO_GPUS = ("dense", "parts", "experts", "sums", "predicted", "few", "pays")
 TABLES |= {f"parallel-{name}": functools.partial(_over_two_gpus, name) for name in OVER_TWO_GPUS}
 COUNTS: dict[str, Callable[[], str]] = {f.__name__: f for f in (fingerprints, programs)}

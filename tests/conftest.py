@@ -15,6 +15,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gc
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -96,7 +97,7 @@ def _left_out(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.It
     found = []
     if backends.backend() == "cuda":
         found = [x for x in items if not (x.get_closest_marker("kernels") or x.get_closest_marker("gpu"))]
-    if "slow" not in config.getoption("markexpr"):
+    if not re.search(r"(?<!not )\bslow\b", config.getoption("markexpr")):
         found += [item for item in items if item.get_closest_marker("slow")]
         # a test named on the command line is wanted, sampled or not
         if not config.getoption("keyword") and not any("::" in argument for argument in config.args):

@@ -287,6 +287,7 @@ class Evaluation:
         if modes.gpu and self.options.mode in _GPU_MODES:
             modes.copy_bytes_s = run.copy_bytes_s = copy_bandwidth()
             modes.clear = ColdL2()
+            modes.clear.measure()
         return modes
 
     def _work(self, todo: Iterator[CaseResult], modes: Modes, run: RunResult, progress: Progress) -> None:

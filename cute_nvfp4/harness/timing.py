@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 import torch
 
 L2_CLEAR_BYTES = 512 << 20
+QUEUED_NS = 1_000_000
+"""How long the host may take to queue calls that nobody has queued before, while the GPU is busy."""
 _COPY_BYTES = 1 << 30
 _MIN_RUNS = 10
 _WARM_UP_RUNS = 3

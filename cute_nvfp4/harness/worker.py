@@ -39,8 +39,8 @@ _copy = torch.Tensor.copy_
 _clone = torch.Tensor.clone
 _Tensor = torch.Tensor
 _frames = sys._current_frames
-_FIRST_NS, _MOST_NS = 1_000_000, 4_000_000
-"""How long the GPU is kept busy while the host queues a timed batch: the first one, and at most."""
+_MOST_NS = 4_000_000
+"""How long the GPU is kept busy at most while the host queues a timed batch."""
 
 
 class Refused(Exception):
@@ -192,7 +192,7 @@ class Worker:
         start, end = _event(enable_timing=True), _event(enable_timing=True)
         kernel, close, refuse, keep = self._kernel, self._hooks.close, self._refuse, self._keep
         mend = self._workspace.spoil(order).mend
-        self._clear.busy(min(self._queueing.get(len(order), _FIRST_NS) * 3 // 2, _MOST_NS))
+        self._clear.busy(min(self._queueing.get(len(order), timing.QUEUED_NS) * 3 // 2, _MOST_NS))
         begin = _clock()
         mend()
         start.record()

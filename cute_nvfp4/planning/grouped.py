@@ -7,6 +7,7 @@ and the bytes of all groups then go into ``gemm_model.predict`` as if they were 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -67,6 +68,20 @@ def expected_sizes(sizes: tuple[tuple[int, int, int], ...], stack: int) -> tuple
     groups = min(stack, m)
     each, rest = divmod(m, groups)
     return tuple((each + (i < rest), n, k) for i in range(groups))
+
+
+def random_sizes(rows: int, groups: int) -> tuple[int, ...]:
+    """Rows of the groups that have some, the largest first, where each of ``rows`` rows takes any of ``groups``:
+    quantiles of the binomial distribution."""
+    if groups == 1:
+        return (rows,)
+    mean = rows / groups
+    counts = np.arange(1, min(rows, math.ceil(mean + 10 * mean**0.5 + 20)) + 1)
+    # logarithms of the chances of 0, 1, … rows, each from the one before
+    ratios = np.log((rows + 1 - counts) / counts / (groups - 1))
+    chances = np.exp(rows * np.log1p(-1 / groups) + np.concatenate([[0.0], np.cumsum(ratios)]))
+    found = np.searchsorted(np.cumsum(chances), (np.arange(groups)[::-1] + 0.5) / groups)
+    return tuple(int(x) for x in found if x)
 
 
 def too_many_groups(groups: int) -> str:

@@ -16,7 +16,7 @@ from ..kernels.gemm.packed.stream_config import StreamConfig
 from ..kernels.gemm.sm90.grouped_config import GROUP_TILE_N, GroupedWgmmaConfig, can_implement_groups
 from ..runtime.bounded import remembered
 from ..target import Architecture
-from .grouped import expected_sizes, too_many_groups
+from .grouped import random_sizes, too_many_groups
 from .packed import MMA_SYNC_TILE_N, deep
 from .packed_model import CONSTANTS_FP8, COSTS, START_US
 from .packed_problem import TILING, PackedPlan, packed_tiles
@@ -36,6 +36,14 @@ EIGHT_COLUMNS, SIXTEEN_COLUMNS, FEW_ROWS = 4.5, 12.0, 18.0
 rows of 32 columns take 0.95 of the time by tiles, 32 rows 1.25 (the same run); between the first two by the model."""
 STREAM_TILING = "columns", "cut_bytes"
 """What a plan of the streaming kernel of groups decides beside what one without groups does."""
+GROUPED_TILING = "tile_n", "narrower", "warpgroups", "ctas_per_sm", "stage_tiles", "stages"
+"""What a plan of the kernel by tiles decides."""
+WIDTHS = (
+    *((8,), (16,), (32,), (48,), (64,), (64, 72, 80, 96), (32, 64, 96, 128), (80, 96, 112, 128)),
+    *((112, 120, 128, 144), (128, 256)),
+)
+"""Widths of a tile that are tried on sm_90a: sizes of groups lie near one another, and rows of a tile beyond its group
+are multiplied in vain."""
 MOST_STEPS = 1 << 32
 """What the steps of a launch of the streaming kernel times those of a work tile must be below: it divides by it."""
 TILE_US = 1.0
@@ -96,7 +104,11 @@ class PackedGroups:
 
     @property
     def expected(self) -> tuple[tuple[int, int, int], ...]:
-        return expected_sizes(self.sizes, self.stack)
+        """Sizes (m, n, k) to plan for: where offsets distribute rows to a stack, those of rows that take any group."""
+        if not self.stack:
+            return self.sizes
+        ((m, n, k),) = self.sizes
+        return tuple((rows, n, k) for rows in random_sizes(m, self.stack))
 
     def config(self, arch: Architecture, **tiling: Any) -> GroupedWgmmaConfig:
         """The configuration with this tiling."""
@@ -133,7 +145,7 @@ def choose_groups(
         plan = choose_stream(problem, arch, sm_count) or choose_tiles(problem, arch, sm_count)
     elif isinstance(given, PackedPlan) and isinstance(given.config, GroupedWgmmaConfig):
         c = given.config
-        tiling = {name: getattr(c, name) for name in ("tile_n", "warpgroups", "ctas_per_sm", "stage_tiles", "stages")}
+        tiling = {name: getattr(c, name) for name in GROUPED_TILING}
         plan = replace(given, config=problem.config(arch, **tiling))
     elif isinstance(given, PackedPlan) and isinstance(given.config, GroupedStreamConfig):
         tiling = {name: getattr(given.config, name) for name in (*TILING[StreamConfig], *STREAM_TILING)}
@@ -185,8 +197,11 @@ def rows_of_used(rows: int, groups: int) -> float:
 
 def choose_tiles(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedPlan:
     """The fastest plan by tiles, or one that no kernel can run."""
+    tiles: tuple[tuple[int, ...], ...] = WIDTHS
+    if arch.generation != "sm90" or p.promoted:
+        tiles = ((8,), (16,), (32,), (64,), (32, 64, 96, 128), (96, 128, 192, 256))
     most = max(MMA_SYNC_TILE_N if arch.generation == "sm120" else GROUP_TILE_N)
-    plans = [_plan(p, arch, sm_count, tile_n) for tile_n in GROUP_TILE_N if tile_n <= most]
+    plans = [_plan(p, arch, sm_count, widths) for widths in tiles if widths[-1] <= most]
     possible = [plan for plan in plans if not can_implement_groups(plan.config)]
     return min(possible or plans, key=lambda plan: predict(plan, p))
 
@@ -214,10 +229,11 @@ def can_stream(p: PackedGroups, c: GroupedStreamConfig) -> str:
     return can_stream_groups(c)
 
 
-def _plan(p: PackedGroups, arch: Architecture, sm_count: int, tile_n: int) -> PackedPlan:
+def _plan(p: PackedGroups, arch: Architecture, sm_count: int, widths: tuple[int, ...]) -> PackedPlan:
+    *narrower, tile_n = widths
     # promoted sums take twice the registers
     narrow = arch.generation == "sm90" and tile_n <= (32 if p.promoted else 64)
-    config = deep(p.config(arch, tile_n=tile_n, ctas_per_sm=2 if narrow else 1))
+    config = deep(p.config(arch, tile_n=tile_n, narrower=tuple(narrower), ctas_per_sm=2 if narrow else 1))
     tiles = sum(-(-n // config.out_rows) * -(-m // tile_n) for m, n, _ in p.sizes)
     if p.stack:
         # a group begun in each tile of rows
@@ -233,9 +249,12 @@ def tile_us(config: GroupedWgmmaConfig, m: int, k: int) -> float:
     if config.arch.generation in COSTS:
         costs = COSTS[config.arch.generation](config, width, config.arch.sm_count)
         return steps * costs.step_us + costs.store_us
-    stage_us, begin_us = STAGE_US[width], TILE_US
+    of_stage, of_tile = STAGE_US, {}
     if config.fp8:
-        stage_us, begin_us = CONSTANTS_FP8.stage_us[width], CONSTANTS_FP8.tile_us[width]
+        of_stage, of_tile = CONSTANTS_FP8.stage_us, CONSTANTS_FP8.tile_us
+    stage_us, begin_us = float(np.interp(width, *zip(*of_stage.items()))), TILE_US
+    if of_tile:
+        begin_us = float(np.interp(width, *zip(*of_tile.items())))
     return steps * stage_us * config.ctas_per_sm + begin_us
 
 

@@ -7,7 +7,7 @@ imports; a digest of those is stored with it. After a change a kernel is compile
     python -m tests.support.stored_kernels --write    compile the others, and store them
 
 ``pytest --note-kernels FOLDER`` notes which kernels a run of tests asks for; ``--write --noted FOLDER`` stores those
-and no others.
+and no others, with ``--keep`` those that are stored too.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import tarfile
 import textwrap
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,10 +48,12 @@ DECIDES = ("kernels", "ptx", "scale_layout", "formats", "target")
 COMPILING = {"runtime.compile": ("build",), "runtime.kernel": ("Kernel",), "runtime.signature": ("*",)}
 _CUBIN = "<cubin>"
 _PLAIN = {ord(x) for x in string.printable if x.isprintable()} - {ord('"'), ord("\\")}
+_ESCAPES = {x: f"\\{x:02X}" for x in range(256) if x not in _PLAIN} | {ord("\\"): "\\\\"}
 
 
 class Stored(NamedTuple):
-    """A stored kernel. configuration: pickled; sources: the digest of what it was compiled from."""
+    """A stored kernel. configuration: pickled; sources: the digest of what it was compiled from; kernel: with its host
+    function ``without`` the cubin."""
 
     configuration: bytes
     sources: str
@@ -74,9 +77,12 @@ def digest(kernel: Kernel, config: Any, text_of: Callable[[str], str] = text_of)
     return _digest(kernel.host, kernel.arguments, type(config), text_of)
 
 
+_versions = functools.cache(versions)
+
+
 @functools.cache
 def _digest(host: Callable, arguments: type, config: type, text_of: Callable[[str], str]) -> str:
-    texts = [repr(host) if isinstance(host, Lazily) else inspect.getsource(host), json.dumps(versions())]
+    texts = [repr(host) if isinstance(host, Lazily) else inspect.getsource(host), json.dumps(_versions())]
     for module, name in sorted(sources(host, arguments, config, text_of)):
         texts.append(f"{module}\0{name}\0{module_of(module, text_of).text(name)}")
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:32]
@@ -105,13 +111,13 @@ def _named_by(host: Callable) -> set[Symbol]:
     node, package = ast.parse(textwrap.dedent(inspect.getsource(host))), import_graph.package()
     named = {x.id: host.__globals__.get(x.id) for x in ast.walk(node) if isinstance(x, ast.Name)}
     found = {(getattr(x, "__module__", None), getattr(x, "__name__", name)) for name, x in named.items()}
-    return {x for x in found if x[0] in package} | _imported(node, host.__module__, False).keys()
+    return {x for x in found if x[0] in package} | _imported(ast.walk(node), host.__module__, False).keys()
 
 
-def _imported(node: ast.AST, module: str, is_package: bool) -> dict[Symbol, str]:
-    """What imports within ``node`` bring: (module, name), "*" of a whole module; and what it is called there."""
+def _imported(nodes: Iterable[ast.AST], module: str, is_package: bool) -> dict[Symbol, str]:
+    """What the imports among ``nodes`` bring: (module, name), "*" of a whole module; and what it is called there."""
     package, found = import_graph.package(), {}
-    for x in ast.walk(node):
+    for x in nodes:
         if isinstance(x, ast.ImportFrom):
             base = module.split(".")
             base = base[: len(base) - x.level + is_package] if x.level else []
@@ -127,7 +133,7 @@ class Module:
     """The top level of a module: its functions and classes, what each of them uses, and the rest."""
 
     def __init__(self, name: str, text: str) -> None:
-        self._name, self._lines = name, text.splitlines()
+        self._name, self._lines, self._used = name, text.splitlines(), dict[str, set[Symbol]]()
         tree = ast.parse(text)
         said = [x for x in ast.walk(tree) if isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant)]
         self._said = {line for x in said for line in range(x.lineno, x.end_lineno + 1)}
@@ -136,7 +142,7 @@ class Module:
         self._defined = {x.name: x for x in nodes if isinstance(x, (ast.FunctionDef, ast.ClassDef))}
         imports = [x for x in nodes if isinstance(x, (ast.ImportFrom, ast.Import, ast.If)) and _only_imports(x)]
         self._rest = [x for x in nodes if x not in imports and x not in self._defined.values()]
-        found = [_imported(x, name, self._is_package) for x in imports]
+        found = [_imported(ast.walk(x), name, self._is_package) for x in imports]
         self._names = {called: symbol for one in found for symbol, called in one.items()}
 
     def _nodes(self, name: str) -> list[ast.AST]:
@@ -158,15 +164,18 @@ class Module:
 
     def uses(self, name: str) -> set[Symbol]:
         """What it names: of this module, and of others. A name that was imported here is what it is there."""
-        found = {self._names[name]} if name in self._names else set()
-        for node in self._nodes(name):
-            names = {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
-            # annotations of dataclasses, and names in strings
-            names |= {x.value for x in ast.walk(node) if isinstance(x, ast.Constant) and isinstance(x.value, str)}
-            found |= {(self._name, x) for x in names & self._defined.keys()}
-            found |= {self._names[x] for x in names & self._names.keys()}
-            found |= _imported(node, self._name, self._is_package).keys()
-        return found
+        if name not in self._used:
+            found = {self._names[name]} if name in self._names else set()
+            for node in self._nodes(name):
+                inside = list(ast.walk(node))
+                names = {x.id for x in inside if isinstance(x, ast.Name)}
+                # annotations of dataclasses, and names in strings
+                names |= {x.value for x in inside if isinstance(x, ast.Constant) and isinstance(x.value, str)}
+                found |= {(self._name, x) for x in names & self._defined.keys()}
+                found |= {self._names[x] for x in names & self._names.keys()}
+                found |= _imported(inside, self._name, self._is_package).keys()
+            self._used[name] = found
+        return self._used[name]
 
 
 def _first_line(node: Any) -> int:
@@ -196,9 +205,8 @@ def stored(name: str) -> dict[str, Stored]:
         parts = {x.name: archive.extractfile(x).read() for x in archive}
     found = {}
     for i, (words, pickled, sources, arch, entry) in enumerate(json.loads(parts.pop("index.json"))):
-        cubin = parts.pop(f"{i}.cubin")
-        host_ir = parts.pop(f"{i}.mlir").decode().replace(_CUBIN, escaped(cubin))
-        kernel = CompiledKernel(name, arch, entry, parts.pop(f"{i}.ptx").decode(), cubin, host_ir)
+        ptx, host_ir = (parts.pop(f"{i}.{kind}").decode() for kind in ("ptx", "mlir"))
+        kernel = CompiledKernel(name, arch, entry, ptx, parts.pop(f"{i}.cubin"), host_ir)
         found[words] = Stored(base64.b64decode(pickled), sources, kernel)
     return found
 
@@ -212,7 +220,7 @@ def write(name: str, kernels: dict[str, Stored]) -> None:
     ]
     parts = {"index.json": json.dumps(index).encode()}
     for i, (_, x) in enumerate(ordered):
-        parts[f"{i}.mlir"] = x.kernel.host_ir.replace(escaped(x.kernel.cubin), _CUBIN).encode()
+        parts[f"{i}.mlir"] = x.kernel.host_ir.encode()
     parts |= {f"{i}.ptx": x.kernel.ptx.encode() for i, (_, x) in enumerate(ordered)}
     parts |= {f"{i}.cubin": x.kernel.cubin for i, (_, x) in enumerate(ordered)}
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -226,9 +234,18 @@ def write(name: str, kernels: dict[str, Stored]) -> None:
             archive.addfile(info, io.BytesIO(content))
 
 
+def without(kernel: CompiledKernel) -> CompiledKernel:
+    """The host function without the cubin, which stands beside it."""
+    return replace(kernel, host_ir=kernel.host_ir.replace(escaped(kernel.cubin), _CUBIN))
+
+
+def whole(kernel: CompiledKernel) -> CompiledKernel:
+    return replace(kernel, host_ir=kernel.host_ir.replace(_CUBIN, escaped(kernel.cubin)))
+
+
 def escaped(cubin: bytes) -> str:
     """A cubin as it stands in MLIR."""
-    return "".join(chr(x) if x in _PLAIN else "\\\\" if x == ord("\\") else f"\\{x:02X}" for x in cubin)
+    return cubin.decode("latin-1").translate(_ESCAPES)
 
 
 # ---- use -------------------------------------------------------------------------------------------------------------
@@ -241,7 +258,7 @@ compiled_anew = Kernel.build
 def find(kernel: Kernel, config: Any) -> CompiledKernel | None:
     """The stored kernel, if nothing that it was compiled from has changed since."""
     found = stored(kernel.name).get(repr(config))
-    return found.kernel if found and found.sources == digest(kernel, config) else None
+    return whole(found.kernel) if found and found.sources == digest(kernel, config) else None
 
 
 def _build(self: Kernel, config: Any) -> CompiledKernel:
@@ -279,13 +296,14 @@ def kernels() -> dict[str, Kernel]:
     return {x.name: x for module in modules for x in vars(module).values() if isinstance(x, Kernel)}
 
 
-def _wanted(folder: Path | None) -> dict[tuple[str, str], bytes]:
-    """What is to be stored: what was noted, or else what is stored already; tests' own kernels are not, nor is what no
-    longer exists."""
-    if folder is not None:
-        found = {key: x for path in folder.iterdir() for key, x in pickle.loads(path.read_bytes()).items()}
-    else:
+def _wanted(folder: Path | None, keep: bool) -> dict[tuple[str, str], bytes]:
+    """What is to be stored: what was noted, or else (or to ``keep``) what is stored already; tests' own kernels are
+    not, nor is what no longer exists."""
+    found = {}
+    if folder is None or keep:
         found = {(name, words): x.configuration for name in kernels() for words, x in stored(name).items()}
+    for path in folder.iterdir() if folder is not None else ():
+        found |= pickle.loads(path.read_bytes())
     wanted = {}
     for (name, words), pickled in found.items():
         if name in kernels() and (config := restored(pickled, words)) is not None:
@@ -327,7 +345,7 @@ def _renewed(name: str, pickled: bytes) -> Stored | None:
     except (OperandError, CompileError) as error:
         print(f"dropped: {config} ({error})")
         return None
-    return Stored(pickled, digest(kernel, config), compiled)
+    return Stored(pickled, digest(kernel, config), without(compiled))
 
 
 def stale(wanted: dict[tuple[str, str], bytes]) -> list[tuple[str, str]]:
@@ -339,20 +357,24 @@ def main(arguments: Iterable[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="compile those that are not up to date")
     parser.add_argument("--noted", type=Path, metavar="FOLDER", help="store what was noted there, and nothing else")
+    parser.add_argument("--keep", action="store_true", help="with --noted: and what is stored already")
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args(arguments)
-    wanted = _wanted(args.noted)
+    wanted = _wanted(args.noted, args.keep)
     old = stale(wanted)
     print(f"{len(wanted)} kernels, {len(old)} of other sources or not stored")
     if not args.write:
         return 0
     with ProcessPoolExecutor(args.jobs) as pool:
-        renewed = dict(zip(old, pool.map(_renewed, [x[0] for x in old], [wanted[x] for x in old])))
-    for name in sorted(kernels()):
-        before = stored(name)
-        mine = {words: renewed.get((name, words), before.get(words)) for n, words in wanted if n == name}
-        if mine != before:
-            write(name, {words: x for words, x in mine.items() if x is not None})
+        # a name at a time: what is done stays, if the rest is not waited for
+        for name in sorted(kernels()):
+            mine = [key for key in old if key[0] == name]
+            renewed = dict(zip(mine, pool.map(_renewed, [name] * len(mine), [wanted[x] for x in mine])))
+            before = stored(name)
+            now = {words: renewed.get((n, words), before.get(words)) for n, words in wanted if n == name}
+            if now != before:
+                write(name, {words: x for words, x in now.items() if x is not None})
+                print(f"{name}: {len(renewed)} compiled", flush=True)
     return 0
 
 

@@ -151,11 +151,12 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path, monkeypatch: pytest.
     """Cubins stand in the host function, too, where they are not stored again."""
     cubin = bytes(range(256))
     ir = f'a = "{stored_kernels.escaped(cubin)}"'
-    kernels = {
-        words: stored_kernels.Stored(words.encode(), "digest", CompiledKernel("k", "sm_90a", "host", "ptx", cubin, ir))
-        for words in ("one", "another")
-    }
+    kernel = stored_kernels.without(CompiledKernel("k", "sm_90a", "host", "ptx", cubin, ir))
+    assert kernel.host_ir == 'a = "<cubin>"'
+    kernels = {words: stored_kernels.Stored(words.encode(), "digest", kernel) for words in ("one", "another")}
     monkeypatch.setattr(stored_kernels, "FOLDER", tmp_path)
     stored_kernels.write("k", kernels)
-    assert stored_kernels.stored.__wrapped__("k") == kernels and not stored_kernels.stored.__wrapped__("other")
+    found = stored_kernels.stored.__wrapped__("k")
+    assert found == kernels and not stored_kernels.stored.__wrapped__("other")
+    assert {stored_kernels.whole(x.kernel).host_ir for x in found.values()} == {ir}
     assert ir.isprintable() and ir.count("\\") == 256 - 95 + 2 + 1

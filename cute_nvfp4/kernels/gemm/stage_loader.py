@@ -45,6 +45,19 @@ class OverwritingCopies:
         mbarrier.wait_to_overwrite(ring.empty(at.stage), at.phase ^ 1)
 
 
+class ThreadCopies(OverwritingCopies):
+    """Copies by ``cp.async``, which write as plain stores do.
+
+    They need no fence between proxies: ``mbarrier`` orders them after plain reads, and after ``wgmma`` that is done. A
+    fence would wait for the copies that the thread has started: one in each stage is a round trip to L2.
+    """
+
+    def acquire(self, ring: Ring, at: PipelineState, step: Int32, filled: Int32) -> None:
+        """Waits until the stage is empty."""
+        self.before(step)
+        mbarrier.wait(ring.empty(at.stage), at.phase ^ 1)
+
+
 class Filled(NamedTuple):
     """How many stages a loading warp has filled, and where it is in its ring."""
 

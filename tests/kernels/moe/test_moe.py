@@ -15,10 +15,12 @@ from support.roads import Roads
 
 from cute_nvfp4 import moe, prepare_experts, quantize, simulating
 from cute_nvfp4.errors import OperandError, OperandTypeError
+from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
 from cute_nvfp4.kernels.moe import few
 from cute_nvfp4.kernels.moe.few import SlotIds
 from cute_nvfp4.ops.moe.layer import MOE
 from cute_nvfp4.ops.moe.maps import Maps, routing_maps
+from cute_nvfp4.ops.prepared_weight.rows import ROUTED
 from cute_nvfp4.sim import adversarial
 
 pytestmark = pytest.mark.kernels
@@ -175,6 +177,15 @@ def test_launches() -> None:
     with simulating("sm_90a") as runs:
         problem.run()
     assert [x.name for x in runs] == ["stream_groups", "stream_groups", "moe_combine"]
+
+
+@pytest.mark.sim_only("reads PTX")
+def test_gathering_waits_for_no_copies() -> None:
+    """A fence between proxies in the loop that starts ``cp.async`` would wait for those of the stage before."""
+    config = GroupedWgmmaConfig(tile_n=64, gathered=True, gate="silu")
+    ptx = ROUTED.compile(config).ptx
+    begin = ptx.rindex("mbarrier.try_wait", 0, ptx.index("cp.async.cg"))
+    assert "fence.proxy" not in ptx[begin : ptx.index("cp.async.mbarrier")]
 
 
 ALWAYS, ZERO = "setp.eq.s32 {0}, 0, 0;", "mov.b32 {0}, 0;"

@@ -25,7 +25,8 @@ from cute_nvfp4 import (
 )
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import MXFP8
-from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
+from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
+from cute_nvfp4.planning.grouped import random_sizes
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.planning.packed_groups import PackedGroups, choose_groups
 from cute_nvfp4.sim import adversarial
@@ -43,6 +44,8 @@ CASES = (
     # widths of tiles, tiles of two rows of tiles, more tiles than CTAs
     Case((33, 7, 70), 136, 256, workers=3, tiling={"tile_n": 64}, out=torch.bfloat16),
     Case((130, 0, 20, 90), 130, 384, workers=2, tiling={"tile_n": 128}),
+    # rows that a copy brings, a width ends within
+    Case((70, 0, 20, 90), 130, 256, workers=2, tiling={"tile_n": 96, "narrower": (24, 72, 80)}),
     SLOW,
     Case((40, 17), 300, 256, workers=2, tiling={"tile_n": 32, "warpgroups": 4}),
     Case((1, 0, 20), 130, 288, out=torch.bfloat16, format=MXFP8),
@@ -307,3 +310,19 @@ def test_plans() -> None:
     dealt = PackedGroups(sizes=((8, 4096, 4096),), stack=8)
     assert choose_groups(first, arch, 132).config.tile_n == 128
     assert choose_groups(dealt, arch, 132).config.tile_n == 8
+
+
+def test_plans_expect_rows_that_take_any_group() -> None:
+    """64 rows a group on average are up to 75: one pass over a weight, where even shares would call for two."""
+    sizes = random_sizes(512, 8)
+    assert sizes == tuple(sorted(sizes, reverse=True)) and abs(sum(sizes) - 512) <= 8
+    assert (sizes[0], sizes[-1]) == (76, 53)
+    assert random_sizes(1, 1000) == (1,) and random_sizes(7, 1) == (7,)
+    problem = PackedGroups(sizes=((512, 4096, 14336),), stack=8)
+    assert choose_groups(problem, ARCHITECTURES["sm_90a"], 132).config.tile_n >= 76
+
+
+def test_widths_are_in_order() -> None:
+    for narrower in ((64, 32), (32, 60), (8, 16, 24, 32), (128,)):
+        assert "narrower" in can_implement_groups(GroupedWgmmaConfig(tile_n=128, narrower=narrower))
+    assert not can_implement_groups(GroupedWgmmaConfig(tile_n=144, narrower=(112, 120, 128)))

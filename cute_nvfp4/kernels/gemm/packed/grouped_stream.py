@@ -33,7 +33,7 @@ from ..grouped_scheduler import Table, group_of
 from ..reduction import FLOATS
 from ..sm90.grouped_arguments import IDS
 from ..sm90.groups import PackedRows
-from ..stage_loader import OverwritingCopies, fill_stages
+from ..stage_loader import ThreadCopies, fill_stages
 from .grouped_stream_config import GroupedStreamArguments, GroupedStreamConfig
 from .stream import Place, Stream, WeightSource
 from .stream_config import LOADING_WARPS, MMA_COLUMNS, WARP
@@ -244,7 +244,7 @@ class RowCopies:
         """The lane's row of the ``i``-th copies."""
         return div(self.lane, ROW_CHUNKS) + i * LANE_ROWS
 
-    def copies(self, segment: Segment, cursor: Int32) -> OverwritingCopies:
+    def copies(self, segment: Segment, cursor: Int32) -> ThreadCopies:
         """The copies of a segment."""
         config, one = self.groups.config, self.groups.arguments.one
         place = self.groups.place(segment.work_tile)
@@ -263,7 +263,7 @@ class RowCopies:
                     copy_async(at, address + Int64(k) * 2, CHUNK, valid)
             mbarrier.arrive_after_copies(ring.full(stage))
 
-        return OverwritingCopies(segment.steps, start)
+        return ThreadCopies(segment.steps, start)
 
 
 class GroupedStream(Stream):

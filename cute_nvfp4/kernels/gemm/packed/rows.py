@@ -33,7 +33,7 @@ from ...arith import div, mod
 from ..barriers import Ring
 from ..sm90.arguments import RowWeight
 from ..sm90.config import GATHER_THREADS, STAGE_TILES, WgmmaConfig
-from ..stage_loader import OverwritingCopies
+from ..stage_loader import ThreadCopies
 from ..tile_scheduler import WorkTile
 from .decode import ROW_LANES, PackedLane
 from .loaders import CopiesOf, StageOrder
@@ -163,7 +163,7 @@ def row_copies(order: StageOrder, weight: RowWeight, first: Int32, thread: Int32
         copy_rows(cfg, rows, first_tile, first + stage * cfg.weight_bytes, thread, order.along_k(step, tile))
         mbarrier.arrive_after_copies(ring.full(stage))
 
-    return lambda tile, cursor: OverwritingCopies(order.steps(tile), partial(start, tile))
+    return lambda tile, cursor: ThreadCopies(order.steps(tile), partial(start, tile))
 
 
 assert STEPS * 16 == TILE_K and GATHER_THREADS == SLAB_ROWS * ROW_LANES == SCALE_BYTES // CHUNK

@@ -85,6 +85,7 @@ class WgmmaConfig:
     # whether threads copy rows of x, each by its index
     gathered = False
     ways_to_start: ClassVar[tuple[str, ...]] = ("", "weights")
+    tiles_n: ClassVar[tuple[int, ...]] = TILE_N
 
     @property
     def cluster(self) -> tuple[int, int]:
@@ -321,8 +322,8 @@ def _architecture(c: WgmmaConfig) -> str:
 
 def _tile(c: WgmmaConfig) -> str:
     """Limits of registers, which a tile's columns take."""
-    if c.tile_n not in TILE_N:
-        return explain("tile_n", got=c.tile_n, expected=f"one of {', '.join(map(str, TILE_N))}")
+    if c.tile_n not in c.tiles_n:
+        return explain("tile_n", got=c.tile_n, expected=f"one of {', '.join(map(str, c.tiles_n))}")
     if c.warpgroups not in (2, 3, 4):
         return explain("warpgroups", got=c.warpgroups, expected="2, 3 or 4")
     if c.tile_n > 128 and c.warpgroups > 2 and not c.in_tensor_memory:

@@ -19,7 +19,7 @@ from ....ptx.async_copy import copy_async
 from ...arith import ceil_div, div, mod
 from ..barriers import Ring
 from ..packed.loaders import StageOrder
-from ..stage_loader import OverwritingCopies
+from ..stage_loader import ThreadCopies
 from .config import GATHER_THREADS
 from .groups import GroupTile, PackedRows
 
@@ -43,24 +43,25 @@ class GatheredX:
     shared: Int32
     thread: Int32
 
-    def copies(self, tile: GroupTile, cursor: Int32) -> OverwritingCopies:
+    def copies(self, tile: GroupTile, cursor: Int32) -> ThreadCopies:
         """The copies of a work tile."""
-        return OverwritingCopies(self.order.steps(tile), partial(self.start, self.tokens(tile), tile.width))
+        return ThreadCopies(self.order.steps(tile), partial(self.start, self.places(tile), tile.width))
 
-    def tokens(self, tile: GroupTile) -> list[Int32]:
-        """Rows of x that this lane knows: those of every eighth copy of the eight lanes of a row, for all of them. Rows
-        beyond the group's last are the last."""
-        groups, routed = self.groups, self.groups.arguments.routed
+    def places(self, tile: GroupTile) -> list[Int32]:
+        """Where rows of x begin that this lane knows, in chunks: those of every eighth copy of the eight lanes of a
+        row, for all of them. Rows beyond the group's last are the last."""
+        groups, routed, x = self.groups, self.groups.arguments.routed, self.groups.arguments.one.x
         lane, found = mod(self.thread, CHUNKS), []
+        row_chunks = Int32(x.row_stride * groups.config.x_item // CHUNK)
         first, most = groups.table.read("row", tile.group) + tile.x_row, tile.x_rows - tile.x_row - 1
-        for i in range(ceil_div(self.groups.config.tile_n, ROWS * CHUNKS)):
+        for i in range(ceil_div(groups.config.tile_n, ROWS * CHUNKS)):
             row = (i * CHUNKS + lane) * ROWS + div(self.thread, CHUNKS)
             slot = cute.make_tensor(routed.slots + (first + cutlass.min(row, most)), cute.make_layout(1))[0]
-            found.append(slot // routed.top)
+            found.append(slot // routed.top * row_chunks)
         return found
 
     @cute.jit
-    def start(self, tokens: list[Int32], width: Int32, ring: Ring, stage: Int32, step: Int32):
+    def start(self, places: list[Int32], width: Int32, ring: Ring, stage: Int32, step: Int32):
         """Copies a stage of as many rows as the width of the tile covers; zeros beyond the last element of K."""
         cfg, one = self.groups.config, self.groups.arguments.one
         chunk, row = mod(self.thread, CHUNKS), div(self.thread, CHUNKS)
@@ -72,11 +73,13 @@ class GatheredX:
         valid = [cutlass.select_(k + part * cfg.box_k < one.k, Int32(CHUNK), Int32(0)) for part in boxes]
         for box in cutlass.range_constexpr(cfg.tile_n // cfg.box_rows):
             if box * cfg.box_rows < width:
-                for i in cutlass.range_constexpr(box * cfg.box_rows // ROWS, (box + 1) * cfg.box_rows // ROWS):
-                    lane = (self.thread & (WARP - CHUNKS)) + i % CHUNKS
-                    token = cute.arch.shuffle_sync(tokens[i // CHUNKS], lane)
-                    address = source + Int64(token) * (one.x.row_stride * cfg.x_item)
-                    for part in cutlass.range_constexpr(cfg.stage_boxes):
-                        place = target + i * (ROWS * ROW_BYTES) + part * (cfg.x_bytes // cfg.stage_boxes)
-                        copy_async(place, address + part * ROW_BYTES, CHUNK, valid[part])
+                rows = range(box * cfg.box_rows // ROWS, (box + 1) * cfg.box_rows // ROWS)
+                # all of them before the first copy: each answer is 25 clocks away
+                lanes = [(self.thread & (WARP - CHUNKS)) + i % CHUNKS for i in rows]
+                found = [cute.arch.shuffle_sync(places[i // CHUNKS], lane) for i, lane in zip(rows, lanes)]
+                for i, place in zip(rows, found):
+                    address = source + Int64(place) * CHUNK
+                    for part in boxes:
+                        to = target + i * (ROWS * ROW_BYTES) + part * (cfg.x_bytes // cfg.stage_boxes)
+                        copy_async(to, address + part * ROW_BYTES, CHUNK, valid[part])
         mbarrier.arrive_after_copies(ring.full(stage))

@@ -33,7 +33,7 @@ from ..operands import TmaCopy
 from ..packed.loaders import CopiesOf, StageOrder, XSlices, partition
 from ..packed.mainloop import Mainloop, OperandMemory
 from ..packed.rows import copy_rows
-from ..stage_loader import OverwritingCopies, fill_stages
+from ..stage_loader import OverwritingCopies, ThreadCopies, fill_stages
 from ..tile_scheduler import WorkTile
 from .arguments import Activations
 from .config import LOADING_WARPS, STAGE_TILES, WARPGROUP
@@ -89,14 +89,14 @@ def group_row_copies(order: StageOrder, groups: PackedGroups, first: Int32, thre
     """Copies of the rows of a work tile by one of the threads. first: shared address of the first stage's weights."""
     cfg = order.config
 
-    def copies(tile: GroupTile, cursor: Int32) -> OverwritingCopies:
+    def copies(tile: GroupTile, cursor: Int32) -> ThreadCopies:
         rows = groups.rows(tile.group)
 
         def start(ring: Ring, stage: Int32, step: Int32) -> None:
             copy_rows(cfg, rows, tile.m * (cfg.tile_m // TILE_ROWS), first + stage * cfg.weight_bytes, thread, step)
             mbarrier.arrive_after_copies(ring.full(stage))
 
-        return OverwritingCopies(order.steps(tile), start)
+        return ThreadCopies(order.steps(tile), start)
 
     return copies
 
@@ -121,7 +121,8 @@ class GroupX:
         )  # (box_rows, box_k, REST_M, REST_K)
         # ((atom, rest), CHUNK), ((atom, rest), REST_M, REST_K)
         slices = partition(self.x, self.sX, gX)
-        start = partial(self.start, slices, place.tensor_map, tile.width, tile.width * (cfg.stage_k * cfg.x_item))
+        rows = cute.ceil_div(tile.width, cfg.box_rows) * cfg.box_rows
+        start = partial(self.start, slices, place.tensor_map, tile.width, rows * (cfg.stage_k * cfg.x_item))
         return OverwritingCopies(self.order.steps(tile), start)
 
     @cute.jit

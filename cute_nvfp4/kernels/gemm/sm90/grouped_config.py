@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 from ....errors import explain
 from ..grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW, Columns, GroupTableConfig
 from .config import WgmmaConfig, can_implement
 
-GROUP_TILE_N = (8, 16, 32, 64, 128, 256)
+GROUP_TILE_N = (8, 16, 32, 48, 64, 96, 128, 144, 256)
 """The most rows of x in a tile."""
 ACTIVATIONS = {"clamped_swiglu": 2, "relu2": 1}
 """What may stand between the products of an expert beside gates, and of how many matrices."""
 SWIZZLED_BYTES = 128
 """The most bytes of a row of x that are swizzled together."""
-_WIDTHS = {128: (32, 64, 96, 128), 256: (96, 128, 192, 256)}
+LEAST_BOX = 16
+"""Rows of x that a copy has, unless a tile has fewer."""
+_NARROWER = {128: (32, 64, 96), 256: (96, 128, 192)}
+MOST_WIDTHS = 4
 """More of them, or two in 80 registers, and ptxas lets no two wgmma run at the same time (its note C7512)."""
 
 
@@ -25,6 +29,7 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     """A ``WgmmaConfig`` for many problems.
 
     A tile has at most ``tile_n`` rows of x; those of a group are all of the narrowest of ``widths`` that covers it.
+    narrower: the widths beside ``tile_n``, in order; None for those of a table.
     maps: where the tensor maps of x are: "rows", one for the rows of all groups, which have one N and K; "parameters"
     of the kernel, one for each of ``slots`` groups; or a "workspace" in global memory. capacity: groups that the table
     has room for, a multiple of 32. widest: of the configuration of one of ``widths``, the ``tile_n`` of all; else 0.
@@ -37,9 +42,11 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     tables: ClassVar[tuple[str, ...]] = ("rows", "parameters", "workspace")
     tensor_maps: ClassVar[tuple[str, ...]] = ("x",)
     ways_to_start: ClassVar[tuple[str, ...]] = ("",)
+    tiles_n: ClassVar[tuple[int, ...]] = GROUP_TILE_N
 
     scheduler: str = "static"
     maps: str = "rows"
+    narrower: tuple[int, ...] | None = None
     capacity: int = WINDOW
     slots: int = 0
     gathered: bool = False
@@ -95,12 +102,15 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     @property
     def widths(self) -> tuple[int, ...]:
         """Rows of x that a tile may have."""
-        return _WIDTHS.get(self.tile_n, (self.tile_n,))
+        narrower = _NARROWER.get(self.tile_n, ()) if self.narrower is None else self.narrower
+        return *narrower, self.tile_n
 
     @property
     def box_rows(self) -> int:
-        """Rows of x that are copied at a time."""
-        return math.gcd(*self.widths)
+        """Rows of x that are copied at a time: at least 16 where those divide a tile, for a copy takes its thread long
+        to start. A width may end within them."""
+        common = math.gcd(*self.widths)
+        return common if common >= LEAST_BOX or self.tile_n % LEAST_BOX else LEAST_BOX
 
 
 def can_implement_groups(c: GroupedWgmmaConfig) -> str:
@@ -108,8 +118,9 @@ def can_implement_groups(c: GroupedWgmmaConfig) -> str:
     if c.scheduler != "static" or c.clustered or c.k_groups > 1:
         got = f"scheduler {c.scheduler}, clusters of {c.cluster_rows}, k_groups {c.k_groups}"
         return explain("a grouped GEMM of packed weights", got=got, expected="static, without clusters or k_groups")
-    if c.tile_n not in GROUP_TILE_N:
-        return explain("tile_n", got=c.tile_n, expected=f"one of {', '.join(map(str, GROUP_TILE_N))}")
+    if len(c.widths) > MOST_WIDTHS or any(a >= b or a % 8 for a, b in pairwise(c.widths)):
+        expected = f"at most {MOST_WIDTHS - 1} multiples of 8 below {c.tile_n}, in order"
+        return explain("narrower", got=c.narrower, expected=expected)
     if c.half_tiles:
         return explain("warpgroups of a grouped GEMM", got=c.warpgroups, expected="2 or 4")
     if c.weights.in_rows and c.maps == "rows":
