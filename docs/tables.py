@@ -348,7 +348,7 @@ TABLES |= {f"problem_{f.__name__}": f for f in (problem_tables.data, problem_tab
 OVER_TWO_GPUS = ("dense", "parts", "experts", "sums", "predicted", "few", "pays")
 TABLES |= {f"parallel-{name}": functools.partial(_over_two_gpus, name) for name in OVER_TWO_GPUS}
 COUNTS: dict[str, Callable[[], str]] = {f.__name__: f for f in (fingerprints, programs)}
-COUNTS |= {"clock_error": modelled.error, "launch_us": modelled.launch_us}
+COUNTS |= {"clock_error": modelled.error, "launch_us": modelled.launch_us, "queued_ms": judging.queued_ms}
 
 
 def pages() -> list[Path]:
