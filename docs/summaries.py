@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import re
@@ -60,6 +61,43 @@ def summary(*modules: str) -> str:
             lines.append(f"| `{call_of(name, value)}` | {said} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def _default(value: Any) -> str:
+    """A default as a reader writes it."""
+    text = repr(value)
+    name = next((n for n in cute_nvfp4.__all__ if n.isupper() and getattr(cute_nvfp4, n) is value), "")
+    return name or (text if len(text) <= 40 and not text.startswith("<") else "…")
+
+
+def _default_of(value: Any, parameter: inspect.Parameter) -> Any:
+    """The default of a parameter; of a dataclass's field that makes one, what it makes."""
+    field = getattr(value, "__dataclass_fields__", {}).get(parameter.name)
+    made = getattr(field, "default_factory", dataclasses.MISSING)
+    return parameter.default if made is dataclasses.MISSING else made()
+
+
+def signatures(*modules: str) -> str:
+    """Every function, and every class that is made by calling it, with all arguments and their defaults."""
+    lines = ["```text"]
+    for module in modules:
+        lines.append(f"# from {module} import …")
+        for name, value in names(module):
+            if not (inspect.isfunction(value) or inspect.isclass(value)):
+                continue
+            parameters = inspect.signature(value).parameters.values()
+            bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
+            shown = [
+                p if p.default is p.empty else p.replace(default=_Text(_default(_default_of(value, p)))) for p in bare
+            ]
+            lines.append(f"{name}{inspect.Signature(shown)}")
+    return "\n".join([*lines, "```"]) + "\n"
+
+
+class _Text(str):
+    """A text that stands in a signature without quotes."""
+
+    __repr__ = str.__str__
 
 
 def commands() -> str:

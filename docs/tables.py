@@ -269,6 +269,11 @@ SIM_ROOMS = ("cute_nvfp4.sim.session", "cute_nvfp4.sim.equivalence", "cute_nvfp4
              "cute_nvfp4.sim.observe.barriers", "cute_nvfp4.sim.machine.events")  # fmt: skip
 
 
+def signatures() -> str:
+    """All arguments of the package's functions and classes."""
+    return summaries.signatures("cute_nvfp4", "cute_nvfp4.nn", "cute_nvfp4.weight_shards")
+
+
 def sim_api() -> str:
     """The public names of the simulator."""
     return summaries.summary("cute_nvfp4.sim", *SIM_ROOMS)
@@ -339,7 +344,12 @@ TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": model
 TABLES |= {"b200_w4a16": lambda: modelled.w4a16(record("ours_modelled_b200"))}
 TABLES |= {"w4a8_layers": w4a8_layers, "w4a8_products": w4a8_products}
 TABLES |= {"generate_split": generate_split}
-TABLES |= {"commands": summaries.commands, "gates": summaries.gates, "tolerances": judging.tolerances}
+TABLES |= {
+    "commands": summaries.commands,
+    "gates": summaries.gates,
+    "signatures": signatures,
+    "tolerances": judging.tolerances,
+}
 TABLES |= {"errors_products": messages.of_products, "errors_quantize": messages.of_quantize}
 TABLES |= {"errors_machines": messages.of_machines, "memory_weights": memory_tables.weights}
 TABLES |= {"memory_scratch": memory_tables.scratch}
