@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 from table_cells import table
 
-import cute_nvfp4.harness as harness
 from cute_nvfp4.harness.problem import get_problem, known_problems
 from cute_nvfp4.harness.schema import Tolerances, load_task
 
@@ -84,12 +81,6 @@ def notebooks(of: dict[str, Any]) -> str:
     return host(of, "all cells of one notebook, compiled kernels on the disk from earlier ones") + table(
         ["notebook", "wall, s", "processor, s"], lines
     )
-
-
-def queued_ms() -> str:
-    """How long the GPU is kept busy at most while the host queues a timed batch: the constant of the worker."""
-    source = (Path(harness.__file__).parent / "worker.py").read_text(encoding="utf-8")
-    return f"{int(re.search(r'^_MOST_NS = ([0-9_]+)$', source, re.MULTILINE)[1]) / 1e6:g} ms"
 
 
 def extreme_fuzz(of: dict[str, Any]) -> str:

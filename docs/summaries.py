@@ -132,3 +132,28 @@ def gates() -> str:
 
     lines = ["| `gate=` | what it computes |", "|---|---|"]
     return "\n".join([*lines, *(f"| `{name}` | {first_sentence(gate)} |" for name, gate in GATES.items())]) + "\n"
+
+
+def api() -> str:
+    """The public names of docs/reference/api.md."""
+    return summary("cute_nvfp4", "cute_nvfp4.nn", "cute_nvfp4.display")
+
+
+SIM_ROOMS = ("cute_nvfp4.sim.session", "cute_nvfp4.sim.equivalence", "cute_nvfp4.sim.observe.inspect_memory",
+             "cute_nvfp4.sim.observe.barriers", "cute_nvfp4.sim.machine.events")  # fmt: skip
+
+
+def all_arguments() -> str:
+    """All arguments of the package's functions and classes."""
+    return signatures("cute_nvfp4", "cute_nvfp4.nn", "cute_nvfp4.weight_shards")
+
+
+def sim_api() -> str:
+    """The public names of the simulator."""
+    return summary("cute_nvfp4.sim", *SIM_ROOMS)
+
+
+def harness_api() -> str:
+    """The public names of the harness."""
+    rooms = ("problem", "schema", "evaluation", "results", "errors")
+    return summary(*(f"cute_nvfp4.harness.{room}" for room in rooms))
