@@ -16,10 +16,10 @@ from ...runtime.backend import Backend
 from ...target import Target
 from ..arguments import ANY_WEIGHT, STATUS, TENSOR
 from ..checks import DTYPE_NAMES
-from ..groups import alpha_of_group, status_of
+from ..groups import alpha_of_group
 from ..operation import Operation
 from ..planned import PlannedCall
-from ..prepared_weight.fp8_rows import natural_dtype
+from ..prepared_weight.activations import natural_dtype
 from ..prepared_weight.operands import exact_values
 from ..prepared_weight.rows import plan_prepared_rows
 from .activation import ActivationFunction
@@ -94,9 +94,7 @@ def _plan(r: Any, target: Target) -> PlannedCall:
     ids = ID_DTYPES[r.slots.dtype] if r.offsets is None else ""
     names = "row_weights" if routed.weighted else None, "bias" if routed.biased else None
     record = RoutedRows("slots", r.top, *names, r.first if ids else None)
-    found = plan_prepared_rows(r, target, "silu" if r.b.gated else "", routed, record, ids)
-    options = {"new": status_of(r.b.device), "extra": found.extra}
-    return EXPERT_PRODUCT.planned(found.kernel, found.config, target, found.arguments, r, **options)
+    return plan_prepared_rows(EXPERT_PRODUCT, r, target, "silu" if r.b.gated else "", routed, record, ids)
 
 
 def _reference(r: Any) -> torch.Tensor:
