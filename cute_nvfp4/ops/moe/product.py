@@ -54,25 +54,8 @@ def expert_product(
     Without ``offsets``, ``slots`` are the ids of their experts, of which ``first`` is that of expert 0, and the kernel
     sorts them itself: up to 32 (``planning.packed_groups.sorts_slots``).
     """
-    given = (
-        a,
-        b,
-        offsets,
-        slots,
-        top,
-        gathered,
-        alpha,
-        bias,
-        activation,
-        row_weights,
-        added,
-        first,
-        out,
-        status,
-        config,
-        backend,
-    )
-    return EXPERT_PRODUCT.run(*given)
+    rows = a, b, offsets, slots, top, gathered, alpha, bias, activation, row_weights, added, first
+    return EXPERT_PRODUCT.run(*rows, out, status, config, backend)
 
 
 def _check(r: Any) -> torch.Tensor:
