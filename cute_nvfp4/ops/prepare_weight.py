@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..errors import OperandError, OperandTypeError
+from ..errors import OperandError, OperandTypeError, not_quantized
 from ..formats import FORMATS, MXFP4, NVFP4
 from ..kernels.pack.config import PackArguments, PackConfig
 from ..kernels.quantize.arguments import Strides
@@ -33,10 +33,11 @@ def prepare_weight(
     promoted: bool = False,
     backend: Backend = "auto",
 ) -> PreparedWeight:
-    """Repacks a weight (N, K) for ``gemm(x, weight)`` on a Hopper GPU, once, when a model is loaded;
-    or a stack (L, N, K) for ``grouped_gemm_contiguous``.
+    """Repacks a weight (N, K) for ``gemm(x, weight)`` of an x in 16 bits, or in FP8 on a Hopper GPU, once, when a model
+    is loaded; or a stack (L, N, K) for ``grouped_gemm_contiguous``.
 
-    The result takes as many bytes (rows padded to 128, K to 128) and has the same values, bit for bit.
+    The result takes as many bytes (rows padded to 128, K to 128; MXFP4 as many as NVFP4) and has the same values, bit
+    for bit, but for float8_e4m3fn.
 
     Args:
         weight: a block-scaled operand; scales in any layout and of either sign. K is a multiple of a block.
@@ -82,7 +83,7 @@ def prepare_weight(
 def _check(name: str, weight: BlockScaledTensor) -> None:
     """Raises unless ``weight`` can be repacked."""
     if not isinstance(weight, BlockScaledTensor):
-        raise OperandTypeError.of(name, got=type(weight).__name__, expected="BlockScaledTensor")
+        raise not_quantized(name, weight)
     check_format(name, weight, tuple(FORMATS.values()))
 
 

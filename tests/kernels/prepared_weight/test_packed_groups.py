@@ -44,6 +44,8 @@ CASES = (
     # widths of tiles, tiles of two rows of tiles, more tiles than CTAs
     Case((33, 7, 70), 136, 256, workers=3, tiling={"tile_n": 64}, out=torch.bfloat16),
     Case((130, 0, 20, 90), 130, 384, workers=2, tiling={"tile_n": 128}),
+    # rows that a copy brings, a width ends within
+    Case((70, 0, 20, 90), 130, 256, workers=2, tiling={"tile_n": 96, "narrower": (24, 72, 80)}),
     SLOW,
     Case((40, 17), 300, 256, workers=2, tiling={"tile_n": 32, "warpgroups": 4}),
     Case((1, 0, 20), 130, 288, out=torch.bfloat16, format=MXFP8),

@@ -121,7 +121,8 @@ class GroupX:
         )  # (box_rows, box_k, REST_M, REST_K)
         # ((atom, rest), CHUNK), ((atom, rest), REST_M, REST_K)
         slices = partition(self.x, self.sX, gX)
-        start = partial(self.start, slices, place.tensor_map, tile.width, tile.width * (cfg.stage_k * cfg.x_item))
+        rows = cute.ceil_div(tile.width, cfg.box_rows) * cfg.box_rows
+        start = partial(self.start, slices, place.tensor_map, tile.width, rows * (cfg.stage_k * cfg.x_item))
         return OverwritingCopies(self.order.steps(tile), start)
 
     @cute.jit

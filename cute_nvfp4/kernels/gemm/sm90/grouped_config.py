@@ -17,6 +17,8 @@ ACTIVATIONS = {"clamped_swiglu": 2, "relu2": 1}
 """What may stand between the products of an expert beside gates, and of how many matrices."""
 SWIZZLED_BYTES = 128
 """The most bytes of a row of x that are swizzled together."""
+LEAST_BOX = 16
+"""Rows of x that a copy has, unless a tile has fewer."""
 _NARROWER = {128: (32, 64, 96), 256: (96, 128, 192)}
 MOST_WIDTHS = 4
 """More of them, or two in 80 registers, and ptxas lets no two wgmma run at the same time (its note C7512)."""
@@ -105,8 +107,10 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
 
     @property
     def box_rows(self) -> int:
-        """Rows of x that are copied at a time."""
-        return math.gcd(*self.widths)
+        """Rows of x that are copied at a time: at least 16 where those divide a tile, for a copy takes its thread long
+        to start. A width may end within them."""
+        common = math.gcd(*self.widths)
+        return common if common >= LEAST_BOX or self.tile_n % LEAST_BOX else LEAST_BOX
 
 
 def can_implement_groups(c: GroupedWgmmaConfig) -> str:
