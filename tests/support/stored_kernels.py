@@ -21,6 +21,7 @@ import hashlib
 import inspect
 import io
 import json
+import os
 import pickle
 import string
 import sys
@@ -250,6 +251,8 @@ def escaped(cubin: bytes) -> str:
 
 # ---- use -------------------------------------------------------------------------------------------------------------
 
+NOTE = "NOTE_KERNELS"
+"""The environment's variable for the folder of ``note``, for processes that are forked."""
 noted: dict[tuple[str, str], bytes] = {}
 """What was asked for: by the kernel's name and the words of a configuration the configuration, pickled."""
 compiled_anew = Kernel.build
@@ -272,8 +275,17 @@ def install() -> None:
     Kernel.build = _build
 
 
+def load() -> None:
+    """Reads all stored kernels, and of what those of each name are compiled."""
+    for name, kernel in kernels().items():
+        configs = (restored(x.configuration, words) for words, x in stored(name).items())
+        for config in {type(x): x for x in configs if x is not None}.values():
+            digest(kernel, config)
+
+
 def note(folder: Path, process: str) -> None:
-    """Has this process note which kernels it is asked for, in a file of ``folder``, whenever there is another one."""
+    """Has this process, and those that it forks, note which kernels they are asked for, in a file of ``folder`` each,
+    whenever there is another one."""
     compile_ = Kernel.compile
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -281,7 +293,7 @@ def note(folder: Path, process: str) -> None:
         kernel = compile_(self, config)
         if (self.name, repr(config)) not in noted:
             noted[self.name, repr(config)] = pickle.dumps(config)
-            (folder / process).write_bytes(pickle.dumps(noted))
+            (folder / f"{process}-{os.getpid()}").write_bytes(pickle.dumps(noted))
         return kernel
 
     Kernel.compile = compile_noted
