@@ -124,8 +124,8 @@ MUTANTS = (
     ("subnormal scales lost", at("mul.rn.f16x2", instead("mov.b32 {0}, {1};")), "wrong"),
     ("signs of codes dropped", at("lop3.b32", constant(0x80008000, 0), LAST), "wrong"),
     ("copies that nobody waits for", at("cp.async.mbarrier", ARRIVED), "Race"),
-    ("a stage not waited for", at("mbarrier.try_wait", READY, LAST), "Race"),
-    ("a row's other half", at("cp.async.cg", offset(8), FIRST), "wrong"),
+    ("a stage not waited for", at("mbarrier.try_wait", READY), "Race"),
+    ("a row's other half", at("cp.async.cg", offset(16), FIRST), "wrong"),
 )
 
 
