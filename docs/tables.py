@@ -294,6 +294,13 @@ def w4a8_layers() -> str:
     return accuracy_w4a8_layers.table(record("accuracy_w4a8_layers")) + "\n"
 
 
+def w4a8_parts() -> str:
+    """What a scale for each 128 of K would do to errors of W4A8."""
+    import accuracy_w4a8_layers
+
+    return accuracy_w4a8_layers.table_of_parts(record("accuracy_w4a8_parts")) + "\n"
+
+
 def fingerprints() -> str:
     """How many kernels have a fingerprint of their PTX."""
     return str(len(json.loads((ROOT / "tests" / "data" / "ptx_fingerprints.json").read_text())["kernels"]))
@@ -323,7 +330,7 @@ TABLES |= {"fused-bounds": fused_bounds, "json_outputs": json_tables.outputs, "j
 TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": modelled.clock, "clocked": modelled.clocked}
 TABLES |= {"b200_w4a16": lambda: modelled.w4a16(record("ours_modelled_b200"))}
 TABLES |= {"extreme_fuzz": lambda: judging.extreme_fuzz(record("extreme_fuzz"))}
-TABLES |= {"w4a8_layers": w4a8_layers, "w4a8_products": w4a8_products}
+TABLES |= {"w4a8_layers": w4a8_layers, "w4a8_parts": w4a8_parts, "w4a8_products": w4a8_products}
 TABLES |= {"generate_split": generate_split}
 TABLES |= {
     f"generate_{name}": functools.partial(generate, f"generate_{name}")
