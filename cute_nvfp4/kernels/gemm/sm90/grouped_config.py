@@ -11,12 +11,14 @@ from ....errors import explain
 from ..grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW, Columns, GroupTableConfig
 from .config import WgmmaConfig, can_implement
 
-GROUP_TILE_N = (8, 16, 32, 48, 64, 96, 128, 144, 256)
+GROUP_TILE_N = (8, 16, 32, 48, 64, 80, 96, 128, 144, 256)
 """The most rows of x in a tile."""
 ACTIVATIONS = {"clamped_swiglu": 2, "relu2": 1}
 """What may stand between the products of an expert beside gates, and of how many matrices."""
 SWIZZLED_BYTES = 128
 """The most bytes of a row of x that are swizzled together."""
+AHEAD_COLUMNS = 144
+"""Columns of a tile up to which a CTA alone on its multiprocessor asks before the products for what follows them."""
 LEAST_BOX = 16
 """Rows of x that a copy has, unless a tile has fewer."""
 _NARROWER = {128: (32, 64, 96), 256: (96, 128, 192)}
@@ -88,6 +90,16 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     def factor_pitch(self) -> int:
         # warpgroups may be at tiles of different widths
         return 4 * (self.widest or self.tile_n)
+
+    @property
+    def columns_of_two(self) -> int:
+        # threads that gather take registers from those that multiply, and 16-bit fragments twice those of FP8
+        return 64 if len(self.widths) > 1 or (self.gathered and not self.fp8) else 80
+
+    def asks_ahead(self, width: int) -> bool:
+        """Whether registers are left, beside the sums of so many columns, for what the epilogue of a tile will need: it
+        is as far away as memory."""
+        return self.ctas_per_sm == 1 and self.arch.generation == "sm90" and width <= AHEAD_COLUMNS
 
     @property
     def box_k(self) -> int:
