@@ -19,8 +19,8 @@ SWIZZLED_BYTES = 128
 """The most bytes of a row of x that are swizzled together."""
 AHEAD_COLUMNS = 144
 """Columns of a tile up to which a CTA alone on its multiprocessor asks before the products for what follows them."""
-LEAST_BOX = 16
-"""Rows of x that a copy has, unless a tile has fewer."""
+BOX = 16
+"""Rows of x that a copy has, or a multiple, unless a tile has fewer (and CuTe aborts for 24 rows, or 72)."""
 _NARROWER = {128: (32, 64, 96), 256: (96, 128, 192)}
 MOST_WIDTHS = 4
 """More of them, or two in 80 registers, and ptxas lets no two wgmma run at the same time (its note C7512)."""
@@ -119,10 +119,10 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
 
     @property
     def box_rows(self) -> int:
-        """Rows of x that are copied at a time: at least 16 where those divide a tile, for a copy takes its thread long
-        to start. A width may end within them."""
+        """Rows of x that are copied at a time: a multiple of 16 where a tile is one, for a copy takes its thread
+        long to start. A width may end within them."""
         common = math.gcd(*self.widths)
-        return common if common >= LEAST_BOX or self.tile_n % LEAST_BOX else LEAST_BOX
+        return common if common % BOX == 0 else math.gcd(BOX, self.tile_n)
 
 
 def can_implement_groups(c: GroupedWgmmaConfig) -> str:
