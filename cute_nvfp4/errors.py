@@ -43,3 +43,9 @@ def explain(what: str, *, got: object, expected: object, hint: str = "") -> str:
     """Words an error: ``what``, then what was got and expected, then what to do about it."""
     tail = f" {hint}" if hint else ""
     return f"{what}: got {got}, expected {expected}.{tail}"
+
+
+def not_quantized(name: str, got: object, more: str = "") -> CuteNvfp4Error:
+    """The error for an argument ``name`` that is no ``BlockScaledTensor``; ``more`` follows the way to make one."""
+    hint = f"quantize({name}) makes one{more}."
+    return OperandTypeError.of(name, got=type(got).__name__, expected="BlockScaledTensor", hint=hint)

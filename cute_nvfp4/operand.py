@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from cute_nvfp4.errors import OperandError, OperandTypeError, explain
+from cute_nvfp4.errors import OperandError, OperandTypeError, explain, not_quantized
 from cute_nvfp4.formats import NVFP4, Format
 from cute_nvfp4.pytree import register
 from cute_nvfp4.scale_layout import blocked_bytes, blocked_shape, blocked_stride, blocked_view, from_blocked, is_blocked
@@ -252,7 +252,7 @@ def check_pair(a: BlockScaledTensor, b: BlockScaledTensor) -> None:
     """Raises unless ``a`` (L, M, K) and ``b`` (L, N, K) can be multiplied: same K, batch and device."""
     for name, operand in (("a", a), ("b", b)):
         if not isinstance(operand, BlockScaledTensor):
-            raise OperandTypeError.of(name, got=type(operand).__name__, expected="BlockScaledTensor")
+            raise not_quantized(name, operand, "; an a in 16 bits takes a prepared weight, prepare_weight(quantize(b))")
     for what, left, right in (("K", a.k, b.k), ("batch", a.batch, b.batch), ("device", a.device, b.device)):
         if left != right:
             raise OperandError.of(f"{what} of a and b", got=f"{left} and {right}", expected="the same")

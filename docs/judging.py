@@ -83,6 +83,17 @@ def notebooks(of: dict[str, Any]) -> str:
     )
 
 
+def extreme_fuzz(of: dict[str, Any]) -> str:
+    """What came of the calls of ``tests.fuzz.extreme``, where they ran."""
+    where = sorted({kind.split(" ", 1)[0] for kind in of["kinds"]})
+    what = sorted({kind.split(" ", 1)[1] for kind in of["kinds"]})
+    lines = [[place, *(f"{of['kinds'].get(f'{place} {one}', 0):,}" for one in what)] for place in where]
+    return (
+        f"*{of['calls']:,} calls with seed {of['seed']}, {of['date']}, sources of `{of['commit']}`; "
+        f"{of['calls_with_launches']:,} launched kernels; {len(of['failures'])} failed.*\n\n"
+    ) + table(["", *what], lines)
+
+
 def _tolerance(of: Tolerances) -> str:
     parts = [f"{of.atol:g}", f"{of.rtol:g} · |ref|"]
     if of.sum_rtol:

@@ -21,7 +21,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "docs")]
 import json_tables  # noqa: E402
 import judging  # noqa: E402
+import memory_tables  # noqa: E402
+import messages  # noqa: E402
 import modelled  # noqa: E402
+import problem_tables  # noqa: E402
 import summaries  # noqa: E402
 from side_by_side import of_products, side_by_side  # noqa: E402
 from table_cells import table, times, us  # noqa: E402
@@ -185,25 +188,29 @@ def launch() -> str:
     return machine(of["machine"], how) + table(["call", "µs", "of `torch.mm(out=)`"], rows)
 
 
-def generate() -> str:
-    """A whole model: its steps and its prompts beside bf16."""
+def generate(name: str = "generate") -> str:
+    """A whole model: its steps and its prompts beside bf16. name: the record's, without its GPU."""
     from generate import rows_of_table
 
-    of = record("generate_nvidia_h200")
+    of = record(f"{name}_nvidia_h200")
     names = list(of["weight_bytes"])
     rows = [["weights, GB", *(f"{of['weight_bytes'][name] / 1e9:.2f}" for name in names)]]
-    how = f"medians of graphs, L2 cold; drawn weights, {of['context']} tokens of context"
+    attention = of.get("attention", "torch's choice")
+    what = f"{of['shape']['name']}, drawn weights, {of['context']} tokens of context, attention: {attention}"
+    how = f"medians of graphs, L2 cold; {what}"
     return machine(of, how) + table(["", *names], rows + rows_of_table(of["rows"], names))
 
 
-def generate_split() -> str:
-    """What the kernels of a step at batch 1 do."""
+def generate_split(name: str = "generate", what: str = "split") -> str:
+    """What the kernels of a step at batch 1 do, or those of the longest prompt (``prompt_split``)."""
     from generate import by_work
 
-    of = record("generate_nvidia_h200")
-    found = {name: by_work(rows) for name, rows in of["split"].items()}
+    of = record(f"{name}_nvidia_h200")
+    found = {contestant: by_work(rows) for contestant, rows in of[what].items()}
     rows = [[work, *(f"{us[work]:.0f}" for us in found.values())] for work in next(iter(found.values()))]
-    how = "µs of a step at batch 1, by torch's profiler, L2 warm; gaps are in none"
+    longest = max(row.get("tokens", 0) for row in of["rows"])
+    subject = "a step at batch 1" if what == "split" else f"a prompt of {longest} tokens"
+    how = f"µs of {subject}, by torch's profiler, L2 warm; gaps are in none"
     return machine(of, how) + table(["", *found], rows)
 
 
@@ -257,22 +264,6 @@ def notebooks() -> str:
     return judging.notebooks(record("notebooks_cpu"))
 
 
-def api() -> str:
-    """The public names of docs/reference/api.md."""
-    return summaries.summary("cute_nvfp4", "cute_nvfp4.nn", "cute_nvfp4.display")
-
-
-def sim_api() -> str:
-    """The public names of the simulator."""
-    return summaries.summary("cute_nvfp4.sim")
-
-
-def harness_api() -> str:
-    """The public names of the harness."""
-    rooms = ("problem", "schema", "evaluation", "results", "errors")
-    return summaries.summary(*(f"cute_nvfp4.harness.{room}" for room in rooms))
-
-
 def _over_two_gpus(name: str) -> str:
     """A table of ``parallel_tables``."""
     import parallel_tables
@@ -303,6 +294,13 @@ def w4a8_layers() -> str:
     return accuracy_w4a8_layers.table(record("accuracy_w4a8_layers")) + "\n"
 
 
+def w4a8_parts() -> str:
+    """What a scale for each 128 of K would do to errors of W4A8."""
+    import accuracy_w4a8_layers
+
+    return accuracy_w4a8_layers.table_of_parts(record("accuracy_w4a8_parts")) + "\n"
+
+
 def fingerprints() -> str:
     """How many kernels have a fingerprint of their PTX."""
     return str(len(json.loads((ROOT / "tests" / "data" / "ptx_fingerprints.json").read_text())["kernels"]))
@@ -322,17 +320,32 @@ _OF_THE_PACKAGE = (
     leaderboard,
     simulator,
     notebooks,
-    api,
-    sim_api,
-    harness_api,
+    summaries.api,
+    summaries.sim_api,
+    summaries.harness_api,
+    summaries.all_arguments,
 )
 TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (*_OF_RECORDS, *_OF_THE_PACKAGE)}
 TABLES |= {"fused-bounds": fused_bounds, "json_outputs": json_tables.outputs, "json_records": json_tables.records}
 TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": modelled.clock, "clocked": modelled.clocked}
 TABLES |= {"b200_w4a16": lambda: modelled.w4a16(record("ours_modelled_b200"))}
-TABLES |= {"w4a8_layers": w4a8_layers, "w4a8_products": w4a8_products}
+TABLES |= {"extreme_fuzz": lambda: judging.extreme_fuzz(record("extreme_fuzz"))}
+TABLES |= {"w4a8_layers": w4a8_layers, "w4a8_parts": w4a8_parts, "w4a8_products": w4a8_products}
 TABLES |= {"generate_split": generate_split}
+TABLES |= {
+    f"generate_{name}": functools.partial(generate, f"generate_{name}")
+    for name in ("fused_norms", "flash", "qwen3_30b_a3b")
+}
+TABLES |= {
+    "generate_prompt_split": functools.partial(generate_split, "generate_fused_norms", "prompt_split"),
+    "generate_qwen3_split": functools.partial(generate_split, "generate_qwen3_30b_a3b"),
+}
 TABLES |= {"commands": summaries.commands, "gates": summaries.gates, "tolerances": judging.tolerances}
+TABLES |= {"errors_products": messages.of_products, "errors_quantize": messages.of_quantize}
+TABLES |= {"errors_machines": messages.of_machines, "memory_weights": memory_tables.weights}
+TABLES |= {"memory_scratch": memory_tables.scratch}
+TABLES |= {"memory_model": lambda: memory_tables.model(record("generate_nvidia_h200"))}
+TABLES |= {f"problem_{f.__name__}": f for f in (problem_tables.data, problem_tables.benchmarks, problem_tables.tests)}
 OVER_TWO_GPUS = ("dense", "parts", "experts", "sums", "predicted", "few", "pays")
 TABLES |= {f"parallel-{name}": functools.partial(_over_two_gpus, name) for name in OVER_TWO_GPUS}
 COUNTS: dict[str, Callable[[], str]] = {f.__name__: f for f in (fingerprints, programs)}

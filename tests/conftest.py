@@ -52,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         stored_kernels.install()
         if folder := config.getoption("--note-kernels"):
+            os.environ[stored_kernels.NOTE] = str(folder.resolve())
             stored_kernels.note(folder, os.environ.get("PYTEST_XDIST_WORKER", "main"))
     if "PYTEST_XDIST_WORKER" not in os.environ:
         # inductor's code for the vector instructions of another run (ATEN_CPU_CAPABILITY) ends in a segmentation fault

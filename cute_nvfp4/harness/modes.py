@@ -19,7 +19,7 @@ from .problem import Problem, mix_seed
 from .results import CaseResult
 from .runner import Outcome, Runner
 from .schema import Limits
-from .timing import L2_CLEAR_BYTES, QUEUED_NS, ColdL2, StopRule, Timing, time_cuda
+from .timing import L2_CLEAR_BYTES, ColdL2, StopRule, Timing, most_queueing_ns, time_cuda
 
 _ODDS_OF_A_SHORT_BATCH = 0.25
 _SLOWER = 10
@@ -186,7 +186,8 @@ class Modes:
                 named[index % count][1]()
 
         # as the worker does it: the host queues the library's calls while the GPU is busy
-        samples = time_cuda(calls, rule=StopRule(50, 0.001, 2.0), clear=lambda: self.clear.busy(QUEUED_NS))
+        queueing = most_queueing_ns(self.batch)
+        samples = time_cuda(calls, rule=StopRule(50, 0.001, 2.0), clear=lambda: self.clear.busy(queueing))
         result.peer = Timing.of([sample / self.batch for sample in samples])
 
 

@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 L2_CLEAR_BYTES = 512 << 20
-QUEUED_NS = 1_000_000
-"""How long the host may take to queue calls that nobody has queued before, while the GPU is busy."""
+_QUEUED_NS, _CALL_QUEUED_NS = 1_000_000, 500_000
 _COPY_BYTES = 1 << 30
 _MIN_RUNS = 10
 _WARM_UP_RUNS = 3
@@ -29,6 +28,11 @@ _WARM_UP_RUNS = 3
 _perf_counter = time.perf_counter
 _Event = torch.cuda.Event
 _synchronize = torch.cuda.synchronize
+
+
+def most_queueing_ns(calls: int) -> int:
+    """How long the host may take to queue so many calls while the GPU is kept busy, in nanoseconds."""
+    return _QUEUED_NS + calls * _CALL_QUEUED_NS
 
 
 @dataclass(frozen=True)

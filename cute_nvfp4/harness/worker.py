@@ -39,8 +39,7 @@ _copy = torch.Tensor.copy_
 _clone = torch.Tensor.clone
 _Tensor = torch.Tensor
 _frames = sys._current_frames
-_MOST_NS = 4_000_000
-"""How long the GPU is kept busy at most while the host queues a timed batch."""
+_most_queueing = timing.most_queueing_ns
 
 
 class Refused(Exception):
@@ -192,7 +191,8 @@ class Worker:
         start, end = _event(enable_timing=True), _event(enable_timing=True)
         kernel, close, refuse, keep = self._kernel, self._hooks.close, self._refuse, self._keep
         mend = self._workspace.spoil(order).mend
-        self._clear.busy(min(self._queueing.get(len(order), timing.QUEUED_NS) * 3 // 2, _MOST_NS))
+        most = _most_queueing(len(order))
+        self._clear.busy(min(self._queueing.get(len(order), most) * 3 // 2, most))
         begin = _clock()
         mend()
         start.record()

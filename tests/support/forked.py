@@ -18,9 +18,12 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
+from pathlib import Path
 from types import SimpleNamespace
 
-_IMPORTED = ["torch", "cutlass.cute", "cute_nvfp4.harness.workspace", "cute_nvfp4.harness.remote"]
+_IMPORTED = [
+    "torch", "cutlass.cute", "cute_nvfp4.harness.workspace", "cute_nvfp4.harness.remote", "support.forked_kernels",
+]  # fmt: skip
 
 
 class Descriptor:
@@ -40,7 +43,14 @@ def _detached(descriptor: DupFd) -> int:
 def _context() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_IMPORTED)
-    forkserver._forkserver.ensure_running()
+    before = os.environ.get("PYTHONPATH")
+    # servers before Python 3.13 import from the path that the environment says, and not from this process's
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), *([before] if before else [])])
+    try:
+        forkserver._forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH")
+        os.environ.update({"PYTHONPATH": before} if before is not None else {})
     return context
 
 

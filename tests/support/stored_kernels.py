@@ -21,6 +21,7 @@ import hashlib
 import inspect
 import io
 import json
+import os
 import pickle
 import string
 import sys
@@ -77,9 +78,12 @@ def digest(kernel: Kernel, config: Any, text_of: Callable[[str], str] = text_of)
     return _digest(kernel.host, kernel.arguments, type(config), text_of)
 
 
+_versions = functools.cache(versions)
+
+
 @functools.cache
 def _digest(host: Callable, arguments: type, config: type, text_of: Callable[[str], str]) -> str:
-    texts = [repr(host) if isinstance(host, Lazily) else inspect.getsource(host), json.dumps(versions())]
+    texts = [repr(host) if isinstance(host, Lazily) else inspect.getsource(host), json.dumps(_versions())]
     for module, name in sorted(sources(host, arguments, config, text_of)):
         texts.append(f"{module}\0{name}\0{module_of(module, text_of).text(name)}")
     return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:32]
@@ -108,13 +112,13 @@ def _named_by(host: Callable) -> set[Symbol]:
     node, package = ast.parse(textwrap.dedent(inspect.getsource(host))), import_graph.package()
     named = {x.id: host.__globals__.get(x.id) for x in ast.walk(node) if isinstance(x, ast.Name)}
     found = {(getattr(x, "__module__", None), getattr(x, "__name__", name)) for name, x in named.items()}
-    return {x for x in found if x[0] in package} | _imported(node, host.__module__, False).keys()
+    return {x for x in found if x[0] in package} | _imported(ast.walk(node), host.__module__, False).keys()
 
 
-def _imported(node: ast.AST, module: str, is_package: bool) -> dict[Symbol, str]:
-    """What imports within ``node`` bring: (module, name), "*" of a whole module; and what it is called there."""
+def _imported(nodes: Iterable[ast.AST], module: str, is_package: bool) -> dict[Symbol, str]:
+    """What the imports among ``nodes`` bring: (module, name), "*" of a whole module; and what it is called there."""
     package, found = import_graph.package(), {}
-    for x in ast.walk(node):
+    for x in nodes:
         if isinstance(x, ast.ImportFrom):
             base = module.split(".")
             base = base[: len(base) - x.level + is_package] if x.level else []
@@ -130,7 +134,7 @@ class Module:
     """The top level of a module: its functions and classes, what each of them uses, and the rest."""
 
     def __init__(self, name: str, text: str) -> None:
-        self._name, self._lines = name, text.splitlines()
+        self._name, self._lines, self._used = name, text.splitlines(), dict[str, set[Symbol]]()
         tree = ast.parse(text)
         said = [x for x in ast.walk(tree) if isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant)]
         self._said = {line for x in said for line in range(x.lineno, x.end_lineno + 1)}
@@ -139,7 +143,7 @@ class Module:
         self._defined = {x.name: x for x in nodes if isinstance(x, (ast.FunctionDef, ast.ClassDef))}
         imports = [x for x in nodes if isinstance(x, (ast.ImportFrom, ast.Import, ast.If)) and _only_imports(x)]
         self._rest = [x for x in nodes if x not in imports and x not in self._defined.values()]
-        found = [_imported(x, name, self._is_package) for x in imports]
+        found = [_imported(ast.walk(x), name, self._is_package) for x in imports]
         self._names = {called: symbol for one in found for symbol, called in one.items()}
 
     def _nodes(self, name: str) -> list[ast.AST]:
@@ -161,15 +165,18 @@ class Module:
 
     def uses(self, name: str) -> set[Symbol]:
         """What it names: of this module, and of others. A name that was imported here is what it is there."""
-        found = {self._names[name]} if name in self._names else set()
-        for node in self._nodes(name):
-            names = {x.id for x in ast.walk(node) if isinstance(x, ast.Name)}
-            # annotations of dataclasses, and names in strings
-            names |= {x.value for x in ast.walk(node) if isinstance(x, ast.Constant) and isinstance(x.value, str)}
-            found |= {(self._name, x) for x in names & self._defined.keys()}
-            found |= {self._names[x] for x in names & self._names.keys()}
-            found |= _imported(node, self._name, self._is_package).keys()
-        return found
+        if name not in self._used:
+            found = {self._names[name]} if name in self._names else set()
+            for node in self._nodes(name):
+                inside = list(ast.walk(node))
+                names = {x.id for x in inside if isinstance(x, ast.Name)}
+                # annotations of dataclasses, and names in strings
+                names |= {x.value for x in inside if isinstance(x, ast.Constant) and isinstance(x.value, str)}
+                found |= {(self._name, x) for x in names & self._defined.keys()}
+                found |= {self._names[x] for x in names & self._names.keys()}
+                found |= _imported(inside, self._name, self._is_package).keys()
+            self._used[name] = found
+        return self._used[name]
 
 
 def _first_line(node: Any) -> int:
@@ -244,6 +251,8 @@ def escaped(cubin: bytes) -> str:
 
 # ---- use -------------------------------------------------------------------------------------------------------------
 
+NOTE = "NOTE_KERNELS"
+"""The environment's variable for the folder of ``note``, for processes that are forked."""
 noted: dict[tuple[str, str], bytes] = {}
 """What was asked for: by the kernel's name and the words of a configuration the configuration, pickled."""
 compiled_anew = Kernel.build
@@ -266,8 +275,17 @@ def install() -> None:
     Kernel.build = _build
 
 
+def load() -> None:
+    """Reads all stored kernels, and of what those of each name are compiled."""
+    for name, kernel in kernels().items():
+        configs = (restored(x.configuration, words) for words, x in stored(name).items())
+        for config in {type(x): x for x in configs if x is not None}.values():
+            digest(kernel, config)
+
+
 def note(folder: Path, process: str) -> None:
-    """Has this process note which kernels it is asked for, in a file of ``folder``, whenever there is another one."""
+    """Has this process, and those that it forks, note which kernels they are asked for, in a file of ``folder`` each,
+    whenever there is another one."""
     compile_ = Kernel.compile
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -275,7 +293,7 @@ def note(folder: Path, process: str) -> None:
         kernel = compile_(self, config)
         if (self.name, repr(config)) not in noted:
             noted[self.name, repr(config)] = pickle.dumps(config)
-            (folder / process).write_bytes(pickle.dumps(noted))
+            (folder / f"{process}-{os.getpid()}").write_bytes(pickle.dumps(noted))
         return kernel
 
     Kernel.compile = compile_noted

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 
 import limits  # noqa: E402
+import messages  # noqa: E402
 import support_matrix  # noqa: E402
 import tables  # noqa: E402
 
@@ -130,13 +131,47 @@ def _takes_64s(m: int, n: int, k: int) -> None:
 def test_a_new_name_or_command_changes_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """The committed summaries are asked of the package: a name, a command or a limit that is not there is seen."""
     api, commands = tables.TABLES["api"](), tables.TABLES["commands"]()
+    assert "\ngemm(a, b, *, alpha=None, bias=None," in tables.TABLES["all_arguments"]()
     assert "| `gemm(a, b, …)` |" in api and "## support" in commands and "`--schedules`" in commands
     monkeypatch.setattr(cute_nvfp4, "__all__", [name for name in cute_nvfp4.__all__ if name != "gemm"])
     assert "| `gemm(a, b, …)` |" not in tables.TABLES["api"]()
+    assert "\ngemm(" not in tables.TABLES["all_arguments"]()
     assert limits.limit(limits.Call("f", "x", _takes_64s), "K", "sm_90a") == (
         64,
         "K: got 288, expected a multiple of 64.",
     )
+
+
+ENVIRONMENT = (ROOT / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
+READ = re.compile(r"""["'`](CUTE_NVFP4_[A-Z_]+[A-Z])(?:=1)?["'`]""")
+
+
+def missing_variables(sources: str) -> set[str]:
+    """Variables of the package that its sources name and the page does not."""
+    return set(READ.findall(sources)) - set(re.findall(r"CUTE_NVFP4_[A-Z_]+[A-Z]", ENVIRONMENT))
+
+
+def missing_codes(codes: set[int]) -> set[int]:
+    """Exit codes without a row in the page's table."""
+    return codes - set(map(int, re.findall(r"^\| (\d+) \|", ENVIRONMENT, re.MULTILINE)))
+
+
+def test_the_page_of_the_environment_is_complete() -> None:
+    """Every variable that the package reads and every exit code that a module names; a new one is seen."""
+    package = ROOT / "cute_nvfp4"
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
+    assert "CUTE_NVFP4_CACHE_DIR" in READ.findall(sources) and not missing_variables(sources)
+    assert missing_variables('"CUTE_NVFP4_NEW"') == {"CUTE_NVFP4_NEW"}
+    codes = {int(code) for code in re.findall(r"^EXIT_\w+ = (\d+)$", sources, re.MULTILINE)}
+    assert 112 in codes and not missing_codes(codes)
+    assert missing_codes({113, 114}) == {114}
+
+
+def test_a_message_of_the_page_is_what_a_call_says() -> None:
+    """A call that is not refused, and words that no module has, are errors of the table's script."""
+    with pytest.raises(ValueError, match="got no error"):
+        messages.said(messages.Refused("2 + 2", lambda: 4, ""))
+    assert "expected a multiple of 16" in messages.said(next(messages.quantizations()))
 
 
 def test_the_site_builds_strictly(tmp_path: Path) -> None:

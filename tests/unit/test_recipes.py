@@ -3,7 +3,7 @@
 A page's ```python blocks without a mark are one program, run as ``cute-nvfp4 sim --arch sm_90a``: what the page prints
 for an H100 needs no other line here. Marks are comments on the line before a block:
 
-    <!-- file: NAME -->      the block is written to NAME
+    <!-- file: NAME -->      the block is written to NAME; above it readers see *File `NAME`:*
     <!-- exit: 112 -->       the commands of the block end with this code
     <!-- run: … -->          the block is a command that is no ``cute-nvfp4``
     <!-- needs: ptxas -->    not run where ptxas is missing
@@ -112,6 +112,16 @@ def test_a_door_has_ten_recipes(page: str) -> None:
     recipes = re.split(r"^## (\d+)\. ", (ROOT / "docs" / page).read_text(), flags=re.MULTILINE)
     assert [int(number) for number in recipes[1::2]] == list(range(1, 11))
     assert all(BLOCK.search(text.partition("\n## ")[0]) for text in recipes[2::2])
+
+
+NAMED = re.compile(r"^\*File `(.+)`:\*\n\n<!-- file: (.+) -->\n```", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.stem)
+def test_a_file_is_named_where_a_reader_sees_it(page: Path) -> None:
+    """A mark is a comment, which no reader of the site or of GitHub sees."""
+    text = page.read_text()
+    assert NAMED.findall(text) == [(name, name) for name in re.findall(r"^<!-- file: (.+) -->$", text, re.MULTILINE)]
 
 
 def classes_in_code() -> set[str]:

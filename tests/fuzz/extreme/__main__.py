@@ -12,6 +12,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import argparse
+import datetime
 import json
 import random
 import time
@@ -19,6 +20,8 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
+
+from tests.long.ledger import commit
 
 from .axes import REFERENCE, Call, random_call
 from .verdict import Verdict, judge
@@ -42,8 +45,11 @@ def shares(seed: int, start: int, calls: int) -> Iterator[tuple[int, int, int]]:
         yield seed, first, min(first + SHARE, start + calls)
 
 
-def summary(counts: Counter[str], launched: int, failures: list[dict[str, str]], seconds: float) -> dict[str, Any]:
+def summary(
+    seed: int, counts: Counter[str], launched: int, failures: list[dict[str, str]], seconds: float
+) -> dict[str, Any]:
     return {
+        "date": datetime.date.today().isoformat(), "commit": commit(), "seed": seed,
         "calls": sum(counts.values()), "kinds": dict(sorted(counts.items())), "calls_with_launches": launched,
         "failures": failures, "seconds": round(seconds),
     }  # fmt: skip
@@ -72,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
                 if verdict.failed:
                     failures.append({"call": text, "kind": verdict.kind, "text": verdict.text})
                     print(f"{verdict.kind}: {verdict.text}\n  python -m tests.fuzz.extreme --call '{text}'", flush=True)
-            result = summary(counts, launched, failures, time.monotonic() - began)
+            result = summary(args.seed, counts, launched, failures, time.monotonic() - began)
             if args.json:
                 args.json.write_text(json.dumps(result, indent=1) + "\n")
             if sum(counts.values()) % (SHARE * 4) == 0:

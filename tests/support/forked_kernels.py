@@ -1,0 +1,13 @@
+"""Imported by the server of ``forked``: what it forks uses stored kernels, and none of them reads the files again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from . import stored_kernels
+
+stored_kernels.load()
+stored_kernels.install()
+if _folder := os.environ.get(stored_kernels.NOTE):
+    stored_kernels.note(Path(_folder), "forked")
