@@ -137,7 +137,7 @@ class RoutedEpilogue(WarpgroupEpilogue):
 
     @cute.jit
     def group_biases(self, tile: WorkTile):
-        """Those of the thread's rows of the MMA; 0 beyond the last."""
+        """The biases of the thread's two rows of the MMA; 0 beyond the last row."""
         rows = self.arguments.weight.rows
         row, found = self.first_row(tile) + self.thread % WARP // 4, []
         for half in cutlass.range_constexpr(2):
