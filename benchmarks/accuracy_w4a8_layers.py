@@ -4,7 +4,8 @@ Linear layers of SmolLM2-135M-Instruct (``smollm2.py`` says where its file is) w
 gives it: weights are rounded to NVFP4 by a rule; x stays bfloat16 (W4A16), becomes E4M3 with a scale a row (W4A8), or
 NVFP4 (W4A4). The error is the norm of the difference from the floats' product over that one's norm. Operands are those
 of this package, products exact, so that sums add nothing; ``--simulated`` layers run this package's kernels for sm_90a
-in the simulator as well, with the tensor cores' own sums and with promoted ones.
+in the simulator as well, with the tensor cores' own sums and with promoted ones. ``--parts`` says instead what finer
+scales would do: one for each 128 of K of a row of x, and a power of two for each 128 of K of a weight's row.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from smollm2 import load
 import cute_nvfp4 as nv
 
 RESULTS = Path(__file__).with_name("results") / "accuracy_w4a8_layers.json"
+PARTS = Path(__file__).with_name("results") / "accuracy_w4a8_parts.json"
+PART = 128
+"""Columns that share a scale."""
 WAYS = ("W4A16", "W4A8", "W4A8, promoted sums", "W4A4")
 
 
@@ -88,6 +92,42 @@ def errors(layer: Layer, rule: str, simulated: bool) -> dict[str, float]:
     return found
 
 
+def of_parts(layer: Layer, rule: str) -> dict[str, float]:
+    """The error of W4A16 and of W4A8 with scales of rows, and with finer ones of x, of the weight, and of both."""
+    exact = layer.x.double() @ layer.weight.double().t()
+    weight = nv.quantize(layer.weight, "nvfp4", rule)
+    data, scale = weight.data, weight.rowmajor_scale().reshape(len(weight.data), -1)
+    halves = zip(data.split(PART // 2, 1), scale.split(PART // 16, 1))
+    matrices = [nv.BlockScaledTensor(*(x.contiguous() for x in pair), weight.global_scale) for pair in halves]
+
+    def rows(x: torch.Tensor) -> torch.Tensor:
+        return nv.quantize(x.contiguous(), "fp8_e4m3", backend="reference").dequantize(torch.float64)
+
+    def decoded(w: nv.BlockScaledTensor) -> torch.Tensor:
+        return nv.prepare_weight(w, dtype=E4M3).dequantize(torch.float64)
+
+    x, w = rows(layer.x), decoded(weight)
+    fine_x = torch.cat([rows(part) for part in layer.x.split(PART, 1)], 1)
+    fine_w = torch.cat([decoded(part) for part in matrices], 1)
+    exact_w = weight.dequantize(torch.float64)
+    pairs = (layer.x.double(), exact_w), (x, w), (fine_x, w), (x, fine_w), (fine_x, fine_w)
+    return {name: error(a @ b.t(), exact) for name, (a, b) in zip(OF_PARTS, pairs)}
+
+
+OF_PARTS = ("W4A16", "W4A8", "x by 128", "weight by 128", "both by 128")
+
+
+def table_of_parts(record: dict) -> str:
+    """A row for each way: its mean error in percent, and its ratio to that of W4A16."""
+    lines = ["| scales | error, mean | over W4A16's, mean | largest |", "|---|---|---|---|"]
+    for name in OF_PARTS:
+        found = [row["errors"][name] for row in record["layers"]]
+        ratios = [row["errors"][name] / row["errors"]["W4A16"] for row in record["layers"]]
+        cells = f"{100 * statistics.mean(found):.3f} | {statistics.mean(ratios):.3f} | {max(ratios):.3f}"
+        lines.append(f"| {'W4A8, of rows' if name == 'W4A8' else name} | {cells} |")
+    return "\n".join(lines)
+
+
 def table(record: dict) -> str:
     """A row for each kind of layer: mean errors over the blocks in percent, and W4A8's over W4A16's."""
     kinds: dict[str, list[dict]] = {}
@@ -116,7 +156,16 @@ def main() -> int:
     parser.add_argument("--rule", default="four_six_mse", help="that weights, and x in NVFP4, are rounded by")
     parser.add_argument("--simulated", type=int, default=3, help="so many layers run in the simulator, too, 16 rows")
     parser.add_argument("--from", dest="source", action="store_true", help=f"print {RESULTS.name} instead")
+    parser.add_argument("--parts", action="store_true", help=f"what finer scales would do, into {PARTS.name}")
     options = parser.parse_args()
+    if options.parts:
+        found = [
+            {"name": layer.name, "errors": of_parts(layer, options.rule)}
+            for layer in layers(options.model, options.text.read_text(), options.rows, options.every)
+        ]
+        PARTS.write_text(json.dumps({"rule": options.rule, "rows": options.rows, "layers": found}, indent=1) + "\n")
+        print(table_of_parts({"layers": found}))
+        return 0
     if options.source:
         print(table(json.loads(RESULTS.read_text())))
         return 0

@@ -7,6 +7,7 @@ output dtype. Operands are decoded a slab at a time, so that a reference costs l
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable
 
@@ -93,6 +94,21 @@ def times(sums: torch.Tensor, *factors: float | torch.Tensor | None) -> torch.Te
         elif factor is not None:
             product = product * factor
     return sums.double() * product
+
+
+def silu_mul_reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """silu(gate) · up in float64, rounded once to the dtype of the gate."""
+    wide = gate.double()
+    return (wide / (1.0 + torch.exp(-wide)) * up.double()).to(gate.dtype)
+
+
+def rmsnorm_reference(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """x / sqrt(mean(x²) + eps) · weight in float64, rounded once to the dtype of x, (M, K)."""
+    wide = x.double()
+    # the kernel's range, not float64's
+    total = wide.square().sum(-1, keepdim=True).float().double()
+    normed = wide * torch.rsqrt(total / x.shape[-1] + ctypes.c_float(eps).value)
+    return (normed if weight is None else normed * weight.double()).to(x.dtype)
 
 
 def _round_once(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -64,7 +64,9 @@ class RowScaledTensor:
             raise OperandError.of("alignment of data", got=got, expected="rows at multiples of 16 bytes")
         if tuple(scale.shape) != (data.shape[0],) or (scale.numel() > 1 and scale.stride(0) != 1):
             got = f"shape {tuple(scale.shape)}, strides {scale.stride()}"
-            raise OperandError.of("scale", got=got, expected=f"({data.shape[0]},), contiguous")
+            hint = "Scales of 128 columns gain too little to be taken (docs/explanation/w4a8.md): "
+            hint = hint + "quantize(x, 'fp8_e4m3') makes one for each row." if scale.ndim == 2 else ""
+            raise OperandError.of("scale", got=got, expected=f"({data.shape[0]},), contiguous", hint=hint)
         if scale.device != data.device:
             raise OperandError.of("device of scale", got=scale.device, expected=f"{data.device}, where the data is")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import re
@@ -62,6 +63,43 @@ def summary(*modules: str) -> str:
     return "\n".join(lines)
 
 
+def _default(value: Any) -> str:
+    """A default as a reader writes it."""
+    text = repr(value)
+    name = next((n for n in cute_nvfp4.__all__ if n.isupper() and getattr(cute_nvfp4, n) is value), "")
+    return name or (text if len(text) <= 40 and not text.startswith("<") else "…")
+
+
+def _default_of(value: Any, parameter: inspect.Parameter) -> Any:
+    """The default of a parameter; of a dataclass's field that makes one, what it makes."""
+    field = getattr(value, "__dataclass_fields__", {}).get(parameter.name)
+    made = getattr(field, "default_factory", dataclasses.MISSING)
+    return parameter.default if made is dataclasses.MISSING else made()
+
+
+def signatures(*modules: str) -> str:
+    """Every function, and every class that is made by calling it, with all arguments and their defaults."""
+    lines = ["```text"]
+    for module in modules:
+        lines.append(f"# from {module} import …")
+        for name, value in names(module):
+            if not (inspect.isfunction(value) or inspect.isclass(value)):
+                continue
+            parameters = inspect.signature(value).parameters.values()
+            bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
+            shown = [
+                p if p.default is p.empty else p.replace(default=_Text(_default(_default_of(value, p)))) for p in bare
+            ]
+            lines.append(f"{name}{inspect.Signature(shown)}")
+    return "\n".join([*lines, "```"]) + "\n"
+
+
+class _Text(str):
+    """A text that stands in a signature without quotes."""
+
+    __repr__ = str.__str__
+
+
 def commands() -> str:
     """The help of every command: how it is called, what it does, its arguments and options in a table."""
     import typer
@@ -94,3 +132,28 @@ def gates() -> str:
 
     lines = ["| `gate=` | what it computes |", "|---|---|"]
     return "\n".join([*lines, *(f"| `{name}` | {first_sentence(gate)} |" for name, gate in GATES.items())]) + "\n"
+
+
+def api() -> str:
+    """The public names of docs/reference/api.md."""
+    return summary("cute_nvfp4", "cute_nvfp4.nn", "cute_nvfp4.display")
+
+
+SIM_ROOMS = ("cute_nvfp4.sim.session", "cute_nvfp4.sim.equivalence", "cute_nvfp4.sim.observe.inspect_memory",
+             "cute_nvfp4.sim.observe.barriers", "cute_nvfp4.sim.machine.events")  # fmt: skip
+
+
+def all_arguments() -> str:
+    """All arguments of the package's functions and classes."""
+    return signatures("cute_nvfp4", "cute_nvfp4.nn", "cute_nvfp4.weight_shards")
+
+
+def sim_api() -> str:
+    """The public names of the simulator."""
+    return summary("cute_nvfp4.sim", *SIM_ROOMS)
+
+
+def harness_api() -> str:
+    """The public names of the harness."""
+    rooms = ("problem", "schema", "evaluation", "results", "errors")
+    return summary(*(f"cute_nvfp4.harness.{room}" for room in rooms))

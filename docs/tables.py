@@ -264,26 +264,6 @@ def notebooks() -> str:
     return judging.notebooks(record("notebooks_cpu"))
 
 
-def api() -> str:
-    """The public names of docs/reference/api.md."""
-    return summaries.summary("cute_nvfp4", "cute_nvfp4.nn", "cute_nvfp4.display")
-
-
-SIM_ROOMS = ("cute_nvfp4.sim.session", "cute_nvfp4.sim.equivalence", "cute_nvfp4.sim.observe.inspect_memory",
-             "cute_nvfp4.sim.observe.barriers", "cute_nvfp4.sim.machine.events")  # fmt: skip
-
-
-def sim_api() -> str:
-    """The public names of the simulator."""
-    return summaries.summary("cute_nvfp4.sim", *SIM_ROOMS)
-
-
-def harness_api() -> str:
-    """The public names of the harness."""
-    rooms = ("problem", "schema", "evaluation", "results", "errors")
-    return summaries.summary(*(f"cute_nvfp4.harness.{room}" for room in rooms))
-
-
 def _over_two_gpus(name: str) -> str:
     """A table of ``parallel_tables``."""
     import parallel_tables
@@ -314,6 +294,13 @@ def w4a8_layers() -> str:
     return accuracy_w4a8_layers.table(record("accuracy_w4a8_layers")) + "\n"
 
 
+def w4a8_parts() -> str:
+    """What a scale for each 128 of K would do to errors of W4A8."""
+    import accuracy_w4a8_layers
+
+    return accuracy_w4a8_layers.table_of_parts(record("accuracy_w4a8_parts")) + "\n"
+
+
 def fingerprints() -> str:
     """How many kernels have a fingerprint of their PTX."""
     return str(len(json.loads((ROOT / "tests" / "data" / "ptx_fingerprints.json").read_text())["kernels"]))
@@ -333,16 +320,17 @@ _OF_THE_PACKAGE = (
     leaderboard,
     simulator,
     notebooks,
-    api,
-    sim_api,
-    harness_api,
+    summaries.api,
+    summaries.sim_api,
+    summaries.harness_api,
+    summaries.all_arguments,
 )
 TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (*_OF_RECORDS, *_OF_THE_PACKAGE)}
 TABLES |= {"fused-bounds": fused_bounds, "json_outputs": json_tables.outputs, "json_records": json_tables.records}
 TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": modelled.clock, "clocked": modelled.clocked}
 TABLES |= {"b200_w4a16": lambda: modelled.w4a16(record("ours_modelled_b200"))}
 TABLES |= {"extreme_fuzz": lambda: judging.extreme_fuzz(record("extreme_fuzz"))}
-TABLES |= {"w4a8_layers": w4a8_layers, "w4a8_products": w4a8_products}
+TABLES |= {"w4a8_layers": w4a8_layers, "w4a8_parts": w4a8_parts, "w4a8_products": w4a8_products}
 TABLES |= {"generate_split": generate_split}
 TABLES |= {
     f"generate_{name}": functools.partial(generate, f"generate_{name}")

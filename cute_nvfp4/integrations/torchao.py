@@ -84,8 +84,8 @@ def convert(model: torch.nn.Module, *, input_rule: str | None = None, backend: B
 
 
 def dispatch(tensor_class: type | None = None) -> None:
-    """Makes linear layers with a weight that torchao keeps in NVFP4 for weights only run this package's product on
-    Hopper, for x in 16 bits, where torchao decodes the weight in each call. The model and its tensors stay torchao's.
+    """Makes linear layers with a weight that torchao keeps in NVFP4 for weights only run this package's product for x
+    in 16 bits, where torchao decodes the weight in each call. The model and its tensors stay torchao's.
 
     A weight is packed by its first call, beside its own bytes (``convert`` keeps one copy). All else goes torchao's
     way, and so does a call that torch traces. tensor_class: torchao's ``NVFP4Tensor`` by default.
@@ -151,8 +151,7 @@ def _packed(x: torch.Tensor, weight: Any, rows: bool) -> PreparedWeight | None:
         return None
     if data.ndim != 2 or not data.is_contiguous() or is_recorded(x) or is_recorded(data):
         return None
-    target = resolve("auto", x.device)
-    if target.backend == "reference" or target.arch.generation != "sm90":
+    if resolve("auto", x.device).backend == "reference":
         return None
     parts = data, origin.scale
     made_of = (x.dtype, *((part.data_ptr(), 0 if part.is_inference() else part._version) for part in parts))

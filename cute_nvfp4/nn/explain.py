@@ -14,6 +14,8 @@ from cute_nvfp4.runtime.backend import Backend, resolve
 _NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 _PRODUCTS = _NAMES | {E4M3: "float8_e4m3fn"}
 
+_MMA = {"sm90": "WGMMA", "sm100": "tcgen05", "sm120": "mma.sync"}
+
 
 class KernelChoice(NamedTuple):
     """backend: "cuda", "sim" or "reference". kernel: what multiplies. reason: why it is this one."""
@@ -50,18 +52,15 @@ def explain_product(
         return KernelChoice("reference", "exact torch", where)
     if fp8 and not hopper:
         return KernelChoice("reference", "exact torch", f"{target.arch.name} has no kernel of 4-bit weights for FP8")
-    if not (takes_4_bits(input_rule) or fp8):
-        if not hopper:
-            why = f"{target.arch.name} has no kernel of 16-bit x for weights that are not prepared"
-            return KernelChoice(target.backend, "torch's linear, weight decoded for each call", why)
-        if product not in (torch.bfloat16, torch.float16):
-            return KernelChoice(target.backend, "torch's linear, weight decoded for each call", f"x is {x}")
+    in_16_bits = not (takes_4_bits(input_rule) or fp8)
+    if in_16_bits and product not in (torch.bfloat16, torch.float16):
+        return KernelChoice(target.backend, "torch's linear, weight decoded for each call", f"x is {x}")
     if released is not None and released is not product and not (fp8 and input_rule == "auto"):
         why = f"x is {x}, and the weight's only copy is prepared for {_PRODUCTS[released]}: prepare() again"
         return KernelChoice(target.backend, "torch's linear, weight decoded for each call", why)
     if rows == 1 and quantized and released is None:
         return KernelChoice(target.backend, "gemv", "one row, quantized: the weight is read once as it is")
-    if not hopper:
+    if not (hopper or in_16_bits):
         return KernelChoice(target.backend, "gemm", f"block-scaled products of {target.arch.name}")
     padded = -(-k // block) * block
     options = {"quantized": quantized, "vector": True, "factors": 1}
@@ -70,4 +69,4 @@ def explain_product(
         why = f"few rows ({rows}): they take the time of the weight's bytes"
         return KernelChoice(target.backend, "packed streaming gemm", why)
     why = f"{rows} rows{' in FP8' * fp8}, K {padded}: the tensor cores of {target.arch.name}"
-    return KernelChoice(target.backend, "packed WGMMA gemm", why)
+    return KernelChoice(target.backend, f"packed {_MMA[target.arch.generation]} gemm", why)

@@ -1,4 +1,4 @@
-"""The NVFP4 or MXFP4 weight that a layer holds: as a checkpoint has it, repacked for Hopper, or both."""
+"""The NVFP4 or MXFP4 weight that a layer holds: as a checkpoint has it, repacked for its GPU, or both."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import NVFP4, Format
-from cute_nvfp4.nn.input_rules import E4M3, product_dtypes
+from cute_nvfp4.nn.input_rules import E4M3, product_dtypes, takes_4_bits
 from cute_nvfp4.nn.released import Rewritten, rewritten, unpacked
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.ops.dispatch import is_recorded, recording
@@ -57,8 +57,8 @@ _UNSAVED = ("_kept", "_prepared_from", "_sole")
 
 class HeldWeight(torch.nn.Module):
     """The part of ``NVFP4Linear`` and ``MXFP4Linear`` that holds W (N, K): buffers ``weight_data`` (N, K / 2),
-    ``weight_scale``, blocked and flat, and ``weight_global_scale``, None for MXFP4, and what products on Hopper read
-    instead of the first two.
+    ``weight_scale``, blocked and flat, and ``weight_global_scale``, None for MXFP4, and what products read
+    instead of the first two where they take a prepared weight.
 
     in_features: columns that are no padding. input_rule: that of x, or None: it says in which dtype weights are
     multiplied (``input_rules``). backend: of the products.
@@ -112,9 +112,9 @@ class HeldWeight(torch.nn.Module):
         return operand, self._kept.rows
 
     def prepare(self, dtype: torch.dtype = torch.bfloat16, *, release: bool = True) -> Self:
-        """Repacks the weight for Hopper's tensor cores now, where it is: before a graph is captured or a model is
-        compiled, where the layer cannot. Elsewhere than on Hopper it waits until the layer moves there. Returns the
-        layer.
+        """Repacks the weight now, where it is, for products that read it so (on Hopper, and of x in 16 bits on
+        Blackwell): before a graph is captured or a model is compiled, where the layer cannot. Elsewhere it waits until
+        the layer moves there. Returns the layer.
 
         dtype: of x where x is not quantized, bfloat16 or float16. ``load_state_dict`` writes the packed weight, too;
         who writes to the buffers otherwise while gradients are off (inference mode, ``.data``) calls this again.
@@ -123,11 +123,12 @@ class HeldWeight(torch.nn.Module):
         a weight that is decoded for each call. False keeps both; a layer that released them stays so.
         """
         self._wanted = dtype if release else None
-        if not self._on_hopper(self._weight_device()):
+        there, dtypes = self._weight_device(), product_dtypes(self.input_rule, dtype, self.format)
+        dtypes = tuple(one for one in dtypes if self._reads_prepared(there, one))
+        if not dtypes:
             return self
-        dtypes = product_dtypes(self.input_rule, dtype, self.format)
         if self._released is not None:
-            if self._released is dtypes[0]:
+            if self._released_dtypes == dtypes:
                 return self
             self._restore()
         for one in dtypes:
@@ -159,11 +160,15 @@ class HeldWeight(torch.nn.Module):
         data = self._buffers["weight_data"]
         return self._buffers[PREPARED[self._released]].device if data is None else data.device
 
-    def _on_hopper(self, device: torch.device) -> bool:
+    def _reads_prepared(self, device: torch.device, dtype: torch.dtype) -> bool:
+        """Whether products in ``dtype`` read a prepared weight on ``device``: all of them on Hopper, on Blackwell those
+        of x that is left in 16 bits."""
         if device.type not in ("cpu", "cuda"):
             return False
         target = resolve(self.backend, device)
-        return target.backend != "reference" and target.arch.generation == "sm90"
+        if target.backend == "reference":
+            return False
+        return target.arch.generation == "sm90" or (dtype in HALVES and not takes_4_bits(self.input_rule))
 
     def _prepare(self, dtype: torch.dtype, memory: PreparedWeight | None = None) -> PreparedWeight:
         """Made in the memory of another if given, or written anew in the memory that it has: graphs read it there."""
@@ -252,14 +257,14 @@ class HeldWeight(torch.nn.Module):
         """The weight for products in ``dtype`` where they take a prepared one; None elsewhere, and while torch records
         or captures and there is none yet."""
         if self._released is not None:
-            usable = torch.compiler.is_dynamo_compiling() or self._on_hopper(x.device)
+            usable = torch.compiler.is_dynamo_compiling() or self._reads_prepared(x.device, dtype)
             return self._sole_weight(dtype) if usable else None
         weight, planned = self._checked()
         if torch.compiler.is_dynamo_compiling():
             # within torch.func.functional_call the weight may be another
             data, scale = self._prepared_from
             return self._held(dtype) if data is weight.data and scale is weight.scale else None
-        if planned is None or recording() or not self._on_hopper(x.device):
+        if planned is None or recording() or not self._reads_prepared(x.device, dtype):
             return None
         found = self._kept.prepared.get(dtype)
         if found is not None and found.versions == _versions(weight):
@@ -293,10 +298,11 @@ class HeldWeight(torch.nn.Module):
         if self._released is None:
             self._forget()
         super()._apply(fn, recurse)
-        there = self._on_hopper(self._weight_device())
-        if self._released is not None and not there:
-            self._restore()
-        elif there and self._wanted is not None:
+        if self._released is not None:
+            there = self._weight_device()
+            if not all(self._reads_prepared(there, dtype) for dtype in self._released_dtypes):
+                self._restore()
+        if self._wanted is not None:
             self.prepare(self._wanted)
         return self
 

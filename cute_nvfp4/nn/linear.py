@@ -36,12 +36,13 @@ class NVFP4Linear(HeldWeight):
     More rows take ``gemm``. Both sum in float32, in different orders: a row alone and the same row among others may
     differ in the last bits.
 
-    On Hopper products read the weight repacked (``prepare_weight``). ``prepare`` puts it in the place of the
-    checkpoint's bytes, which are unpacked again for ``state_dict``: one copy. A layer that was not prepared keeps the
-    repacked weight beside its own from the first call that needs it: as many bytes again, not saved.
+    On Hopper products read the weight repacked (``prepare_weight``), and so do those of x in 16 bits on Blackwell.
+    ``prepare`` puts it in the place of the checkpoint's bytes, which are unpacked again for ``state_dict``: one copy. A
+    layer that was not prepared keeps the repacked weight beside its own from the first call that needs it: as many
+    bytes again, not saved.
 
-    input_rule: how x is quantized; None leaves x as it is (W4A16): one launch for bfloat16 and float16 on Hopper,
-    elsewhere weights are decoded for each call. "fp8": rows in E4M3, and products of the weight rounded to E4M3 (W4A8),
+    input_rule: how x is quantized; None leaves x as it is (W4A16): one launch for bfloat16 and float16 where kernels
+    run, else weights are decoded for each call. "fp8": rows in E4M3, and products of the weight rounded to E4M3 (W4A8),
     on Hopper in one call for x in 16 bits, elsewhere in exact torch. "auto": None for few rows of x and "fp8" for many,
     whichever is faster; on Hopper the weight is then held twice, four bits each.
     input_global_scale: x's, calibrated; None computes it for each batch.
@@ -171,13 +172,15 @@ class NVFP4Linear(HeldWeight):
         quantized = takes_4_bits(self.input_rule)
         if not quantized or self.format is NVFP4:
             return not quantized
-        return self._released is not None or (not torch.compiler.is_dynamo_compiling() and self._on_hopper(x.device))
+        return self._released is not None or (
+            not torch.compiler.is_dynamo_compiling() and self._reads_prepared(x.device, torch.bfloat16)
+        )
 
     def _multiply_in_fp8(self, x: torch.Tensor) -> torch.Tensor:
         prepared, backend = self._prepared(x, E4M3), self.backend
         if prepared is None:
             prepared = prepare_weight(self.weight, dtype=E4M3)
-        if not (torch.compiler.is_dynamo_compiling() or self._on_hopper(x.device)):
+        if not (torch.compiler.is_dynamo_compiling() or self._reads_prepared(x.device, E4M3)):
             backend = "reference"
         rows = self._aligned(x, prepared.k)
         return gemm(rows if x.dtype in HALVES else by_rows(rows), prepared, out_dtype=x.dtype, backend=backend)

@@ -187,7 +187,7 @@ def quantize_model(
         judge: batches that the model predicts before and after: ``report.divergence`` says how far apart. Other ones
             than ``calibration``, which GPTQ is fitted to. Logits of all are kept, four bytes each.
         damping: of GPTQ's Hessians, a share of the mean of their diagonals.
-        backend: of the layers. prepare: calls ``NVFP4Linear.prepare`` on each, which is one copy on Hopper.
+        backend: of the layers. prepare: calls ``NVFP4Linear.prepare`` on each, which is one copy where kernels read it.
         progress: is called with each layer's report.
 
     Experts that have all matrices in two tensors become ``PackedExperts``, to nearest whatever the method.

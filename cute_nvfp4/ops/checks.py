@@ -26,6 +26,20 @@ def check_dtype(what: str, dtype: torch.dtype) -> None:
         raise OperandTypeError.of(what, got=dtype, expected=" or ".join(map(str, DTYPE_NAMES)))
 
 
+def check_bias(bias: torch.Tensor | None, shapes: Sequence[tuple[int, ...]], device: torch.device) -> None:
+    """Raises unless a bias, if there is one, has one of these shapes, and its columns lie side by side."""
+    if bias is None:
+        return
+    check_dense("bias", bias)
+    check_dtype("dtype of bias", bias.dtype)
+    if bias.shape not in shapes:
+        raise OperandError.of("shape of bias", got=tuple(bias.shape), expected=" or ".join(map(str, shapes)))
+    if bias.shape[-1] > 1 and bias.stride(-1) != 1:
+        raise OperandError.of("stride of bias along N", got=bias.stride(-1), expected="1")
+    if bias.device != device:
+        raise OperandError.of("device of bias", got=bias.device, expected=device)
+
+
 def check_gate(gate: str) -> None:
     """Raises unless a gated GEMM has ``gate``."""
     if gate not in GATE_NAMES:
@@ -190,6 +204,18 @@ def span(tensor: torch.Tensor) -> tuple[int, int]:
     """First byte, and first byte after the last."""
     start = tensor.data_ptr()
     return start, start + span_bytes(tensor)
+
+
+def check_memory(read: Mapping[str, torch.Tensor | None], out: Any, *parts: str) -> None:
+    """Refuses an output, a tensor or an operand, in which an element is another's, or one of what is read. parts: of an
+    operand that are written; none named are all."""
+    if isinstance(out, torch.Tensor):
+        return check_overlap(read, out)
+    for name in parts or ("data", "scale", "global_scale"):
+        if (part := getattr(out, name, None)) is not None:
+            check_overlap(read, part)
+            read = {**read, f"out.{name}": part}
+    return None
 
 
 def check_overlap(inputs: Mapping[str, torch.Tensor | None], out: torch.Tensor) -> None:

@@ -218,8 +218,6 @@ DEQUANTIZE = Operation(
     store=None,
 )
 KERNEL = Kernel("dequantize", DequantizeArguments, Lazily("kernels.dequantize.kernel", "Dequantize"))
-compile_dequantize = KERNEL.compile
 GROUPED = Kernel(
     "grouped_dequantize", GroupedDequantizeArguments, Lazily("kernels.dequantize.kernel", "GroupedDequantize")
 )
-compile_grouped_dequantize = GROUPED.compile

@@ -17,17 +17,18 @@ from ..kernels.quantize.fp8_config import (
     rows_config,
 )
 from ..lazy import Lazily
+from ..reference import silu_mul_reference
 from ..row_scaled import FP8, RowScaledTensor, by_rows
 from ..runtime.backend import Backend
 from ..runtime.kernel import Kernel
 from ..target import Target
 from .arguments import TYPED, Argument
-from .checks import DTYPE_NAMES, check_overlap
+from .checks import DTYPE_NAMES, check_memory, check_overlap
 from .fused import same
 from .operation import quantizing
 from .planned import PlannedCall, allocator
 from .quantize_request import MATRIX
-from .quantize_rows import check_rows, quantize_rows
+from .quantize_rows import check_rows, quantize_rows, rows_of, stored
 
 Result = tuple[RowScaledTensor, "torch.Tensor | None"]
 
@@ -46,7 +47,7 @@ def computed_rows(
     residual, if there was one. All (M, K), bfloat16 or float16, weight (K,) of the same dtype."""
     if is_dynamo_compiling():
         values, new = computed(x, other, weight, source, eps)
-        return quantize_rows(values, backend), new
+        return quantize_rows(values, None, backend), new
     return COMPUTED_ROWS.call(x, other, weight, source, eps, out, residual_out, backend)
 
 
@@ -62,8 +63,7 @@ def computed(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The values in float64, rounded once to the dtype of x; and x + other, where rows are normed."""
     if source == "silu_mul":
-        wide = x.double()
-        return (wide / (1.0 + torch.exp(-wide)) * other.double()).to(x.dtype), None
+        return silu_mul_reference(x, other), None
     rows = x if other is None else x + other
     wide = rows.double()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
@@ -99,9 +99,7 @@ def _check(r: Any) -> RowScaledTensor | None:
 
 def _plan(r: Any, target: Target) -> PlannedCall:
     rows, k = r.x.shape
-    data = torch.empty(rows, k, dtype=torch.float8_e4m3fn, device=r.x.device)
-    scale = torch.empty(rows, dtype=torch.float32, device=r.x.device)
-    out = RowScaledTensor(data, scale) if r.out is None else r.out
+    like, made = rows_of(r.x)
     norm, item = r.source == "rmsnorm", r.x.element_size()
     residual = norm and r.other is not None
     more = {"source": r.source, "residual": residual, "weighted": r.weight is not None}
@@ -118,26 +116,16 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         eps=r.eps if norm else None,
         inverse_k=1.0 / k if norm else None,
     )
-    new_data, new_scale = allocator(torch.empty_like(data)), allocator(torch.empty_like(scale))
-
-    def made(*given: Any) -> RowScaledTensor:
-        return RowScaledTensor(new_data(), new_scale())
-
     options: dict[str, Any] = {"new": {"residual_out": allocator(dense)}} if residual else {}
     options |= {"new_of": made, "result": "(out, residual_out)"}
-    return COMPUTED_ROWS.planned(KERNEL, config, target, arguments, r._replace(out=out), **options)
+    given = r._replace(out=like if r.out is None else r.out)
+    return COMPUTED_ROWS.planned(KERNEL, config, target, arguments, given, **options)
 
 
 def _reference(r: Any) -> Result:
     given = (None if x is None else x.detach() for x in (r.x, r.other, r.weight))
     values, new = computed(*given, r.source, r.eps)
-    found = by_rows(values)
-    if r.out is not None:
-        r.out.data.copy_(found.data)
-        r.out.scale.copy_(found.scale)
-    if r.residual_out is not None:
-        r.residual_out.copy_(new)
-    return found if r.out is None else r.out, new if r.residual_out is None else r.residual_out
+    return stored(by_rows(values), r.out), new if r.residual_out is None else r.residual_out.copy_(new)
 
 
 def _check_memory(r: Any) -> None:
@@ -147,9 +135,7 @@ def _check_memory(r: Any) -> None:
         # a thread reads its elements before it writes them
         check_overlap({name: None if same(x, r.residual_out) else x for name, x in read.items()}, r.residual_out)
     if r.out is not None:
-        read |= {"residual_out": r.residual_out}
-        check_overlap(read, r.out.data)
-        check_overlap(read | {"out.data": r.out.data}, r.out.scale)
+        check_memory(read | {"residual_out": r.residual_out}, r.out)
 
 
 KERNEL = Kernel(

@@ -12,10 +12,13 @@ from ..kernels.quantize.arguments import Strides
 from ..kernels.quantize.fused import Matrix
 from ..operand import BlockScaledTensor, row_alignment
 from ..planning.quantize import QuantizeProblem
+from ..runtime.kernel import Kernel
+from ..target import Target
 from ..tensors import check_dense
 from .checks import DTYPE_NAMES, check_overlap
-from .planned import allocator
+from .planned import PlannedCall, allocator
 from .quantize import QUANTIZE
+from .quantize_launch import Results, quantize_arguments, quantized_output, readable_by
 from .quantize_request import (
     QuantizeRequest,
     check_out,
@@ -24,9 +27,6 @@ from .quantize_request import (
     checked_request,
     kind_of_scale,
 )
-
-# kernels copy sixteen bytes at a time
-_ALIGNMENT = 16
 
 
 class Fused(NamedTuple):
@@ -46,7 +46,7 @@ class FusedRequest(NamedTuple):
     kind: str
 
 
-def check_memory(
+def check_written(
     read: Mapping[str, torch.Tensor], given: Any, out: BlockScaledTensor | None, residual_out: torch.Tensor | None
 ) -> None:
     """Raises if what is written overlaps itself or what is read; but the new residual may be x, or the old one."""
@@ -54,18 +54,15 @@ def check_memory(
         # a thread reads a block before it writes it: they may be the same memory, but not lie across it
         check_overlap({name: None if same(x, residual_out) else x for name, x in read.items()}, residual_out)
     if out is not None:
-        first, *others = read
         check_out_gradient(out)
-        check_out_memory(out, read[first], given)
-        for part in (out.data, out.scale, out.global_scale):
-            if part is not None:
-                check_overlap({name: read[name] for name in others} | {"residual_out": residual_out}, part)
+        check_out_memory(out, {**read, "residual_out": residual_out}, given)
 
 
 def checked_quantization(values: torch.Tensor, r: Any) -> tuple[QuantizeRequest, str]:
     """The quantization of values like ``values`` (M, K) by the request of an operation, and the kind of its global
     scale."""
-    request = checked_request(values, r.format, r.rule, scale_layout=r.scale_layout)
+    given = {"format": r.format, "rule": r.rule, "scale_layout": r.scale_layout}
+    request = checked_request(QUANTIZE.request_of(x=values, **given))
     if request.rule.choice in ("optimal", "hessian"):
         got, expected = repr(request.rule.name), "a rule that does not search"
         raise OperandError.of("rule", got=got, expected=expected, hint="quantize has it.")
@@ -76,8 +73,9 @@ def checked_quantization(values: torch.Tensor, r: Any) -> tuple[QuantizeRequest,
 
 def quantized_values(values: torch.Tensor, r: Any, backend: str) -> BlockScaledTensor:
     """``values`` quantized by ``quantize`` as the request of an operation says."""
-    given = r._asdict() | {"x": values, "backend": backend, "rule": r.rule}
-    return QUANTIZE.call(*(given.get(name, default) for name, default in QUANTIZE.defaults.items()))
+    names = ("format", "rule", "global_scale", "scale_layout", "out")
+    given = {name: getattr(r, name) for name in names}
+    return QUANTIZE.call(*QUANTIZE.request_of(x=values, backend=backend, **given))
 
 
 def fused_problem(request: QuantizeRequest, kind: str, *read: torch.Tensor | None) -> QuantizeProblem:
@@ -95,47 +93,53 @@ def fused_problem(request: QuantizeRequest, kind: str, *read: torch.Tensor | Non
     )
 
 
-class ComputedScale:
-    """A planned call whose global scale is computed from all values: those are stored, and ``quantize`` takes them.
+def computed_scale(operation: Any, values: str) -> Callable[..., Fused]:
+    """The planned call whose global scale is computed from all values: those are stored, and ``quantize`` takes them.
+    values: the option that asks for them."""
+    plain = {"global_scale": None, "out": None, values: True}
 
-    check: raises where what is written overlaps what is read. values: the option that asks for the values.
-    """
-
-    def __init__(self, operation: Any, check: Callable[[Any], None], values: str) -> None:
-        self._operation, self._check, self._plain = operation, check, {"global_scale": None, "out": None, values: True}
-
-    def __call__(self, *given: Any) -> Fused:
-        r = self._operation.request(*given)
+    def call(*given: Any) -> Fused:
+        r = operation.request(*given)
         if r.out is not None:
-            self._check(r)
-        found = self._operation.run(*r._replace(**self._plain))
+            operation.overlapping(*given)
+        found = operation.run(*r._replace(**plain))
         return found._replace(quantized=quantized_values(found.values, r, r.backend))
 
-
-class ReadableFirst:
-    """A planned call that copies what a kernel cannot read, as ``copied`` does it with a request."""
-
-    def __init__(self, operation: Any, check: Callable[[Any], None], copied: Callable[[Any], Any]) -> None:
-        self._operation, self._check, self._copied = operation, check, copied
-
-    def __call__(self, *given: Any) -> Fused:
-        r = self._operation.request(*given)
-        self._check(r)
-        return self._operation.run(*self._copied(r))
+    return call
 
 
-def fused_results(stored: bool, like: torch.Tensor, residual: bool = False) -> dict[str, Any]:
-    """How a planned call makes and returns what it computes on the way. stored: the values. like: both of them."""
-    options: dict[str, Any] = {
-        "wrap": Fused,
-        "result": f"out, {'residual_out' if residual else None}, {'values' if stored else None}",
-    }
+def readable_first(operation: Any, copied: Callable[[Any], Any]) -> Callable[..., Fused]:
+    """The planned call that copies what a kernel cannot read, as ``copied`` does it with a request."""
+
+    def call(*given: Any) -> Fused:
+        operation.overlapping(*given)
+        return operation.run(*copied(operation.request(*given)))
+
+    return call
+
+
+def fused_call(
+    operation: Any, kernel: Kernel, plan: Any, r: Any, target: Target, values: bool, **own: Any
+) -> PlannedCall:
+    """The planned call of one launch. values: whether they are a result, too. own: fields of the record; with a
+    "residual_out" that is a result, too."""
+    x, request, kind = r.described.matrices[0], r.described.quantized, r.described.kind
+    shape = (*r[0].shape[:-1], x.shape[1])
+    like, results = torch.empty(shape, dtype=x.dtype, device=x.device), Results(request, r.global_scale)
+    out = results.maker(operation.fields)(*r) if r.out is None else r.out
+    arguments = kernel.arguments(
+        quantize=quantize_arguments(request, x, operation.fields[0], out, kind, plan),
+        values=matrix(like.reshape(x.shape), "values") if values else None,
+        **own,
+    )
+    options, residual = quantized_output(operation, r, results), own.get("residual_out") is not None
+    options["result"] = f"out, {'residual_out' if residual else None}, {'values' if values else None}"
     if residual:
         options["new"] = {"residual_out": allocator(torch.empty_like(like))}
-    if stored:
+    if values:
         make = allocator(like)
         options["extra"] = "values", lambda given, kept: make(), like
-    return options
+    return operation.planned(kernel, plan.config, target, arguments, r._replace(out=out), wrap=Fused, **options)
 
 
 def checked_matrix(name: str, x: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
@@ -167,10 +171,8 @@ def same(a: Any, b: Any) -> bool:
 
 
 def readable(x: torch.Tensor) -> torch.Tensor:
-    """``x`` if the kernels can read it, else a copy: K contiguous, rows that start at multiples of sixteen bytes."""
-    if (x.stride(-1) == 1 or x.shape[-1] == 1) and row_alignment(x, _ALIGNMENT) == _ALIGNMENT:
-        return x
-    return x.clone(memory_format=torch.contiguous_format)
+    """``x`` if the kernels can read it, else a copy: they copy sixteen bytes at a time."""
+    return readable_by(x, 16)
 
 
 def matrix(x: torch.Tensor | None, name: str) -> Matrix | None:

@@ -12,7 +12,7 @@ from ..kernels.gemm.arguments import GemmArguments, Operand, Output
 from ..kernels.gemm.config import INTERLEAVED_ROWS, QUANTIZED, GemmConfig
 from ..kernels.gemm.limits import can_implement
 from ..operand import BlockScaledTensor
-from ..planning.gemm import GemmProblem, Plan
+from ..planning.gemm import Plan
 from ..prepared_weight import PreparedWeight
 from ..reference import GATES, gemm_reference
 from ..runtime.backend import Backend
@@ -23,7 +23,7 @@ from .arguments import ACTIVATIONS, OPERAND, TENSOR, TYPED
 from .checks import (
     check_format,
     check_gate,
-    check_overlap,
+    check_memory,
     check_types,
     checked_output,
     factor,
@@ -35,8 +35,8 @@ from .gemm_launch import check_operands, gemm_call, host, operand_record, output
 from .interleave import check_halves, check_weights
 from .operation import Operation
 from .planned import PlannedCall
-from .prepared_weight.gemm import PREPARED_GEMM, gated_prepared_gemm
-from .prepared_weight.pack_then_multiply import PackThenGate
+from .prepared_weight.gemm import PREPARED_GEMM, check_gated, quantized_product
+from .prepared_weight.pack_then_multiply import PackThenMultiply
 from .prepared_weight.plain import can_read, plan_rows, stores
 from .quantize import quantize
 from .quantize_request import checked_global_scale
@@ -87,10 +87,12 @@ def gated_gemm(
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
     if isinstance(b1, PreparedWeight):
-        operation = gated_prepared_gemm
-    else:
-        operation = GATED.call
-    return operation(a, b1, b2, gate, alpha, interleaved, out, out_dtype, out_global_scale, config, backend)
+        check_gated(a, b1, b2, gate, interleaved)
+        if out_global_scale is None and not isinstance(out, BlockScaledTensor):
+            return PREPARED_GEMM.call(a, b1, alpha, None, out, out_dtype, config, backend, gate)
+        options = out, out_dtype, out_global_scale, config, backend
+        return quantized_product(GATED.request(a, b1, b2, gate, alpha, interleaved, *options))
+    return GATED.call(a, b1, b2, gate, alpha, interleaved, out, out_dtype, out_global_scale, config, backend)
 
 
 def _check(r: Any) -> torch.Tensor | BlockScaledTensor:
@@ -100,47 +102,26 @@ def _check(r: Any) -> torch.Tensor | BlockScaledTensor:
     return _result(r, n)
 
 
-def _plan(r: Any, target: Target) -> PlannedCall | PackThenGate:
+def _plan(r: Any, target: Target) -> PlannedCall | PackThenMultiply:
     a, weights, quantized = r.a, _weights(r.b1, r.b2), isinstance(r.out, BlockScaledTensor)
     n = r.out.k if quantized else r.out.shape[-1]
     if target.arch.generation == "sm90":
         if r.b2 is not None and can_read(a, r.b1, r.b2) and stores(r.out, n):
-            return plan_rows(GATED, r, target, ("b1", "b2"), r.gate)
-        return PackThenGate(r, n)
+            return plan_rows(GATED, r, target, "b1", "b2")
+        return PackThenMultiply(r)
     check_operands({"a": a, **weights}, target.backend)
     scalar, factors = factors_of(r, "a", "b1")
     second = factors if r.b2 is None else factors_of(r, "a", "b2")[1]
-    output, described = _output(r.out)
-    problem = GemmProblem(
-        m=a.rows,
-        n=n,
-        k=a.k,
-        batch=a.batch,
-        a_format=a.format.name,
-        b_format=r.b1.format.name,
-        factors=len(factors),
-        products=2,
-        gate=r.gate,
-        interleaved=r.interleaved,
-        **described,
-    )
     both = (operand_record(r.b1, "b1"), operand_record(r.b2, "b2")) if r.b2 is not None else _halves(r, n)
-    arguments = GemmArguments(
-        a=(operand_record(a, "a"),),
-        b=both,
-        out=output,
-        bias=None,
-        alpha=scalar,
-        factors=(factors, second),
-        k=a.k,
-        batch=a.batch,
-    )
     dtype = None if quantized else r.out.dtype
 
     def new(a: BlockScaledTensor, *given: Any) -> torch.Tensor | BlockScaledTensor:
         return _new(a, n, dtype, given[_SCALE])
 
-    return gemm_call(GATED, KERNEL, problem, r, target, arguments, read_only=("out.global_scale",), new_of=new)
+    options = {"read_only": ("out.global_scale",), "new_of": new}
+    described = {"n": n, "b_format": r.b1.format.name, "products": 2, "gate": r.gate, "interleaved": r.interleaved}
+    products = factors, second
+    return gemm_call(GATED, KERNEL, r, target, both, _output(r.out), scalar, products, options, **described)
 
 
 def _weights(b1: BlockScaledTensor, b2: BlockScaledTensor | None) -> dict[str, BlockScaledTensor]:
@@ -190,14 +171,9 @@ def _result(r: Any, n: int) -> torch.Tensor | BlockScaledTensor:
 
 def _check_memory(r: Any) -> None:
     """Raises if the output overlaps an input, or one part of it another."""
-    read, out = reads(r), r.out
-    if not isinstance(out, BlockScaledTensor):
-        return check_overlap(read, out)
-    read["out.global_scale"] = out.global_scale
-    for name in ("data", "scale"):
-        check_overlap(read, as_bytes(getattr(out, name)))
-        read[f"out.{name}"] = getattr(out, name)
-    return None
+    quantized = isinstance(r.out, BlockScaledTensor)
+    scale = {"out.global_scale": r.out.global_scale} if quantized else {}
+    check_memory(reads(r) | scale, r.out, "data", "scale")
 
 
 def _new(

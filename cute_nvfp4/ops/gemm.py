@@ -8,21 +8,19 @@ from typing import Any
 import torch
 
 from ..errors import OperandError
-from ..kernels.gemm.arguments import Bias, GemmArguments
+from ..kernels.gemm.arguments import GemmArguments
 from ..kernels.gemm.limits import can_implement
 from ..operand import BlockScaledTensor
-from ..planning.gemm import GemmProblem, Plan
+from ..planning.gemm import Plan
 from ..prepared_weight import PreparedWeight
 from ..reference import gemm_reference
 from ..row_scaled import RowScaledTensor
 from ..runtime.backend import Backend
 from ..runtime.kernel import Kernel
 from ..target import Target
-from ..tensors import check_dense
 from .arguments import OPERAND, TENSOR
 from .checks import (
-    DTYPE_NAMES,
-    check_dtype,
+    check_bias,
     check_formats,
     check_product,
     check_types,
@@ -95,57 +93,22 @@ def _check(r: Any) -> torch.Tensor:
     check_product(r.a, {"b": r.b})
     check_formats("a", r.a, "b", r.b)
     split_alpha(r.alpha, r.a.device)
-    _check_bias(r.bias, r.a, r.b)
-    shape = (r.a.batch, r.a.rows, r.b.rows) if r.a.is_batched else (r.a.rows, r.b.rows)
+    n, batch = r.b.rows, [r.a.batch] if r.a.is_batched else []
+    check_bias(r.bias, [(n,), (*batch, n)] if batch else [(n,)], r.a.device)
+    shape = (*batch, r.a.rows, n)
     return checked_output(reads(r), r.a.device, shape, r.out, r.out_dtype)
 
 
 def _plan(r: Any, target: Target) -> Callable[..., torch.Tensor]:
-    a, b, bias = r.a, r.b, r.bias
+    a, b = r.a, r.b
     if target.arch.generation == "sm90" and can_read(a, b) and stores(r.out, b.rows):
-        return plan_rows(GEMM, r, target, ("b",), bias=bias)
+        return plan_rows(GEMM, r, target, "b")
     if target.arch.generation == "sm90":
-        return PackThenMultiply(a, b, r.out, r.config, r.backend)
+        return PackThenMultiply(r)
     check_operands({"a": a, "b": b}, target.backend)
-    output, described = output_record(r.out)
     scalar, factors = factors_of(r, "a", "b")
-    problem = GemmProblem(
-        m=a.rows,
-        n=b.rows,
-        k=a.k,
-        batch=a.batch,
-        a_format=a.format.name,
-        b_format=b.format.name,
-        bias="" if bias is None else "n",
-        bias_dtype="float32" if bias is None else DTYPE_NAMES[bias.dtype],
-        factors=len(factors),
-        **described,
-    )
-    arguments = GemmArguments(
-        a=(operand_record(a, "a"),),
-        b=(operand_record(b, "b"),),
-        out=output,
-        bias=None if bias is None else Bias("bias", bias.stride(0) if bias.ndim == 2 else 0),
-        alpha=scalar,
-        factors=(factors,),
-        k=a.k,
-        batch=a.batch,
-    )
-    return gemm_call(GEMM, KERNEL, problem, r, target, arguments)
-
-
-def _check_bias(bias: torch.Tensor | None, a: BlockScaledTensor, b: BlockScaledTensor) -> None:
-    if bias is None:
-        return
-    check_dense("bias", bias)
-    check_dtype("dtype of bias", bias.dtype)
-    shapes = [(b.rows,)] + ([(a.batch, b.rows)] if a.is_batched else [])
-    if bias.shape not in shapes:
-        raise OperandError.of("shape of bias", got=tuple(bias.shape), expected=" or ".join(map(str, shapes)))
-    if b.rows > 1 and bias.stride(-1) != 1:
-        raise OperandError.of("stride of bias along N", got=bias.stride(-1), expected="1")
-    if bias.device != a.device:
-        raise OperandError.of("device of bias", got=bias.device, expected=a.device)
+    weights, described = (operand_record(b, "b"),), {"n": b.rows, "b_format": b.format.name}
+    return gemm_call(GEMM, KERNEL, r, target, weights, output_record(r.out), scalar, (factors,), {}, **described)
 
 
 def _reference(r: Any) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 
 from ..errors import OperandError
 from ..formats import as_bytes
-from ..kernels.gemm.arguments import GemmArguments, Operand, Output, PartialSums, data_alignment
+from ..kernels.gemm.arguments import Bias, GemmArguments, Operand, Output, PartialSums, data_alignment
 from ..kernels.gemm.config import CTA_ROWS, UNPACKED_K, GemmConfig, epilogue_threads, kind_of
 from ..operand import BlockScaledTensor, row_alignment
 from ..planning.gemm import GemmProblem, Plan, plan_for
@@ -21,7 +20,7 @@ from ..target import Target
 from .checks import DTYPE_NAMES
 from .operation import Operation
 from .planned import PlannedCall
-from .scratch import LikeScratch, Scratch, new_scratch, scratch_of
+from .scratch import scratch_for
 
 K_MULTIPLE = 32
 """TMA wants rows of a multiple of sixteen bytes: 32 elements of four bits."""
@@ -103,25 +102,42 @@ def operand_record(operand: BlockScaledTensor, name: str = "", after: tuple[int,
 def gemm_call(
     operation: Operation,
     kernel: Kernel,
-    problem: GemmProblem,
-    request: Any,
+    r: Any,
     target: Target,
-    arguments: GemmArguments,
-    **options: Any,
+    weights: tuple[Operand, ...],
+    output: tuple[Output, dict[str, Any]],
+    scalar: float | str,
+    factors: tuple[tuple[str, ...], ...],
+    options: Mapping[str, Any],
+    **problem: Any,
 ) -> PlannedCall:
-    """The call of a problem. ``arguments`` are in the caller's order, and lack only what the plan decides."""
-    plan = plan_for(problem, target.arch, sm_count(target, request.a.device), request.config)
-    stream_k = plan.config.scheduler == "stream_k"
-    partials = PartialSums("scratch.sums", "scratch.flags") if stream_k else None
-    arguments = arguments._replace(partials=partials, workers=plan.workers)
-    if plan.swap:
-        arguments = arguments._replace(a=arguments.b, b=arguments.a)
-    if stream_k:
-        make = functools.partial(_stream_k_scratch, plan, target, request.a.device)
-        options["extra"] = "scratch", make, LikeScratch()
+    """The call of a request for a (L, M, K). output: of ``output_record``. scalar, factors: alpha, and the device
+    scalars of each product. options: of ``Operation.planned``. problem: what the problem has besides."""
+    a, bias, (out, described) = r.a, getattr(r, "bias", None), output
+    if bias is not None:
+        problem |= {"bias": "n", "bias_dtype": DTYPE_NAMES[bias.dtype]}
+    sizes = {"m": a.rows, "k": a.k, "batch": a.batch, "factors": len(factors[0])}
+    whole = GemmProblem(a_format=a.format.name, **sizes, **described, **problem)
+    plan = plan_for(whole, target.arch, sm_count(target, a.device), r.config)
+    left, partials = (operand_record(a, "a"),), None
+    if plan.config.scheduler == "stream_k":
+        partials = PartialSums("scratch.sums", "scratch.flags")
+        options = {**options, "extra": scratch_for(_stream_k_size(plan), target, a.device)}
     if target.backend == "sim":
-        options["before"] = check_signs_of
-    return operation.planned(kernel, plan.config, target, arguments, request, **options)
+        options = {**options, "before": check_signs_of}
+    arguments = GemmArguments(
+        a=weights if plan.swap else left,
+        b=left if plan.swap else weights,
+        out=out,
+        bias=None if bias is None else Bias("bias", bias.stride(0) if bias.ndim == 2 else 0),
+        alpha=scalar,
+        factors=factors,
+        partials=partials,
+        k=a.k,
+        batch=a.batch,
+        workers=plan.workers,
+    )
+    return operation.planned(kernel, plan.config, target, arguments, r, **options)
 
 
 def strides(tensor: torch.Tensor) -> tuple[int, int, int]:
@@ -154,15 +170,12 @@ def output_record(out: torch.Tensor) -> tuple[Output, dict[str, Any]]:
     return Output("out", stride, batch, None, None), described
 
 
-def _stream_k_scratch(plan: Plan, target: Target, device: torch.device, given: tuple, kept: bool) -> Scratch:
-    """Partial sums and flags of a stream-K launch. kept: those of the stream, or of the graph that records it; else
-    of its own."""
+def _stream_k_size(plan: Plan) -> tuple[int, int]:
+    """Partial sums and flags of a stream-K launch."""
     config = plan.config
     ctas = plan.workers * config.ctas
-    floats = ctas * config.products * config.tile_n * CTA_ROWS
     # a flag for each warp that stores
-    words = ctas * epilogue_threads(config) // 32
-    return scratch_of(floats, words, target, device) if kept else new_scratch(floats, words, device)
+    return ctas * config.products * config.tile_n * CTA_ROWS, ctas * epilogue_threads(config) // 32
 
 
 def host(config: GemmConfig) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from ..errors import OperandError, OperandTypeError
 from ..operand import BlockScaledTensor, check_pair
@@ -21,11 +22,11 @@ from .gemm_launch import check_operands, check_signs
 from .grouped_launch import BlockScaledList
 from .groups import GroupsCall, alpha_of_group, check_spans, checked_outputs, each_group, rows_of, store_each
 from .list_fast_path import remember, repeated
-from .list_launch import Pair, arranged
+from .list_launch import ListRequest, Pair, arranged
 from .list_prepared import preparation_of_list
 from .operation import Operation
 from .planned import Preparation
-from .prepared_weight.fp8_rows import natural_dtype
+from .prepared_weight.activations import natural_dtype
 from .prepared_weight.groups import PreparedList, check_group
 from .prepared_weight.operands import exact_product
 from .prepared_weight.pack_then_multiply import PackThenMultiplyList
@@ -75,7 +76,7 @@ def grouped_gemm(
             return results
     given = problems, gate, alpha, out, out_dtype, config, backend
     results = GROUPED.call(*given)
-    if alpha is config is None:
+    if alpha is config is None and not is_dynamo_compiling():
         remember(GROUPED.found(*given), results, problems, gate, out, out_dtype, backend)
     return results
 
@@ -182,14 +183,14 @@ def _plan(r: Any, target: Target) -> GroupsCall:
         before = _check_signs if target.backend == "sim" else None
 
     def plan(pairs: Sequence[Pair], outs: Sequence[torch.Tensor], alpha: torch.Tensor | None) -> Any:
-        return launch(pairs, outs, alpha, target, r.config, r.gate)
+        return launch(ListRequest(pairs, outs, alpha, target, r.config, r.gate))
 
     return GroupsCall(r.problems, r.out, r.alpha, plan, _check_apart, before)
 
 
-def plain_or_packed(pairs: Sequence[Pair], *others: Any) -> PlainList | PackThenMultiplyList:
+def plain_or_packed(r: ListRequest) -> PlainList | PackThenMultiplyList:
     """The launches on sm_90a: of operands as they lie, or of weights that each call packs."""
-    return (PlainList if all(can_read(*pair) for pair in pairs) else PackThenMultiplyList)(pairs, *others)
+    return (PlainList if all(can_read(*pair) for pair in r.pairs) else PackThenMultiplyList)(r)
 
 
 def _check_scales(pair: Problem, backend: str) -> None:

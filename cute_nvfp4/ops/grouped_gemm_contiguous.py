@@ -37,7 +37,7 @@ from .grouped_launch import KERNEL, aligned, group_record, planned_groups
 from .groups import alpha_of_group, check_rows, checked_status, status_of, store_rows
 from .operation import Operation
 from .planned import PlannedCall
-from .prepared_weight.fp8_rows import natural_dtype
+from .prepared_weight.activations import natural_dtype
 from .prepared_weight.operands import exact_product, exact_values
 from .prepared_weight.pack_then_multiply import packed_first
 from .prepared_weight.rows import check_prepared_rows, offsets_of, plan_prepared_rows
@@ -126,10 +126,8 @@ def _pack_then_multiply(dtype: torch.dtype, a: GroupedRows, b: BlockScaledTensor
 
 
 def _plan(r: Any, target: Target) -> PlannedCall | Callable[..., torch.Tensor]:
-    options: dict[str, Any] = {"new": status_of(r.b.device)}
     if isinstance(r.b, PreparedWeight):
-        found = plan_prepared_rows(r, target, r.gate)
-        return CONTIGUOUS.planned(found.kernel, found.config, target, found.arguments, r, extra=found.extra, **options)
+        return plan_prepared_rows(CONTIGUOUS, r, target, r.gate)
     if target.arch.generation == "sm90":
         return functools.partial(_pack_then_multiply, r.out.dtype)
     a, b, out = r.a, r.b, r.out
@@ -159,8 +157,8 @@ def _plan(r: Any, target: Target) -> PlannedCall | Callable[..., torch.Tensor]:
         batch=b.batch,
         workers=plan.workers,
     )
-    options["before"] = check_signs_of if target.backend == "sim" else None
-    return CONTIGUOUS.planned(KERNEL, plan.config, target, arguments, r, **options)
+    before = check_signs_of if target.backend == "sim" else None
+    return CONTIGUOUS.planned(KERNEL, plan.config, target, arguments, r, new=status_of(b.device), before=before)
 
 
 def _reference(r: Any) -> tuple[Sequence[int], torch.Tensor]:

@@ -16,7 +16,7 @@ from ..runtime.kernel import Kernel
 from ..target import Target
 from .checks import DTYPE_NAMES
 from .gemm_launch import operand_record
-from .list_launch import ListLaunch, Pair, Part
+from .list_launch import ListLaunch, ListRequest, Part
 
 
 def aligned(out: torch.Tensor) -> bool:
@@ -57,28 +57,20 @@ class BlockScaledList(ListLaunch):
 
     kernel, names_an_output = KERNEL, True
 
-    def _plan(
-        self,
-        pairs: Sequence[Pair],
-        outs: Sequence[torch.Tensor],
-        strides: Sequence[Sequence[int]],
-        target: Target,
-        config: Plan | None,
-        gate: str,
-    ) -> tuple[Plan, Sequence[int]]:
-        a, b = pairs[0]
+    def _plan(self, r: ListRequest, strides: Sequence[Sequence[int]]) -> tuple[Plan, Sequence[int]]:
+        a, b = r.pairs[0]
         problem = GroupedProblem(
-            sizes=tuple((a.rows, b.rows, a.k) for a, b in pairs),
+            sizes=tuple((a.rows, b.rows, a.k) for a, b in r.pairs),
             a_format=a.format.name,
             b_format=b.format.name,
-            out=DTYPE_NAMES[outs[0].dtype],
-            vector=all(map(aligned, outs)),
+            out=DTYPE_NAMES[r.outs[0].dtype],
+            vector=all(map(aligned, r.outs)),
             factors=len(strides[0]),
         )
-        plan = planned_groups(problem, target, outs[0].device, config)
+        plan = planned_groups(problem, r.target, r.outs[0].device, r.config)
         sides = (1, 0) if plan.swap else (0, 1)
         self.operands = tuple(Part(side, name) for side in sides for name in ("data", "scale"))
-        return plan, range(len(pairs))
+        return plan, range(len(r.pairs))
 
     _record = staticmethod(group_record)
 

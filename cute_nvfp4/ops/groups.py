@@ -187,7 +187,7 @@ class GroupsCall:
                 self._apart[places] = True
         if self.launch is not None:
             groups, results, factors = self._of_live(groups, outs, factors)
-            self.launch(groups, results, scalar, factors)
+            self.launch.multiply(groups, results, scalar, factors)
         return outs
 
 

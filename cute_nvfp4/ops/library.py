@@ -14,7 +14,7 @@ from ..errors import OperandError
 from ..formats import NVFP4
 from ..operand import BlockScaledTensor
 from ..prepared_weight import PreparedWeight
-from ..scale_layout import blocked_flat, blocked_view
+from ..scale_layout import blocked_view
 from . import gradients
 from .dequantize import DEQUANTIZE
 from .dispatch import requires_grad
@@ -26,7 +26,7 @@ from .grouped_gemm_contiguous import CONTIGUOUS
 from .moe.layer import MOE
 from .moe.operator import ARGUMENTS, ExpertsOperator
 from .moe.route import ROUTE, RouteOperator
-from .operator import Operator, rebuilt, refuse_gradients, weight_of
+from .operator import Operator, flat_scale, rebuilt, refuse_gradients, weight_of
 from .prepared_weight.gemm import PREPARED_GEMM, quantized_scale
 from .quantize import QUANTIZE
 from .quantize_request import checked_global_scale, choose_backend
@@ -48,7 +48,7 @@ class QuantizedOutput(Operator):
     def written(self, request: Any) -> dict[str, Any] | None:
         if request.out is None:
             return None
-        return {"out": request.out.data, "out_scale": _flat(request.out.scale)}
+        return {"out": request.out.data, "out_scale": flat_scale(request.out)}
 
     def result(self, request: Any, found: Any) -> BlockScaledTensor:
         if request.out is not None:
@@ -59,7 +59,7 @@ class QuantizedOutput(Operator):
         return BlockScaledTensor(data, view, request.out_global_scale, NVFP4)
 
     def returned(self, request: Any, made: BlockScaledTensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return made.data, _flat(made.scale)
+        return made.data, flat_scale(made)
 
     def given(self, values: dict[str, Any]) -> None:
         if values["out"] is not None:
@@ -168,10 +168,6 @@ class StatusOutput(Operator):
         if "rows" not in values:
             # of a, which has them
             values["a"], values["offsets"] = rebuilt("a", values), None
-
-
-def _flat(scale: torch.Tensor) -> torch.Tensor:
-    return blocked_flat(scale) if scale.ndim == 6 else scale
 
 
 _OUT_STATUS = {"out": "Tensor(a!)", "status": "Tensor(b!)"}

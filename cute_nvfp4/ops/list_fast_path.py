@@ -61,14 +61,11 @@ class RepeatedCall:
         launch = self._launch = call.launch
         self._run, self._new = getattr(launch.launch, "of_values", None), call.new
         n = self._groups = len(problems)
-        scale_parts = [part for part, how in zip(launch.scale_parts, launch.scales) if how != "none"]
+        scale_parts = [part for part, how in launch.scales.items() if how != "none"]
         self._tensors, self._scales = reader(launch.operands), reader(scale_parts)
         # what no key of an operand says
         self._floats = reader([part for part in launch.operands if part.name is None])
-        # of each product
-        place = {part: i * n for i, part in enumerate(scale_parts)}
-        of_a, *of_b = launch.scale_parts
-        self._factors = [place[part] for one in of_b for part in (of_a, one) if part in place]
+        self._factors = [n * scale_parts.index(part) for part in launch.factors]
         self._count = n * (len(launch.operands) + 1)
         tensors, scales = self._tensors(problems), self._scales(problems)
         guarded = [*self._floats(problems), *(outs if given else ()), *scales]

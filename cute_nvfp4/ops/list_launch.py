@@ -44,6 +44,17 @@ def reader(parts: Iterable[Part]) -> Callable[[Sequence[Pair]], list[torch.Tenso
     return eval(f"lambda pairs: [{', '.join(f'*[{part} for a, b in pairs]' for part in parts)}]")
 
 
+class ListRequest(NamedTuple):
+    """A list of groups, all with rows, to plan the launches of. alpha: (n,), or None."""
+
+    pairs: Sequence[Pair]
+    outs: Sequence[torch.Tensor]
+    alpha: torch.Tensor | None
+    target: Target
+    config: Any
+    gate: str
+
+
 class Room(NamedTuple):
     """Memory of a call's own: decoded matrices, tensor maps, and the global scales of each part that are gathered."""
 
@@ -67,7 +78,8 @@ class ListLaunch:
     the order of its record, which ends with its output. names_an_output: whether the first group's output is given once
     more, where groups are parameters. only_addresses: whether a call is one launch that needs nothing but addresses.
     ordered: from the addresses of all groups' first part, of their second, and so on, to their order in the launch.
-    scales: how the global scales of each part lie (``arranged``). outs_at, alpha_at: places among the ``values``.
+    scales: how the global scales of each part lie (``arranged``). factors: what multiplies the products, one product
+    after the other: parts, or None for alpha's tensor. outs_at, alpha_at: places among the ``values``.
     """
 
     kernel: ClassVar[Kernel]
@@ -75,30 +87,26 @@ class ListLaunch:
     operands: tuple[Part, ...]
     names_an_output: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        pairs: Sequence[Pair],
-        outs: Sequence[torch.Tensor],
-        alpha: torch.Tensor | None,
-        target: Target,
-        config: Any,
-        gate: str,
-    ) -> None:
+    def __init__(self, r: ListRequest) -> None:
+        pairs, outs, alpha = r.pairs, r.outs, r.alpha
         n = self._count = len(pairs)
         self._device = outs[0].device
-        self._decode = self._decoder(pairs, target)
-        self.scales = of_a, *of_b = [arranged([part.of(pair) for pair in pairs]) for part in self.scale_parts]
-        of_all = [] if alpha is None else [int(alpha.shape[0] > 1)]
-        # of each product
-        strides = [of_all + [int(found != "one") for found in (of_a, one) if found != "none"] for one in of_b]
-        plan, self._order = self._plan(pairs, outs, strides, target, config, gate)
+        self._decode = self._decoder(pairs, r.target)
+        self.scales = {part: arranged([part.of(pair) for pair in pairs]) for part in self.scale_parts}
+        of_a, *of_b = self.scale_parts
+        shared = ([] if alpha is None else [None]) + [of_a] * (self.scales[of_a] != "none")
+        of_products = [shared + [part] * (self.scales[part] != "none") for part in of_b]
+        self.factors = [factor for some in of_products for factor in some]
+        step = {part: int(how != "one") for part, how in self.scales.items()}
+        strides = [[int(alpha.shape[0] > 1) if x is None else step[x] for x in some] for some in of_products]
+        plan, self._order = self._plan(r, strides)
         self._groups = [self._record(plan, *pairs[i], outs[i]) for i in self._order]
         self._maps = 0 if plan.config.maps == "parameters" else n * len(plan.config.tensor_maps)
         # slots that no group has are another without rows
         padding = 0 if self._maps else plan.config.slots - n
         factors = tuple(tuple(GroupFactor(0, stride) for stride in some) for some in strides)
         arguments = self._arguments(plan, factors, padding)
-        self.launch = self.kernel.launcher(plan.config, target, self._device, arguments, self._touched)
+        self.launch = self.kernel.launcher(plan.config, r.target, self._device, arguments, self._touched)
         self._read = reader(self.operands)
         self.outs_at = n * len(self.operands)
         # what is decoded has two parts, and one address then
@@ -109,33 +117,29 @@ class ListLaunch:
         order = [*self._order, *[self._order[0]] * padding]
         places = [column * n + i for i in order for column in range(self._columns)]
         self.ordered = itemgetter(*places, *places[self._columns - 1 : self._columns][: self.names_an_output])
-        self.gathers = "apart" in self.scales
+        self.gathers = "apart" in self.scales.values()
         self.only_addresses = not (self._decode or self._maps or self.gathers)
 
     def _decoder(self, pairs: Sequence[Pair], target: Target) -> ListDequantizeCall | None:
         """What decodes all a, whose data and scales are then the last operands."""
         return None
 
-    def __call__(
+    def multiply(
         self, pairs: Sequence[Pair], outs: Sequence[torch.Tensor], scalar: float, alpha: torch.Tensor | None
     ) -> None:
         """Launches for groups like the planned ones."""
-        self.run(self.values(pairs, outs, scalar, alpha), (pairs, outs, alpha))
+        self(self.values(pairs, outs, scalar, alpha), (pairs, outs, alpha))
 
     def values(
         self, pairs: Sequence[Pair], outs: Sequence[torch.Tensor], scalar: float, alpha: torch.Tensor | None
     ) -> tuple:
-        """What varies: addresses of all groups' parts, one part after the other, and of all outputs; alpha; for each
-        product the addresses of its factors: of alpha's tensor, and of the first group's global scales, of which those
-        that are gathered are 0."""
-        of_a, *of_b = [
-            () if how == "none" else (0,) if how == "apart" else addresses(part.of(pairs[0]))
-            for how, part in zip(self.scales, self.scale_parts)
-        ]
-        factors = [place for one in of_b for place in (*addresses(alpha), *of_a, *one)]
+        """What varies: addresses of all groups' parts, one part after the other, and of all outputs; alpha; the
+        addresses of ``factors``, of the first group's, and 0 for those that are gathered."""
+        given = [alpha if x is None else None if self.scales[x] == "apart" else x.of(pairs[0]) for x in self.factors]
+        factors = [0 if x is None else x.data_ptr() for x in given]
         return (*addresses(*self._read(pairs), *outs), scalar, *factors)
 
-    def run(self, values: tuple, owners: Owners) -> None:
+    def __call__(self, values: tuple, owners: Owners) -> None:
         """Launches. owners: of the memory at the addresses."""
         if self.only_addresses:
             self.launch((*self.ordered(values), *values[self.alpha_at :]), (*owners, NO_ROOM, None))
@@ -147,7 +151,7 @@ class ListLaunch:
         self.launch(*self._of_kernel(values, room, owners))
 
     def fixed(self, values: tuple, owners: Owners) -> Callable[[], None]:
-        """``run`` with these values, in memory of its own."""
+        """The launches with these values, in memory of their own."""
         room, decode = self._room(), []
         if self._decode is not None:
             places = values[self._decoded_at : self.outs_at]
@@ -177,7 +181,7 @@ class ListLaunch:
     def _room(self) -> Room:
         decoded = None if self._decode is None else self._decode.new()
         maps = room_for_maps(self._maps, self._device) if self._maps else None
-        apart = (how == "apart" for how in self.scales)
+        apart = (how == "apart" for how in self.scales.values())
         scales = [torch.empty(self._count, device=self._device) if one else None for one in apart]
         return Room(decoded, maps, tuple(scales))
 
@@ -190,10 +194,9 @@ class ListLaunch:
         """What the product's launcher takes."""
         n, rest, table = self._count, values[self.alpha_at :], None
         if self.gathers:
-            of_a, *of_b = [() if how == "none" else (own,) for how, own in zip(self.scales, room.scales)]
-            alpha = () if owners[2] is None else (None,)
-            places = [None, *[x for one in of_b for x in (*alpha, *of_a, *one)]]
-            rest = [x if memory is None else memory.data_ptr() for x, memory in zip(rest, places)]
+            own = {None: None, **dict(zip(self.scale_parts, room.scales))}
+            memory = [None, *(own[x] for x in self.factors)]
+            rest = [x if new is None else new.data_ptr() for x, new in zip(rest, memory)]
         operands = values[: self.alpha_at]
         if self._decode is not None:
             operands = (

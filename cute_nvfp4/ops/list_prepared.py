@@ -16,16 +16,6 @@ from .list_launch import ListLaunch, Pair
 from .planned import Preparation
 
 
-class PreparedLaunches:
-    """The launches of a list, as ``prepare`` makes them."""
-
-    def __init__(self, made: ListLaunch) -> None:
-        self.reads_owners, self.fixed, self._run = made.reads_owners, made.fixed, made.run
-
-    def __call__(self, values: tuple, owners: tuple) -> None:
-        self._run(values, owners)
-
-
 def preparation_of_list(
     problems: Sequence[Pair], out: Sequence[torch.Tensor] | None, alpha: Any, call: GroupsCall
 ) -> Preparation:
@@ -42,7 +32,7 @@ def preparation_of_list(
     first = launch.outs_at
     written = [(first + i, span_bytes(x)) for i, x in enumerate(outs)]
     return Preparation(
-        PreparedLaunches(launch),
+        launch,
         (*launch.values(problems, outs, scalar, alpha), *(x.data_ptr() for x in apart)),
         {"a": [a for a, _ in problems], "b": [b for _, b in problems], "out": outs},
         slots | {"out": [[(None, first + i)] for i in range(len(outs))]},
@@ -62,17 +52,13 @@ def _places(
         for i, pair in enumerate(pairs):
             slots["ab"[part.side]][i].append((part.name, column * n + i))
             sizes[column * n + i] = span_bytes(part.of(pair))
-    of_a, *of_b = zip(launch.scale_parts, launch.scales)
-    factors = [factor for one in of_b for factor in ([None] * (alpha is not None) + [of_a, one])]
-    factors = [factor for factor in factors if factor is None or factor[1] != "none"]
     first = launch.alpha_at + 1
-    last = first + len(factors)
-    for at, factor in enumerate(factors, first):
-        if factor is None:
+    last = first + len(launch.factors)
+    for at, part in enumerate(launch.factors, first):
+        if part is None:
             sizes[at] = span_bytes(alpha)
             continue
-        part, how = factor
-        side = slots["ab"[part.side]]
+        side, how = slots["ab"[part.side]], launch.scales[part]
         if how != "apart":
             side[0].append((part.name, at))
             sizes[at] = 4 * n if how == "row" else 4

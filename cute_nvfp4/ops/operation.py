@@ -27,7 +27,7 @@ from ..runtime.torch_private import increment_versions
 from ..target import Target
 from ..tensors import check_all_dense
 from .arguments import OUTPUT, PLAIN_TYPES, VALUE, Argument
-from .checks import check_overlap, reads, refuse_config
+from .checks import check_memory, reads, refuse_config
 from .dispatch import by_operator, modes, written_to
 from .operator import Operator
 from .planned import PlannedCall, PlannedLaunch, Preparation, allocator
@@ -109,7 +109,7 @@ class Operation:
         key: Callable[..., Any] | None = None,
         target: Callable[[Any, Any], Target] | None = None,
         store: Callable[[Any, Any], Any] | None = lambda exact, out: out.copy_(exact),
-        overlaps: Callable[[Any], None] = lambda r: check_overlap(reads(r), r.out),
+        overlaps: Callable[[Any], None] = lambda r: check_memory(reads(r), r.out),
         vary: Sequence[str] = ("a", "b", "out"),
         preparable: bool = False,
         prepared: Callable[[Any, Any], Preparation] | None = None,
@@ -167,6 +167,10 @@ class Operation:
     def __call__(self, *given: Any) -> Any:
         """The result for the arguments, in order."""
         return self.call(*given)
+
+    def request_of(self, **given: Any) -> Any:
+        """The request with these arguments, and the others by default."""
+        return self.request(**(self.defaults | given))
 
     def unplanned(self, *given: Any) -> Any:
         """The result where torch records the call, or where no call was planned for the like."""
@@ -234,9 +238,7 @@ class Operation:
         Raises:
             OperandError: one that has no such call.
         """
-        bound = self._signature.bind(*operands, **options)
-        bound.apply_defaults()
-        request = self.request(**bound.arguments)
+        request = self.request_of(**self._signature.bind(*operands, **options).arguments)
         other = self._instead(request)
         return self._preparation_of(request) if other is None else other[0]._preparation_of(other[1])
 

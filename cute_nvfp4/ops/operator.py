@@ -55,30 +55,24 @@ def define(
     LIBRARY.define(f"{overload}({arguments}{outputs}) -> ()", tags=TAGS)
     names = [x.name for x in getattr(torch.ops, NAMESPACE).__getattr__(name).default._schema.arguments]
 
-    def refuse(args: tuple, kwargs: dict, allowed: Sequence[str]) -> None:
-        if torch.is_grad_enabled():
-            refuse_gradients({k: v for k, v in [*zip(names, args), *kwargs.items()] if k not in allowed})
+    def guarded(function: Callable[..., Any], allowed: Sequence[str]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled():
+                refuse_gradients({k: v for k, v in [*zip(names, args), *kwargs.items()] if k not in allowed})
+            return function(*args, **kwargs)
 
-    def run(*args: Any, **kwargs: Any) -> Any:
-        refuse(args, kwargs, differentiable)
-        return kernel(*args, **kwargs)
+        return call
 
     def run_out(*args: Any, **kwargs: Any) -> None:
-        refuse(args, kwargs, ())
         kernel(*args, **kwargs)
         written_to(*(kwargs.get(x) for x in written))
 
-    def fake_run(*args: Any, **kwargs: Any) -> Any:
-        refuse(args, kwargs, differentiable)
-        return fake(*args, **kwargs)
-
     def fake_out(*args: Any, **kwargs: Any) -> None:
-        refuse(args, kwargs, ())
         fake(*args, **{k: v for k, v in kwargs.items() if k not in written})
 
-    for which, real, made_up in ((name, run, fake_run), (overload, run_out, fake_out)):
-        LIBRARY.impl(which, real, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{NAMESPACE}::{which}", made_up, lib=LIBRARY)
+    for which, allowed, real, made_up in ((name, differentiable, kernel, fake), (overload, (), run_out, fake_out)):
+        LIBRARY.impl(which, guarded(real, allowed), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{which}", guarded(made_up, allowed), lib=LIBRARY)
 
 
 def refuse_gradients(named: Mapping[str, Any]) -> None:
@@ -235,7 +229,7 @@ def part(request: Any, name: str) -> Any:
             x = getattr(request, owner if owner in request._fields else f"{owner}1")
             if suffix == "_format":
                 return next((y.format.name for y in (x if isinstance(x, list) else [x]) if hasattr(y, "format")), None)
-            return _each(x, functools.partial(_scale if suffix == "_scale" else _global_scale))
+            return _each(x, flat_scale if suffix == "_scale" else lambda y: getattr(y, "global_scale", None))
     raise AttributeError(name)
 
 
@@ -257,13 +251,10 @@ def _main(name: str, x: Any) -> Any:
     return x.data
 
 
-def _scale(x: Any) -> torch.Tensor | None:
+def flat_scale(x: Any) -> torch.Tensor | None:
+    """The scales of an operand, blocked ones in one dimension; None of what has none."""
     scale = getattr(x, "scale", None)
     return blocked_flat(scale) if scale is not None and scale.ndim == 6 else scale
-
-
-def _global_scale(x: Any) -> torch.Tensor | None:
-    return getattr(x, "global_scale", None)
 
 
 def rebuilt(name: str, values: Mapping[str, Any]) -> Any:

@@ -25,15 +25,15 @@ from .operation import quantizing
 from .planned import PlannedCall, Preparation
 from .quantize_launch import QUANTIZE as KERNEL
 from .quantize_launch import (
-    Maker,
     Results,
     amax_launcher,
     byte_strides,
     int32,
     lies_transposed,
+    made_first,
     quantize_arguments,
     quantized_output,
-    readable,
+    readable_by,
 )
 from .quantize_request import (
     COUNT_RESULT,
@@ -41,7 +41,6 @@ from .quantize_request import (
     RESULT,
     SCALE,
     BackendChoice,
-    QuantizeRequest,
     check_out,
     check_out_gradient,
     check_out_memory,
@@ -120,16 +119,11 @@ def quantize(
     if format == FP8:
         options = block_2d, rounding, hadamard, transpose, axis, pad, scale_layout
         check_no_options((rule, global_scale, generator, hessian, out, *options))
-        return quantize_rows(x, backend)
+        return quantize_rows(x, None, backend)
     if rounding == "stochastic":
         generator = philox.resolve_seed(generator)
     options = block_2d, rounding, generator, hadamard, hessian, transpose, axis, pad, scale_layout
     return QUANTIZE.call(x, format, rule, global_scale, *options, out, backend)
-
-
-def _describe(r: Any) -> QuantizeRequest:
-    options = {name: getattr(r, name) for name in _OPTIONS}
-    return checked_request(r.x, r.format, r.rule, generator=r.generator, hessian=r.hessian, **options)
 
 
 def _check(r: Any) -> BlockScaledTensor | None:
@@ -147,7 +141,7 @@ def _target(r: Any, out: Any) -> Target:
 def _check_memory(r: Any) -> None:
     """Raises if the result overlaps itself or an input."""
     check_out_gradient(r.out)
-    check_out_memory(r.out, r.x, r.global_scale, r.hessian)
+    check_out_memory(r.out, {"x": r.x, "hessian": r.hessian}, r.global_scale)
 
 
 def plan_quantize(r: Any, target: Target, cluster: int | None = None) -> Callable[..., BlockScaledTensor]:
@@ -155,8 +149,8 @@ def plan_quantize(r: Any, target: Target, cluster: int | None = None) -> Callabl
     request = r.described
     x, (batch, rows, k), device = request.source.matrices, request.source.matrices.shape, r.x.device
     transposed = lies_transposed(x, request.tile, request.rule.choice)
-    if not transposed and readable(x) is not x:
-        return CopiedFirst()
+    if not transposed and readable_by(x, 4) is not x:
+        return _copied_first
     in_memory = x.transpose(1, 2) if transposed else x
     results = Results(request, r.global_scale)
     problem = QuantizeProblem(
@@ -181,7 +175,7 @@ def plan_quantize(r: Any, target: Target, cluster: int | None = None) -> Callabl
     out = results.maker(QUANTIZE.fields)(*r) if r.out is None else r.out
     arguments = quantize_arguments(request, in_memory, "x", out, results.scale_kind, plan)
     arguments = arguments._replace(signs=signs, chunks=plan.chunks)
-    options = quantized_output(QUANTIZE, r, results, _check_memory)
+    options = quantized_output(QUANTIZE, r, results)
     if problem.stochastic or plan.amax is not None:
         first, seed = None, None
         if plan.amax is not None:
@@ -189,21 +183,18 @@ def plan_quantize(r: Any, target: Target, cluster: int | None = None) -> Callabl
             arguments = arguments._replace(global_in="made.amax")
         if problem.stochastic:
             seed, arguments = QUANTIZE.fields.index("generator"), arguments._replace(seed=Seed("made.low", "made.high"))
-        maker = Maker(0, seed, first)
-        options["extra"] = "made", maker, maker.like
+        options["extra"] = made_first(seed, first)
     return QUANTIZE.planned(KERNEL, plan.config, target, arguments, r._replace(out=out), **options)
 
 
-class CopiedFirst:
-    """A planned call that copies x, and quantizes the copy."""
-
-    def __call__(self, *given: Any) -> BlockScaledTensor:
-        r = QUANTIZE.request(*given)
-        if r.out is not None:
-            _check_memory(r)
-        view = matrices(r.x, r.transpose, r.axis).clone(memory_format=torch.contiguous_format)
-        copy = view[(0,) * (3 - r.x.ndim)]
-        return QUANTIZE.run(*r._replace(x=copy, transpose=False, axis=None))
+def _copied_first(*given: Any) -> BlockScaledTensor:
+    """The planned call that copies x, and quantizes the copy."""
+    r = QUANTIZE.request(*given)
+    if r.out is not None:
+        _check_memory(r)
+    view = matrices(r.x, r.transpose, r.axis).clone(memory_format=torch.contiguous_format)
+    copy = view[(0,) * (3 - r.x.ndim)]
+    return QUANTIZE.run(*r._replace(x=copy, transpose=False, axis=None))
 
 
 def _reference(r: Any) -> BlockScaledTensor:
@@ -255,7 +246,7 @@ QUANTIZE = quantizing(
         **{"x": MATRIX, "global_scale": SCALE, "hessian": TENSOR._replace(plain="", followed="", on_cpu="")},
         **{"generator": Argument("{x} is None"), "hadamard": TYPED, "axis": TYPED, "out": RESULT},
     },
-    describe=_describe,
+    describe=lambda r: checked_request(r),
     check=_check,
     reference=_reference,
     plan=plan_quantize,
@@ -279,8 +270,7 @@ def explain_backend(
     Raises:
         What ``quantize`` raises for these arguments, but for errors in values of ``global_scale`` and ``hessian``.
     """
-    options.pop("global_scale", None)
-    return choose_backend(backend, checked_request(x, format, rule, **options))
+    return choose_backend(backend, checked_request(QUANTIZE.request_of(x=x, format=format, rule=rule, **options)))
 
 
 def _stored(result: BlockScaledTensor, out: BlockScaledTensor) -> BlockScaledTensor:

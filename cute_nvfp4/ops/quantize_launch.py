@@ -21,12 +21,7 @@ from ..scale_layout import blocked_bytes, blocked_shape, blocked_stride
 from ..target import Target, architecture
 from .checks import DTYPE_NAMES
 from .planned import allocator
-from .quantize_request import (
-    QuantizeRequest,
-    check_out_gradient,
-    checked_global_scale,
-    kind_of_scale,
-)
+from .quantize_request import QuantizeRequest, check_out_gradient, checked_global_scale, kind_of_scale
 
 
 class Results:
@@ -76,22 +71,23 @@ def _given_scale(given: float | torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return given.detach().reshape(()) if given.ndim or given.requires_grad else given
 
 
-def quantized_output(operation: Any, r: Any, results: Results, overlaps: Callable[[Any], None]) -> dict[str, Any]:
+def quantized_output(operation: Any, r: Any, results: Results) -> dict[str, Any]:
     """How a planned call of ``operation`` makes its output, or writes the given global scale to it: options of
     ``Operation.planned``."""
     options: dict[str, Any] = {"new_of": results.maker(operation.fields)}
     if results.scale_kind == "given":
         options["read_only"] = ("out.global_scale",)
         if r.out is not None and r.global_scale is not r.out.global_scale:
-            options["before"] = lambda *given: _store_scale(operation.request(*given), overlaps)
+            options["before"] = lambda *given: _store_scale(operation, given)
     return options
 
 
-def _store_scale(r: Any, overlaps: Callable[[Any], None]) -> None:
+def _store_scale(operation: Any, given: tuple) -> None:
     """Writes a global scale that is given to that of ``out``, which the kernel reads."""
+    r = operation.request(*given)
     own = r.out.global_scale
     check_out_gradient(r.out)
-    overlaps(r)
+    operation.overlapping(*given)
     factor = _given_scale(r.global_scale, r[0])
     if factor.data_ptr() != own.data_ptr():
         own.copy_(factor.reshape(own.shape))
@@ -136,24 +132,23 @@ class Made(NamedTuple):
     amax: torch.Tensor
 
 
-class Maker:
-    """Makes a ``Made`` of the arguments of ``quantize``: of x and of the seed, which stand at these places."""
-
+def made_first(seed: int | None, amax: Launcher | None) -> tuple[str, Callable[[tuple, bool], Made], Made]:
+    """The ``extra`` of ``Operation.planned`` that is ``made`` of the arguments of ``quantize``. seed: its place among
+    them. amax: finds the largest magnitude of x."""
     like = Made(0, 0, torch.empty((), device="meta"))
 
-    def __init__(self, x: int, seed: int | None, amax: Launcher | None) -> None:
-        self._x, self._seed, self._amax = x, seed, amax
-
-    def __call__(self, given: tuple, kept: bool) -> Made:
+    def make(given: tuple, kept: bool) -> Made:
         low = high = 0
-        if self._seed is not None:
-            low, high = int32(given[self._seed]), int32(given[self._seed] >> 32)
-        if self._amax is None:
-            return Made(low, high, self.like.amax)
-        x = given[self._x]
-        amax = torch.zeros((), dtype=torch.float32, device=x.device)
-        self._amax((x.data_ptr(), amax.data_ptr()), (x, amax))
-        return Made(low, high, amax)
+        if seed is not None:
+            low, high = int32(given[seed]), int32(given[seed] >> 32)
+        if amax is None:
+            return Made(low, high, like.amax)
+        x = given[0]
+        largest = torch.zeros((), dtype=torch.float32, device=x.device)
+        amax((x.data_ptr(), largest.data_ptr()), (x, largest))
+        return Made(low, high, largest)
+
+    return "made", make, like
 
 
 def amax_launcher(
@@ -189,9 +184,9 @@ def lies_transposed(x: torch.Tensor, tile: bool, choice: str) -> bool:
     return x.stride(2) > 0 and x.shape[1] * size < 2**31 and not any(place % 4 for place in places)
 
 
-def readable(x: torch.Tensor) -> torch.Tensor:
-    """``x`` if the kernel can read it, else a copy: K contiguous, and rows that start at multiples of four bytes."""
-    if (x.stride(-1) == 1 or x.shape[-1] == 1) and row_alignment(x, 4) == 4:
+def readable_by(x: torch.Tensor, alignment: int) -> torch.Tensor:
+    """``x`` if a kernel can read it, else a copy: K contiguous, and rows that start at multiples of so many bytes."""
+    if (x.stride(-1) == 1 or x.shape[-1] == 1) and row_alignment(x, alignment) == alignment:
         return x
     return x.clone(memory_format=torch.contiguous_format)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from ..runtime.backend import BACKENDS, resolve
 from ..runtime.torch_private import is_exporting
 from ..tensors import check_dense
 from .arguments import Argument
-from .checks import DTYPE_NAMES, check_overlap
+from .checks import DTYPE_NAMES, check_memory
 from .dispatch import is_recorded
 
 MATRIX = Argument(
@@ -80,44 +81,29 @@ class QuantizeRequest:
         return self.source.tile > 1
 
 
-def checked_request(
-    x: torch.Tensor,
-    format: str | Format,
-    rule: str,
-    *,
-    block_2d: bool = False,
-    rounding: str = "nearest",
-    generator: int | torch.Generator | None = None,
-    hadamard: Hadamard | int | None = None,
-    hessian: torch.Tensor | None = None,
-    transpose: bool = False,
-    axis: int | None = None,
-    pad: bool = False,
-    scale_layout: str = "blocked",
-) -> QuantizeRequest:
-    """The request with these arguments of ``quantize``.
+def checked_request(r: Any) -> QuantizeRequest:
+    """What a request of ``quantize`` asks for.
 
     Raises:
-        OperandError, OperandTypeError: what ``quantize`` raises for them.
+        OperandError, OperandTypeError: what ``quantize`` raises for its arguments.
     """
-    format = resolve_format(format)
-    resolved = resolve_rule(rule, format)
-    rotation = resolve_hadamard(hadamard)
-    if rounding not in ("nearest", "stochastic"):
-        raise OperandError.of("rounding", got=repr(rounding), expected="'nearest' or 'stochastic'")
-    if generator is not None and rounding != "stochastic":
+    format, rotation, hessian = resolve_format(r.format), resolve_hadamard(r.hadamard), r.hessian
+    rule = resolve_rule(r.rule, format)
+    if r.rounding not in ("nearest", "stochastic"):
+        raise OperandError.of("rounding", got=repr(r.rounding), expected="'nearest' or 'stochastic'")
+    if r.generator is not None and r.rounding != "stochastic":
         raise OperandError.of("generator", got="one, with rounding 'nearest'", expected="rounding='stochastic'")
-    if scale_layout not in ("blocked", "rowmajor"):
-        raise OperandError.of("scale_layout", got=repr(scale_layout), expected="'blocked' or 'rowmajor'")
-    if (hessian is not None) != (resolved.choice == "hessian"):
-        got = f"rule {resolved.name!r} {'with' if hessian is not None else 'without'} hessian"
+    if r.scale_layout not in ("blocked", "rowmajor"):
+        raise OperandError.of("scale_layout", got=repr(r.scale_layout), expected="'blocked' or 'rowmajor'")
+    if (hessian is not None) != (rule.choice == "hessian"):
+        got = f"rule {rule.name!r} {'with' if hessian is not None else 'without'} hessian"
         raise OperandError.of("hessian", got=got, expected="both, or neither")
-    if block_2d and resolved.choice == "hessian":
+    if r.block_2d and rule.choice == "hessian":
         raise OperandError.of("block_2d", got="rule 'hessian'", expected="a rule that does not weigh columns")
-    views = matrices(x, transpose, axis)
-    k = _padded(views.shape[-1], format, rotation, pad)
-    source = Source(views, k, rotation, format.block if block_2d else 1)
-    return QuantizeRequest(source, x.ndim, format, resolved, rounding, scale_layout, hessian, is_recorded(x))
+    views = matrices(r.x, r.transpose, r.axis)
+    k = _padded(views.shape[-1], format, rotation, r.pad)
+    source = Source(views, k, rotation, format.block if r.block_2d else 1)
+    return QuantizeRequest(source, r.x.ndim, format, rule, r.rounding, r.scale_layout, hessian, is_recorded(r.x))
 
 
 def check_out(out: Any, request: QuantizeRequest, given: Any) -> None:
@@ -140,7 +126,7 @@ def check_out(out: Any, request: QuantizeRequest, given: Any) -> None:
             raise OperandError.of(what, got=got, expected=expected)
     check_out_gradient(out)
     if not request.recorded:
-        check_out_memory(out, x, given, request.hessian)
+        check_out_memory(out, {"x": x, "hessian": request.hessian}, given)
 
 
 def check_out_gradient(out: BlockScaledTensor) -> None:
@@ -149,21 +135,20 @@ def check_out_gradient(out: BlockScaledTensor) -> None:
         raise OperandError.of("global scale of out", got="one that requires a gradient", expected="one that does not")
 
 
-def check_out_memory(out: BlockScaledTensor, x: torch.Tensor, given: Any, hessian: torch.Tensor | None = None) -> None:
-    """Raises if the parts of ``out`` overlap each other or an input, or cannot be written where they are."""
+def check_out_memory(out: BlockScaledTensor, read: Mapping[str, torch.Tensor | None], given: Any) -> None:
+    """Raises if the parts of ``out`` overlap each other or what is read, or cannot be written where they are.
+
+    given: the global scale.
+    """
     scale = out.scale
     if out.scale_layout == "rowmajor" and not (scale.is_contiguous() and scale.data_ptr() % 4 == 0):
         got = f"address {scale.data_ptr():#x}, strides {scale.stride()}"
         raise OperandError.of("scale of out", got=got, expected="contiguous, at a multiple of 4 bytes")
-    inputs = {"x": x, "hessian": hessian}
     # the global scale of out may itself be the given one
     scaled = out.global_scale is not None
     if isinstance(given, torch.Tensor) and not (scaled and given.data_ptr() == out.global_scale.data_ptr()):
-        inputs["global_scale"] = given
-    for name in ("data", "scale", "global_scale"):
-        if (written := getattr(out, name)) is not None:
-            check_overlap(inputs, written)
-            inputs[f"out.{name}"] = written
+        read = {**read, "global_scale": given}
+    check_memory(read, out)
 
 
 def choose_backend(wanted: str, request: QuantizeRequest) -> BackendChoice:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ..errors import OperandError, OperandTypeError
-from ..kernels.quantize.fp8_config import (
-    MAX_K,
-    VECTOR,
-    Fp8RowsArguments,
-    can_implement,
-    rows_config,
-)
+from ..kernels.quantize.fp8_config import MAX_K, VECTOR, Fp8RowsArguments, can_implement, rows_config
 from ..lazy import Lazily
 from ..operand import address_of, is_wrapper, row_alignment
 from ..row_scaled import FP8, RowScaledTensor, by_rows
@@ -22,22 +16,18 @@ from ..runtime.backend import Backend
 from ..runtime.kernel import Kernel
 from ..target import Target
 from .arguments import TENSOR, Argument
-from .checks import DTYPE_NAMES, check_overlap
+from .checks import DTYPE_NAMES
 from .operation import quantizing
 from .planned import PlannedCall, allocator
 
 
-def quantize_rows(x: torch.Tensor, backend: Backend = "auto") -> RowScaledTensor:
+def quantize_rows(x: torch.Tensor, out: RowScaledTensor | None = None, backend: Backend = "auto") -> RowScaledTensor:
     """Rows of x (M, K), bfloat16 or float16, in E4M3: a row's largest magnitude becomes 448. No gradient is followed.
+    They may be written to ``out``.
 
     Raises:
         OperandError, OperandTypeError: another shape or dtype; K that is no multiple of 16.
     """
-    return QUANTIZE_ROWS.call(x, None, backend)
-
-
-def rows_in_fp8(x: torch.Tensor, out: RowScaledTensor | None = None, backend: Backend = "auto") -> RowScaledTensor:
-    """``quantize_rows``, which may write to ``out``."""
     return QUANTIZE_ROWS.call(x, out, backend)
 
 
@@ -72,43 +62,37 @@ def _check(r: Any) -> RowScaledTensor | None:
     return r.out
 
 
+def rows_of(x: torch.Tensor) -> tuple[RowScaledTensor, Callable[..., RowScaledTensor]]:
+    """Rows in FP8 for x (M, K), and what makes more of them in a planned call."""
+    data = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
+    scale = torch.empty(len(x), dtype=torch.float32, device=x.device)
+    new_data, new_scale = allocator(torch.empty_like(data)), allocator(torch.empty_like(scale))
+    return RowScaledTensor(data, scale), lambda *given: RowScaledTensor(new_data(), new_scale())
+
+
+def stored(found: RowScaledTensor, out: RowScaledTensor | None) -> RowScaledTensor:
+    """The rows, written to ``out`` if there is one."""
+    if out is None:
+        return found
+    out.data.copy_(found.data)
+    out.scale.copy_(found.scale)
+    return out
+
+
 def _plan(r: Any, target: Target) -> PlannedCall:
-    rows, k = r.x.shape
-    data = torch.empty(rows, k, dtype=torch.float8_e4m3fn, device=r.x.device)
-    scale = torch.empty(rows, dtype=torch.float32, device=r.x.device)
-    out = RowScaledTensor(data, scale) if r.out is None else r.out
+    (rows, k), (like, new) = r.x.shape, rows_of(r.x)
     arguments = Fp8RowsArguments("x", "out.data", "out.scale", rows, k, r.x.stride(0) * r.x.element_size())
     config = rows_config(DTYPE_NAMES[r.x.dtype], k, target.arch)
-    new_data, new_scale = allocator(torch.empty_like(data)), allocator(torch.empty_like(scale))
-
-    def new(*given: Any) -> RowScaledTensor:
-        return RowScaledTensor(new_data(), new_scale())
-
-    return QUANTIZE_ROWS.planned(KERNEL, config, target, arguments, r._replace(out=out), new_of=new)
-
-
-def _reference(r: Any) -> RowScaledTensor:
-    found = by_rows(r.x.detach())
-    if r.out is None:
-        return found
-    r.out.data.copy_(found.data)
-    r.out.scale.copy_(found.scale)
-    return r.out
-
-
-def _check_memory(r: Any) -> None:
-    """Raises if a part of the output overlaps x, or the other part."""
-    check_overlap({"x": r.x}, r.out.data)
-    check_overlap({"x": r.x, "out.data": r.out.data}, r.out.scale)
+    given = r._replace(out=like if r.out is None else r.out)
+    return QUANTIZE_ROWS.planned(KERNEL, config, target, arguments, given, new_of=new)
 
 
 KERNEL = Kernel("quantize_fp8_rows", Fp8RowsArguments, Lazily("kernels.quantize.fp8_rows", "Fp8Rows"), can_implement)
 QUANTIZE_ROWS = quantizing(
-    rows_in_fp8,
+    quantize_rows,
     {"x": TENSOR, "out": Argument("(None if {x} is None else {x}.key)")},
     check=_check,
-    reference=_reference,
+    reference=lambda r: stored(by_rows(r.x.detach()), r.out),
     plan=_plan,
-    overlaps=_check_memory,
     count="increment_versions((out.data, out.scale))",
 )

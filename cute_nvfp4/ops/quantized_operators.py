@@ -11,9 +11,9 @@ from ..quantization.hadamard import Hadamard
 from ..quantization.rules import resolve_format
 from ..row_scaled import RowScaledTensor
 from ..runtime.torch_private import is_exporting
-from ..scale_layout import blocked_bytes, blocked_flat, blocked_view
+from ..scale_layout import blocked_bytes, blocked_view
 from .fused import Fused
-from .operator import Operator, operand
+from .operator import Operator, flat_scale, operand
 from .quantize_request import checked_global_scale, kind_of_scale
 from .silu_mul_quantize import halves
 
@@ -40,7 +40,7 @@ class QuantizedParts(Operator):
         else:
             parts = self.new(values)
             if out is not None:
-                data, scale = (x[None] if x.ndim == 2 < values["ndim"] else x for x in (out.data, _flat(out.scale)))
+                data, scale = (x[None] if x.ndim == 2 < values["ndim"] else x for x in (out.data, flat_scale(out)))
                 parts |= {"out": data, "out_scale": scale, "out_global_scale": out.global_scale}
             if residual_out is not None:
                 parts["residual_out"] = residual_out
@@ -120,7 +120,7 @@ class QuantizedParts(Operator):
         computed = x.new_empty(0, dtype=torch.float32) if computed is None else computed
         values = values if getattr(request, self.wanted, False) else None
         rest = (x.new_empty(0) if part is None else part for part in (residual, values))
-        parts = zip(QuantizedParts.results, (quantized.data, _flat(quantized.scale), computed, *rest))
+        parts = zip(QuantizedParts.results, (quantized.data, flat_scale(quantized), computed, *rest))
         return tuple(part for name, part in parts if name in self.results)
 
     def _fake(self, *args: Any, **options: Any) -> Any:
@@ -192,7 +192,3 @@ class DequantizedValues(Operator):
         values["x"] = operand(values["data"], values["scale"], values["global_scale"], values["format"])
         out, dtype = values["out"], values["out_dtype"]
         values["dtype"] = out.dtype if out is not None else torch.float32 if dtype is None else dtype
-
-
-def _flat(scale: torch.Tensor) -> torch.Tensor:
-    return blocked_flat(scale) if scale.ndim == 6 else scale

@@ -6,42 +6,38 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..formats import Format
-from ..kernels.quantize.fused import RmsnormArguments, RmsnormConfig
+from ..kernels.quantize.fused import RmsnormArguments
 from ..lazy import Lazily
 from ..operand import BlockScaledTensor
 from ..planning.fused import RmsnormProblem, choose_rmsnorm
-from ..planning.quantize import QuantizeProblem
-from ..quantization.rules import resolve_format, resolve_rule
+from ..reference import rmsnorm_reference
 from ..row_scaled import FP8, RowScaledTensor
 from ..runtime.backend import Backend, sm_count
-from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
-from ..target import Target, architecture
+from ..target import Target
 from ..tensors import check_dense
 from .arguments import TYPED, Argument
 from .checks import DTYPE_NAMES
 from .fp8_computed import computed_rows, refuse_options
 from .fused import (
-    ComputedScale,
     Fused,
     FusedRequest,
-    ReadableFirst,
-    check_memory,
+    check_written,
     checked_matrix,
     checked_quantization,
+    computed_scale,
+    fused_call,
     fused_problem,
-    fused_results,
     matrix,
     quantized_values,
     readable,
+    readable_first,
 )
 from .operation import quantizing
-from .quantize_launch import Results, quantize_arguments, quantized_output
 from .quantize_request import COUNT_RESULT, MATRIX, RESULT, SCALE
 
 
@@ -137,15 +133,15 @@ def _check(r: Any) -> BlockScaledTensor | None:
 
 def _check_memory(r: Any) -> None:
     """Raises if what is written overlaps itself or what is read."""
-    check_memory({"x": r.x, "weight": r.weight, "residual": r.residual}, r.global_scale, r.out, r.residual_out)
+    check_written({"x": r.x, "weight": r.weight, "residual": r.residual}, r.global_scale, r.out, r.residual_out)
 
 
 def _plan(r: Any, target: Target) -> Callable[..., Fused]:
     (rows, old, new), request, kind = r.described
     if kind == "computed":
-        return ComputedScale(RMSNORM, _check_memory, "return_normed")
+        return computed_scale(RMSNORM, "return_normed")
     if any(x is not None and readable(x) is not x for x in (rows, old, r.weight)):
-        return ReadableFirst(RMSNORM, _check_memory, _copied)
+        return readable_first(RMSNORM, _copied)
     problem = RmsnormProblem(
         # the new residual and the weight have addresses of their own
         fused_problem(request, kind, rows, old, new, r.weight),
@@ -154,22 +150,16 @@ def _plan(r: Any, target: Target) -> Callable[..., Fused]:
         weight="" if r.weight is None else DTYPE_NAMES[r.weight.dtype],
     )
     plan = choose_rmsnorm(problem, target.arch, sm_count(target, r.x.device))
-    like = torch.empty(r.x.shape, dtype=r.x.dtype, device=r.x.device)
-    dense = like.reshape(rows.shape)
-    results = Results(request, r.global_scale)
-    out = results.maker(RMSNORM.fields)(*r) if r.out is None else r.out
-    arguments = RmsnormArguments(
-        quantize=quantize_arguments(request, rows, "x", out, kind, plan),
-        weight=None if r.weight is None else "weight",
-        residual=matrix(old, "residual"),
-        residual_out=None if old is None else matrix(dense if new is None else new, "residual_out"),
-        values=matrix(dense, "values") if r.return_normed else None,
-        eps=r.eps,
-        inverse_k=1.0 / rows.shape[1],
-    )
-    options = quantized_output(RMSNORM, r, results, _check_memory)
-    options |= fused_results(r.return_normed, like, old is not None)
-    return RMSNORM.planned(KERNEL, plan.config, target, arguments, r._replace(out=out), **options)
+    if old is not None and new is None:
+        new = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
+    record = {
+        "weight": None if r.weight is None else "weight",
+        "residual": matrix(old, "residual"),
+        "residual_out": matrix(new, "residual_out"),
+        "eps": r.eps,
+        "inverse_k": 1.0 / rows.shape[1],
+    }
+    return fused_call(RMSNORM, KERNEL, plan, r, target, r.return_normed, **record)
 
 
 def _copied(r: Any) -> Any:
@@ -188,15 +178,6 @@ def _reference(r: Any) -> Fused:
         new.detach().copy_(rows.reshape(new.shape))
     normed = rmsnorm_reference(rows, weight, r.eps).reshape(x.shape).contiguous()
     return Fused(quantized_values(normed, r, "reference"), new, normed)
-
-
-def rmsnorm_reference(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x²) + eps) · weight in float64, rounded once to the dtype of x, (M, K)."""
-    wide = x.double()
-    # the kernel's range, not float64's
-    total = wide.square().sum(-1, keepdim=True).float().double()
-    normed = wide * torch.rsqrt(total / x.shape[-1] + float(np.float32(eps)))
-    return (normed if weight is None else normed * weight.double()).to(x.dtype)
 
 
 def checked_inputs(
@@ -229,32 +210,6 @@ def _check_weight(weight: torch.Tensor | None, x: torch.Tensor) -> None:
         raise OperandError.of("shape of weight", got=tuple(weight.shape), expected=f"({x.shape[1]},)")
     if weight.device != x.device:
         raise OperandError.of("device of weight", got=weight.device, expected=x.device)
-
-
-def compile_rmsnorm_quantize(
-    arch: str,
-    format: str | Format = "nvfp4",
-    rule: str = "max",
-    *,
-    rows: int,
-    k: int,
-    dtype: torch.dtype = torch.bfloat16,
-    values: bool = False,
-    residual: bool = False,
-    weight: torch.dtype | None = torch.bfloat16,
-    **more: Any,
-) -> tuple[CompiledKernel, RmsnormConfig]:
-    """The kernel for contiguous matrices of this size on ``arch``, and its configuration.
-
-    Needs no GPU and no tensors. ``more``: fields of ``QuantizeProblem``.
-    """
-    format, found = resolve_format(format), architecture(arch)
-    quantized = QuantizeProblem(
-        format, resolve_rule(rule, format), rows, k, dtype=DTYPE_NAMES[dtype], alignment=16, **more
-    )
-    problem = RmsnormProblem(quantized, values, residual, "" if weight is None else DTYPE_NAMES[weight])
-    config = choose_rmsnorm(problem, found, found.sm_count).config
-    return KERNEL.compile(config), config
 
 
 KERNEL = Kernel("rmsnorm_quantize", RmsnormArguments, Lazily("kernels.quantize.rmsnorm", "RmsnormQuantize"))

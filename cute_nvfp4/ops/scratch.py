@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -24,11 +27,23 @@ class Scratch:
         self.addresses = sums.data_ptr(), flags.data_ptr()
 
 
-class LikeScratch(NamedTuple):
-    """The parts of scratch memory, to plan a launch with: it has none yet."""
+def scratch_for(
+    size: tuple[int, int], target: Target, device: torch.device, **places: tuple[tuple[int, ...], torch.dtype]
+) -> tuple[str, Callable[[tuple, bool], Any], Any]:
+    """The ``extra`` of ``Operation.planned`` for a launch with scratch memory: "scratch.sums" and "scratch.flags", so
+    many floats and words, and by their names new tensors of these shapes and dtypes.
 
-    sums: torch.Tensor = torch.empty(0, device="meta")
-    flags: torch.Tensor = torch.empty(0, device="meta")
+    Sums and flags are those of the stream, or of the graph that records it; those of a prepared call are its own.
+    """
+    memory, none = namedtuple("Memory", ("sums", "flags", *places)), torch.empty(0, device="meta")
+    like = memory(none, none, *(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in places.values()))
+    new = [functools.partial(torch.empty, shape, dtype=dtype, device=device) for shape, dtype in places.values()]
+
+    def make(given: tuple, kept: bool) -> Any:
+        found = like if not size[1] else (scratch_of if kept else _own_scratch)(*size, target, device)
+        return memory(found.sums, found.flags, *[one() for one in new]) if new else found
+
+    return "scratch", make, like
 
 
 def scratch_of(floats: int, words: int, target: Target, device: torch.device) -> Scratch:
@@ -39,12 +54,12 @@ def scratch_of(floats: int, words: int, target: Target, device: torch.device) ->
     zeroes them. Only a graph of more launches than the pool holds zeroes the flags of the rest in each replay.
     """
     if target.backend != "cuda":
-        return new_scratch(floats, words, device)
+        return _own_scratch(floats, words, target, device)
     held = _held()
     if torch.cuda.is_current_stream_capturing():
         pool = held.pools.get(device)
         if pool is None or pool.numel() < words:
-            return new_scratch(floats, words, device)
+            return _own_scratch(floats, words, target, device)
         held.pools[device] = pool[words:]
         return Scratch(torch.empty(floats, dtype=torch.float32, device=device), pool[:words])
     index = device_index(device)
@@ -53,12 +68,12 @@ def scratch_of(floats: int, words: int, target: Target, device: torch.device) ->
     if found is None or found.floats < floats or found.words < words:
         if found is not None:
             floats, words = max(floats, found.floats), max(words, found.words)
-        found = held.streams[place] = new_scratch(floats, words, device)
+        found = held.streams[place] = _own_scratch(floats, words, target, device)
         held.fill_pool(device)
     return found
 
 
-def new_scratch(floats: int, words: int, device: torch.device) -> Scratch:
+def _own_scratch(floats: int, words: int, target: Target, device: torch.device) -> Scratch:
     """Memory of a launch's own."""
     sums = torch.empty(floats, dtype=torch.float32, device=device)
     return Scratch(sums, torch.zeros(words, dtype=torch.int32, device=device))

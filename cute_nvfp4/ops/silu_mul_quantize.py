@@ -9,35 +9,31 @@ import torch
 
 from ..errors import OperandError
 from ..formats import Format
-from ..kernels.quantize.fused import SiluMulArguments, SiluMulConfig
+from ..kernels.quantize.fused import SiluMulArguments
 from ..lazy import Lazily
 from ..operand import BlockScaledTensor
 from ..planning.fused import FusedProblem, choose_silu_mul
-from ..planning.quantize import QuantizeProblem
-from ..quantization.rules import resolve_format, resolve_rule
+from ..reference import silu_mul_reference
 from ..row_scaled import FP8, RowScaledTensor
 from ..runtime.backend import Backend, sm_count
-from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
-from ..target import Target, architecture
-from .checks import DTYPE_NAMES
+from ..target import Target
 from .fp8_computed import computed_rows, refuse_options
 from .fused import (
-    ComputedScale,
     Fused,
     FusedRequest,
-    ReadableFirst,
-    check_memory,
+    check_written,
     checked_matrix,
     checked_quantization,
+    computed_scale,
+    fused_call,
     fused_problem,
-    fused_results,
     matrix,
     quantized_values,
     readable,
+    readable_first,
 )
 from .operation import quantizing
-from .quantize_launch import Results, quantize_arguments, quantized_output
 from .quantize_request import COUNT_RESULT, MATRIX, RESULT, SCALE
 
 
@@ -108,28 +104,20 @@ def _check(r: Any) -> BlockScaledTensor | None:
 
 def _check_memory(r: Any) -> None:
     """Raises if what is written overlaps itself or what is read."""
-    check_memory({"gate": r.gate, "up": r.up}, r.global_scale, r.out, None)
+    check_written({"gate": r.gate, "up": r.up}, r.global_scale, r.out, None)
 
 
 def _plan(r: Any, target: Target) -> Callable[..., Fused]:
-    (first, second), request, kind = r.described
+    (gate, up), request, kind = r.described
     if kind == "computed":
-        return ComputedScale(SILU_MUL, _check_memory, "return_activation")
-    if readable(first) is not first or readable(second) is not second:
-        return ReadableFirst(SILU_MUL, _check_memory, _copied)
-    problem = FusedProblem(fused_problem(request, kind, first, second), values=r.return_activation)
+        return computed_scale(SILU_MUL, "return_activation")
+    if any(readable(x) is not x for x in (gate, up)):
+        return readable_first(SILU_MUL, _copied)
+    problem = FusedProblem(fused_problem(request, kind, gate, up), values=r.return_activation)
     plan = choose_silu_mul(problem, target.arch, sm_count(target, r.gate.device))
-    like = torch.empty(_shape(r, first), dtype=r.gate.dtype, device=r.gate.device)
-    results = Results(request, r.global_scale)
-    out = results.maker(SILU_MUL.fields)(*r) if r.out is None else r.out
-    half = first.shape[1] * r.gate.element_size()
-    arguments = SiluMulArguments(
-        quantize=quantize_arguments(request, first, "gate", out, kind, plan),
-        up=matrix(second, "up" if r.up is not None else f"gate + {half}"),
-        values=matrix(like.reshape(first.shape), "values") if r.return_activation else None,
-    )
-    options = quantized_output(SILU_MUL, r, results, _check_memory) | fused_results(r.return_activation, like)
-    return SILU_MUL.planned(KERNEL, plan.config, target, arguments, r._replace(out=out), **options)
+    half = gate.shape[1] * gate.element_size()
+    second = matrix(up, "up" if r.up is not None else f"gate + {half}")
+    return fused_call(SILU_MUL, KERNEL, plan, r, target, r.return_activation, up=second)
 
 
 def _copied(r: Any) -> Any:
@@ -151,12 +139,6 @@ def _reference(r: Any) -> Fused:
     return Fused(quantized_values(activation, r, "reference"), None, values)
 
 
-def silu_mul_reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """silu(gate) · up in float64, rounded once to the dtype of the gate."""
-    wide = gate.double()
-    return (wide / (1.0 + torch.exp(-wide)) * up.double()).to(gate.dtype)
-
-
 def halves(gate: torch.Tensor, up: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Gate and up, (M, N) each."""
     gates = checked_matrix("gate", gate)
@@ -166,29 +148,6 @@ def halves(gate: torch.Tensor, up: torch.Tensor | None = None) -> tuple[torch.Te
     if n % 2:
         raise OperandError.of("columns of gate and up in one tensor", got=n, expected="an even number")
     return gates[:, : n // 2], gates[:, n // 2 :]
-
-
-def compile_silu_mul_quantize(
-    arch: str,
-    format: str | Format = "nvfp4",
-    rule: str = "max",
-    *,
-    rows: int,
-    k: int,
-    dtype: torch.dtype = torch.bfloat16,
-    values: bool = False,
-    **more: Any,
-) -> tuple[CompiledKernel, SiluMulConfig]:
-    """The kernel for contiguous matrices (rows, k) on ``arch``, and its configuration.
-
-    Needs no GPU and no tensors. ``more``: fields of ``QuantizeProblem``.
-    """
-    format, found = resolve_format(format), architecture(arch)
-    quantized = QuantizeProblem(
-        format, resolve_rule(rule, format), rows, k, dtype=DTYPE_NAMES[dtype], alignment=16, **more
-    )
-    config = choose_silu_mul(FusedProblem(quantized, values), found, found.sm_count).config
-    return KERNEL.compile(config), config
 
 
 KERNEL = Kernel("silu_mul_quantize", SiluMulArguments, Lazily("kernels.quantize.silu_mul", "SiluMulQuantize"))

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from cute_nvfp4 import BlockScaledTensor, quantize, rmsnorm_quantize, silu_mul_quantize
-from cute_nvfp4.ops.rmsnorm_quantize import RmsnormQuantized, rmsnorm_reference
-from cute_nvfp4.ops.silu_mul_quantize import SiluMulQuantized, silu_mul_reference
+from cute_nvfp4.ops.rmsnorm_quantize import RmsnormQuantized
+from cute_nvfp4.ops.silu_mul_quantize import SiluMulQuantized
+from cute_nvfp4.reference import rmsnorm_reference, silu_mul_reference
 from support import backends
 
 # how far float32 values may be from float64's, relative to the value; others, rounded once, by a step of the dtype

@@ -155,7 +155,7 @@ def _grouped() -> Iterator[tuple[str, Callable]]:
 
 def _packed_groups() -> Iterator[tuple[str, Callable]]:
     from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
-    from cute_nvfp4.ops.prepared_weight.rows import compile_grouped_wgmma
+    from cute_nvfp4.ops.prepared_weight.rows import KERNEL
     from cute_nvfp4.target import ARCHITECTURES
 
     sm120 = ARCHITECTURES["sm_120a"]
@@ -169,7 +169,7 @@ def _packed_groups() -> Iterator[tuple[str, Callable]]:
         "workspace fp8": GroupedWgmmaConfig(dtype="float8_e4m3fn", maps="workspace", tile_n=64, promoted=True),
     }
     for name, config in configs.items():
-        yield f"grouped_wgmma {name}", lambda config=config: compile_grouped_wgmma(config)
+        yield f"grouped_wgmma {name}", lambda config=config: KERNEL.compile(config)
 
 
 def _gemvs() -> Iterator[tuple[str, Callable]]:
@@ -266,8 +266,7 @@ def _packed() -> Iterator[tuple[str, Callable]]:
 def _fused() -> Iterator[tuple[str, Callable]]:
     import torch
 
-    from cute_nvfp4.ops.rmsnorm_quantize import compile_rmsnorm_quantize
-    from cute_nvfp4.ops.silu_mul_quantize import compile_silu_mul_quantize
+    from .fused_kernels import compile_rmsnorm_quantize, compile_silu_mul_quantize
 
     half, wide = torch.float16, torch.float32
     for name, arch, make, format, rule, more in (
@@ -290,8 +289,8 @@ def _decoding() -> Iterator[tuple[str, Callable]]:
     from cute_nvfp4.formats import MXFP8, NVFP4
     from cute_nvfp4.kernels.dequantize.config import DequantizeConfig, GroupedDequantizeConfig
     from cute_nvfp4.kernels.pack.config import PackConfig
-    from cute_nvfp4.ops.dequantize import compile_dequantize, compile_grouped_dequantize
-    from cute_nvfp4.ops.prepare_weight import compile_pack
+    from cute_nvfp4.ops.dequantize import GROUPED, KERNEL
+    from cute_nvfp4.ops.prepare_weight import KERNEL as PACK
     from cute_nvfp4.target import ARCHITECTURES
 
     for arch, format, *rest in (
@@ -302,12 +301,12 @@ def _decoding() -> Iterator[tuple[str, Callable]]:
     ):
         config = DequantizeConfig(format, *rest, ARCHITECTURES[arch])
         words = " ".join(map(str, rest))
-        yield f"dequantize {arch} {format.name} {words}", lambda config=config: compile_dequantize(config)
+        yield f"dequantize {arch} {format.name} {words}", lambda config=config: KERNEL.compile(config)
     config = GroupedDequantizeConfig(NVFP4, "float16", "blocked", False, ARCHITECTURES["sm_90a"], 8)
-    yield "grouped_dequantize sm_90a nvfp4 float16 8", lambda config=config: compile_grouped_dequantize(config)
+    yield "grouped_dequantize sm_90a nvfp4 float16 8", lambda config=config: GROUPED.compile(config)
     for dtype, layout in (("bfloat16", "blocked"), ("float16", "rowmajor")):
         config = PackConfig(NVFP4, dtype, layout, ARCHITECTURES["sm_90a"])
-        yield f"pack_weight nvfp4 {dtype} {layout}", lambda config=config: compile_pack(config)
+        yield f"pack_weight nvfp4 {dtype} {layout}", lambda config=config: PACK.compile(config)
 
 
 def configurations() -> dict[str, Callable]:

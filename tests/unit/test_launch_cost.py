@@ -6,6 +6,7 @@ torch's profiler: a dispatch mode would send calls through the operators of ``to
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,6 +67,8 @@ VECTOR, MATRIX, SQUARE = torch.empty(16), torch.empty(16, 24), torch.empty(16, 1
 OUTS = [torch.empty(3, 8), torch.empty(5, 8)]
 OUTS_OF_ONE = [torch.empty(0, 8), OUTS[1]]
 FACTORS, ALPHAS = torch.tensor([0.5, 2.0]).unbind(), torch.ones(2)
+WIDE_K = nv.quantize(torch.randn(16, 128), global_scale=None, backend="reference")
+PREPARED_WEIGHT, ROW = nv.prepare_weight(WIDE_K, backend="reference"), torch.randn(16, 128, dtype=torch.bfloat16)
 DEALT, STATUS = torch.empty(6, 8), torch.zeros(1, dtype=torch.int32)
 
 WITH_OUT: dict[str, Callable[[], object]] = {
@@ -152,13 +155,18 @@ ROAD = {"gemv": 6, "gemm": 6, "gated_gemm": 6, "quantize, scale given": 6, "silu
 
 def functions(call: Callable[[], object]) -> list[str]:
     """The functions of the package that a warm call runs, and those it compiled, but for where CPU tensors are run."""
+    return [name for path, name in traced(call) if "simulating" not in path]
+
+
+def traced(call: Callable[[], object]) -> list[tuple[str, str]]:
+    """The files of these functions, and their names."""
     call(), call()
-    found: list[str] = []
+    found: list[tuple[str, str]] = []
 
     def note(frame: Any, event: str, argument: Any) -> None:
         path = frame.f_code.co_filename
-        if event == "call" and (path == "<string>" or path.startswith(ROOT)) and "simulating" not in path:
-            found.append(frame.f_code.co_name)
+        if event == "call" and (path == "<string>" or path.startswith(ROOT)):
+            found.append((path.removeprefix(f"{ROOT}/"), frame.f_code.co_name))
 
     before = sys.getprofile()
     sys.setprofile(note)
@@ -183,3 +191,33 @@ def test_what_is_counted() -> None:
     """The count sees allocations, copies and views."""
     found = operations(lambda: torch.empty(3).zero_()[1:].copy_(torch.ones(())))
     assert found[:2] == [EMPTY, "aten::zero_"] and "aten::copy_" in found
+
+
+def walks() -> dict[tuple[str, str], set[str]]:
+    """The files of a planned call, by call and architecture, as the page says them."""
+    page = (Path(__file__).parents[2] / "docs" / "explanation" / "walks.md").read_text()
+    rows = re.findall(r"^\| `(.+?)` \| (sm_\w+) \| (.+) \|$", page, re.M)
+    return {(call, arch): set(re.findall(r"`(.+?)`", files)) for call, arch, files in rows}
+
+
+CALLS: dict[str, Callable[[], object]] = {
+    "gemm(a, b)": lambda: nv.gemm(WIDE_K, WIDE_K),
+    "gemm(x, weight)": lambda: nv.gemm(ROW, PREPARED_WEIGHT),
+    "quantize(x)": lambda: nv.quantize(X),
+}
+
+
+@pytest.mark.parametrize("walk", walks(), ids=" ".join)
+def test_the_page_of_walks_names_the_files_of_a_call(walk: tuple[str, str]) -> None:
+    call, arch = walk
+    with without_driver(arch):
+        for operation in OPERATIONS.values():
+            operation.calls.clear()
+        found = {path for path, _ in traced(CALLS[call])} - {"<string>"}
+        for operation in OPERATIONS.values():
+            operation.calls.clear()
+    assert found == walks()[walk]
+
+
+def test_the_page_has_the_three_calls() -> None:
+    assert {call for call, _ in walks()} == {*CALLS}

@@ -131,9 +131,11 @@ def _takes_64s(m: int, n: int, k: int) -> None:
 def test_a_new_name_or_command_changes_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """The committed summaries are asked of the package: a name, a command or a limit that is not there is seen."""
     api, commands = tables.TABLES["api"](), tables.TABLES["commands"]()
+    assert "\ngemm(a, b, *, alpha=None, bias=None," in tables.TABLES["all_arguments"]()
     assert "| `gemm(a, b, …)` |" in api and "## support" in commands and "`--schedules`" in commands
     monkeypatch.setattr(cute_nvfp4, "__all__", [name for name in cute_nvfp4.__all__ if name != "gemm"])
     assert "| `gemm(a, b, …)` |" not in tables.TABLES["api"]()
+    assert "\ngemm(" not in tables.TABLES["all_arguments"]()
     assert limits.limit(limits.Call("f", "x", _takes_64s), "K", "sm_90a") == (
         64,
         "K: got 288, expected a multiple of 64.",

@@ -257,13 +257,15 @@ def test_a_layer_that_no_batch_reaches() -> None:
         quantize_model(Branch(), method="gptq", calibration=[tokens(0)])
 
 
-KERNELS = {"packed streaming gemm": "stream", "packed WGMMA gemm": "wgmma", "gemv": "gemv", "gemm": "gemm"}
+KERNELS = {"packed streaming gemm": "stream", "gemv": "gemv", "gemm": "gemm"}
+KERNELS |= {f"packed {name} gemm": "wgmma_gemm" for name in ("WGMMA", "tcgen05", "mma.sync")}
+CHOICES = [("sm_90a", None, 1), ("sm_90a", "max", 0), ("sm_100a", "max", 0), ("sm_100a", None, 1), ("sm_120a", None, 1)]
 
 
-@pytest.mark.kernels("sm_90a", "sm_100a")
+@pytest.mark.kernels("sm_90a", "sm_100a", "sm_120a")
 @pytest.mark.sim_only("looks at the simulator's launches")
 @pytest.mark.parametrize("rows", [1, 4, 20])
-@pytest.mark.parametrize("arch, rule, released", [("sm_90a", None, 1), ("sm_90a", "max", 0), ("sm_100a", "max", 0)])
+@pytest.mark.parametrize("arch, rule, released", CHOICES)
 def test_what_is_explained_is_what_runs(arch: str, rule: str | None, released: bool, rows: int) -> None:
     torch.manual_seed(0)
     layer = NVFP4Linear.from_linear(torch.nn.Linear(128, 64), input_rule=rule, input_global_scale=torch.tensor(0.002))

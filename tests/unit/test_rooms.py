@@ -18,6 +18,7 @@ NOUNS = (
     "scale_layout",
     "weight_layout",
     "weight_layout_fp8",
+    "weight_packing",
     "weight_shards",
     "row_scaled",
     "prepared_weight",

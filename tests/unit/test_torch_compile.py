@@ -93,6 +93,7 @@ FUNCTIONS: dict[str, tuple[Callable, tuple]] = {
     "gated_gemm": (lambda a, b, c: gated_gemm(a, b, c, gate="relu"), (A, B, B2)),
     "gated_gemm, quantized": (lambda a, b, c: gated_gemm(a, b, c, out_global_scale=0.1), (A, B, B2)),
     "grouped_gemm": (lambda a, b, c: grouped_gemm([(a, b), (None, b), (b, c)], alpha=2.0), (A, B, B2)),
+    "grouped_gemm, no alpha": (lambda a, b, c: grouped_gemm([(a, b), (b, c)]), (A, B, B2)),
     "grouped_gemm_contiguous": (lambda a, b: grouped_gemm_contiguous(a, b), (ROWS, STACK)),
     "grouped_gemm_contiguous, status": (
         lambda a, b, status: (grouped_gemm_contiguous(a, b, status=status), status),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections import namedtuple
+from typing import Any
 
 import torch
 
@@ -23,67 +24,8 @@ ARGUMENTS = (
     'str activation="silu", float activation_alpha=1.702, float activation_limit=7.0, int offset=0, '
     'bool deterministic=True, str backend="auto"'
 )
-
-
-class Flat(NamedTuple):
-    """A request, with the parts of its experts as arguments of the operator. weight_format: of block-scaled weights, or
-    the packing of prepared ones."""
-
-    x: torch.Tensor
-    topk_ids: torch.Tensor
-    topk_weights: torch.Tensor
-    gate_up: torch.Tensor
-    gate_up_scale: torch.Tensor | None
-    gate_up_global_scale: torch.Tensor | None
-    up_global_scale: torch.Tensor | None
-    down: torch.Tensor
-    down_scale: torch.Tensor | None
-    down_global_scale: torch.Tensor | None
-    gate_up_factor: torch.Tensor | None
-    down_factor: torch.Tensor | None
-    gate_up_bias: torch.Tensor | None
-    down_bias: torch.Tensor | None
-    shared: torch.Tensor | None
-    inner: int
-    dtype: torch.dtype | None
-    gated: bool
-    weight_format: str
-    activation: str
-    activation_alpha: float
-    activation_limit: float
-    offset: int
-    deterministic: bool
-    out: torch.Tensor | None
-    backend: str
-
-    @classmethod
-    def of(cls, r: Any) -> Flat:
-        """The arguments of a request of ``moe``."""
-        e, first, prepared = r.experts, r.experts.gate_up, r.experts.dtype is not None
-        return cls(
-            r.x,
-            r.topk_ids,
-            r.topk_weights,
-            *_parts(first, prepared),
-            getattr(first, "up_global_scale", None),
-            *_parts(e.down, prepared),
-            e.gate_up_factor,
-            e.down_factor,
-            e.gate_up_bias,
-            e.down_bias,
-            r.shared,
-            inner=e.inner,
-            dtype=e.dtype,
-            gated=e.gated,
-            weight_format=first.packing if prepared else first.format.name,
-            activation=e.activation.name,
-            activation_alpha=e.activation.alpha,
-            activation_limit=e.activation.limit,
-            offset=r.offset,
-            deterministic=r.deterministic,
-            out=r.out,
-            backend=r.backend,
-        )
+OF_EXPERTS = ("gate_up_factor", "down_factor", "gate_up_bias", "down_bias", "inner", "dtype", "gated")
+"""Arguments that are attributes of ``Experts``."""
 
 
 def _parts(weight: Any, prepared: bool) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
@@ -97,7 +39,17 @@ class ExpertsOperator(Operator):
     """The operator of ``moe``."""
 
     def adapted(self, request: Any) -> Any:
-        return Flat.of(request)
+        """The request, with the parts of its experts as arguments of the operator. weight_format: of block-scaled
+        weights, or the packing of prepared ones."""
+        e, first, prepared = request.experts, request.experts.gate_up, request.experts.dtype is not None
+        values = request._asdict() | {"up_global_scale": getattr(first, "up_global_scale", None)}
+        for name, weight in (("gate_up", first), ("down", e.down)):
+            data, scale, factor = _parts(weight, prepared)
+            values |= {name: data, f"{name}_scale": scale, f"{name}_global_scale": factor}
+        values |= {name: getattr(e, name) for name in OF_EXPERTS}
+        values |= {"weight_format": first.packing if prepared else first.format.name, "activation": e.activation.name}
+        values |= {f"activation_{name}": getattr(e.activation, name) for name in ("alpha", "limit")}
+        return namedtuple("Flat", tuple(values))(*values.values())
 
     def given(self, values: dict[str, Any]) -> None:
         """Puts the experts together again."""

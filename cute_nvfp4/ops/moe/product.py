@@ -16,10 +16,10 @@ from ...runtime.backend import Backend
 from ...target import Target
 from ..arguments import ANY_WEIGHT, STATUS, TENSOR
 from ..checks import DTYPE_NAMES
-from ..groups import alpha_of_group, status_of
+from ..groups import alpha_of_group
 from ..operation import Operation
 from ..planned import PlannedCall
-from ..prepared_weight.fp8_rows import natural_dtype
+from ..prepared_weight.activations import natural_dtype
 from ..prepared_weight.operands import exact_values
 from ..prepared_weight.rows import plan_prepared_rows
 from .activation import ActivationFunction
@@ -54,25 +54,8 @@ def expert_product(
     Without ``offsets``, ``slots`` are the ids of their experts, of which ``first`` is that of expert 0, and the kernel
     sorts them itself: up to 32 (``planning.packed_groups.sorts_slots``).
     """
-    given = (
-        a,
-        b,
-        offsets,
-        slots,
-        top,
-        gathered,
-        alpha,
-        bias,
-        activation,
-        row_weights,
-        added,
-        first,
-        out,
-        status,
-        config,
-        backend,
-    )
-    return EXPERT_PRODUCT.run(*given)
+    rows = a, b, offsets, slots, top, gathered, alpha, bias, activation, row_weights, added, first
+    return EXPERT_PRODUCT.run(*rows, out, status, config, backend)
 
 
 def _check(r: Any) -> torch.Tensor:
@@ -94,9 +77,7 @@ def _plan(r: Any, target: Target) -> PlannedCall:
     ids = ID_DTYPES[r.slots.dtype] if r.offsets is None else ""
     names = "row_weights" if routed.weighted else None, "bias" if routed.biased else None
     record = RoutedRows("slots", r.top, *names, r.first if ids else None)
-    found = plan_prepared_rows(r, target, "silu" if r.b.gated else "", routed, record, ids)
-    options = {"new": status_of(r.b.device), "extra": found.extra}
-    return EXPERT_PRODUCT.planned(found.kernel, found.config, target, found.arguments, r, **options)
+    return plan_prepared_rows(EXPERT_PRODUCT, r, target, "silu" if r.b.gated else "", routed, record, ids)
 
 
 def _reference(r: Any) -> torch.Tensor:

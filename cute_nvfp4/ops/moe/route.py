@@ -14,7 +14,7 @@ from ...runtime.kernel import Kernel
 from ...target import Target
 from ...tensors import check_dense
 from ..arguments import TENSOR, TYPED, Argument
-from ..checks import DTYPE_NAMES, check_overlap, number, reads
+from ..checks import DTYPE_NAMES, check_memory, number, reads
 from ..operation import Operation
 from ..operator import Operator
 from ..planned import PlannedCall, allocator
@@ -153,8 +153,7 @@ def _checked_output(r: Any) -> Routes:
 
 def _check_memory(r: Any) -> None:
     """Raises if a part of the output overlaps an input, or the other part."""
-    check_overlap(reads(r), r.out.topk_ids)
-    check_overlap(reads(r) | {"out.topk_ids": r.out.topk_ids}, r.out.topk_weights)
+    check_memory(reads(r), r.out, *Routes._fields)
 
 
 def _plan(r: Any, target: Target) -> PlannedCall:

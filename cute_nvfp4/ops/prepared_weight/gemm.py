@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ...errors import OperandError, OperandTypeError
-from ...formats import NVFP4, as_bytes
+from ...formats import NVFP4
 from ...kernels.gemm.arguments import PartialSums
 from ...kernels.gemm.packed.stream_arguments import FewRows, StreamArguments
 from ...kernels.gemm.packed.stream_config import can_implement as can_stream
-from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight, RowBias, WgmmaArguments
+from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight, RowBias, RowWeight, WgmmaArguments
 from ...kernels.gemm.sm90.config import WgmmaConfig
 from ...kernels.gemm.sm90.config import can_implement as can_wgmma
 from ...lazy import Lazily
@@ -28,17 +28,26 @@ from ...runtime.backend import Backend, sm_count
 from ...runtime.kernel import Kernel
 from ...target import Target
 from ..arguments import ACTIVATIONS, TENSOR, WEIGHT
-from ..checks import DTYPE_NAMES, check_gate, check_overlap, checked_output, factor, reads, split_alpha
+from ..checks import (
+    DTYPE_NAMES,
+    check_bias,
+    check_gate,
+    check_memory,
+    checked_output,
+    factor,
+    inputs,
+    reads,
+    split_alpha,
+)
 from ..dequantize import DecodedFirst
 from ..operation import Operation
 from ..planned import PlannedCall
 from ..quantize import quantize
-from ..scratch import LikeScratch, Scratch, new_scratch, scratch_of
-from .fp8_rows import Fp8Rows, LikeRows, natural_dtype
+from ..scratch import scratch_for
+from .activations import XRows, natural_dtype
 from .operands import (
     MMA_DTYPES,
     X,
-    check_bias,
     check_no_gradient,
     check_products,
     check_x,
@@ -69,7 +78,7 @@ def _check(r: Any) -> Tensor:
     check_products(weight, r.gate)
     m = check_x(r.a, weight)
     split_alpha(r.alpha, weight.device)
-    check_bias(r.bias, weight)
+    check_bias(r.bias, [(weight.rows,)], weight.device)
     dtype = natural_dtype(r.a, weight) if r.out is None and r.out_dtype is None else r.out_dtype
     out = checked_output(reads(r), weight.device, (m, weight.rows), r.out, dtype)
     if weight.rows > 1 and out.stride(1) != 1:
@@ -78,7 +87,7 @@ def _check(r: Any) -> Tensor:
 
 
 def _plan(r: Any, target: Target) -> PlannedCall:
-    x, weight, bias, out = r.a, r.b, r.bias, r.out
+    x, weight, out = r.a, r.b, r.out
     block_scaled = isinstance(x, BlockScaledTensor)
     # what the streaming kernel reads as it is, by TMA
     quantized = block_scaled and x.format is NVFP4 and weight.dtype is torch.float16 and x.key.alignment >= 16
@@ -92,70 +101,72 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         quantized=quantized,
         vector=row_alignment(out, 16) >= 16,
         factors=len(factors[0]),
-        bias="" if bias is None else DTYPE_NAMES[bias.dtype],
+        bias="" if r.bias is None else DTYPE_NAMES[r.bias.dtype],
         gate=r.gate,
         packing=weight.packing,
         promoted=weight.promoted,
     )
     plan = choose(problem, target.arch, sm_count(target, weight.device), r.config)
-    config, m, k_tiles = plan.config, out.shape[0], weight.packed.shape[1]
-    # all else is decoded first, exactly; its global scale is a factor
-    decodes = block_scaled and not (quantized and plan.streams)
-    stride = weight.k if decodes else row_stride((x if isinstance(x, Tensor) else x.data).stride(0), m, weight.k)
-    size, options = plan.scratch(weight.rows), {}
-    floats = "decoded" if decodes else "a"
-    if decodes:
-        decode = functools.partial(DecodedFirst, x, weight.dtype, target)
-        options["decoded"] = ("a.data", "a.scale"), decode
-    scales = quantized_first = None
-    if weight.row_factor is not None:
-        floats, stride, scales, first, quantized_first = Fp8Rows.of(x, weight, target.arch)
-        config = replace(config, first=first)
-    if size.flags or quantized_first:
-        rows = (m, weight.k) if quantized_first else None
-        make = functools.partial(_scratch, size, rows, target, weight.device)
-        options["extra"] = "scratch", make, LikeScratch() if rows is None else LikeRows.of(rows)
+    rows, k_tiles, options = XRows.of(x, weight, target.arch), weight.packed.shape[1], {}
+    if block_scaled and not (quantized and plan.streams):
+        # decoded first, exactly; its global scale is a factor
+        options["decoded"] = ("a.data", "a.scale"), functools.partial(DecodedFirst, x, weight.dtype, target)
+    if not plan.streams:
+        packed = PackedWeight("b.packed", weight.rows, k_tiles, 0)
+        return wgmma_call(PREPARED_GEMM, r, target, problem, plan, packed, rows, scalar, factors, **options)
+    few = FewRows(rows.data, None, problem.m, rows.stride)
+    if plan.config.quantized_x:
+        few = FewRows("a.data", "a.scale", problem.m, row_stride(x.data.stride(0), problem.m, weight.k))
+    size = plan.scratch(weight.rows)
+    if size.flags:
+        options["extra"] = scratch_for(size, target, weight.device)
+    arguments = StreamArguments(
+        weight=PackedWeight("b.packed", weight.rows, k_tiles, None),
+        x=few,
+        out="out",
+        out_stride=out.stride(0),
+        alpha=scalar,
+        factors=factors,
+        partials=PartialSums("scratch.sums", "scratch.flags") if size.flags else PartialSums(0, 0),
+        k=weight.k,
+        ctas=plan.workers,
+    )
+    return PREPARED_GEMM.planned(STREAM, plan.config, target, arguments, r, **options)
+
+
+def wgmma_call(
+    operation: Operation,
+    r: Any,
+    target: Target,
+    problem: PackedProblem,
+    plan: PackedPlan,
+    weight: PackedWeight | RowWeight,
+    x: XRows,
+    scalar: float | str,
+    factors: Sequence[tuple[str, ...]],
+    **options: Any,
+) -> PlannedCall:
+    """The call of a product that is not streamed. scalar, factors: as of ``factors_of_products``."""
+    size, bias = plan.scratch(problem.n), getattr(r, "bias", None)
+    if size.flags or x.places:
+        options["extra"] = scratch_for(size, target, r.out.device, **x.places)
     sums = PartialSums("scratch.sums", "scratch.flags") if size.flags else PartialSums(0, 0)
-    if plan.streams:
-        arguments = StreamArguments(
-            weight=PackedWeight("b.packed", weight.rows, k_tiles, None),
-            x=FewRows("a.data", "a.scale", m, stride) if config.quantized_x else FewRows(floats, None, m, stride),
-            out="out",
-            out_stride=out.stride(0),
-            alpha=scalar,
-            factors=factors,
-            partials=sums,
-            k=weight.k,
-            ctas=plan.workers,
-        )
-        return PREPARED_GEMM.planned(STREAM, config, target, arguments, r, **options)
     arguments = WgmmaArguments(
-        weight=PackedWeight("b.packed", weight.rows, k_tiles, 0),
-        x=Activations(floats, m, stride, 0),
-        out=OutputRows("out", out.stride(0), 0),
+        weight=weight,
+        x=Activations(x.data, problem.m, x.stride, 0),
+        out=OutputRows("out", r.out.stride(-2), 0),
         bias=None if bias is None else RowBias("bias"),
         alpha=scalar,
-        floats=quantized_first,
-        row_scales=scales,
+        floats=x.floats,
+        row_scales=x.scales,
         factors=factors,
-        partials=None if config.scheduler == "static" else sums,
-        helped=helped_steps(problem, plan) if config.scheduler == "helped" else None,
-        k=weight.k,
+        partials=None if plan.config.scheduler == "static" else sums,
+        helped=helped_steps(problem, plan) if plan.config.scheduler == "helped" else None,
+        k=problem.k,
         batch=1,
         workers=plan.workers,
     )
-    return PREPARED_GEMM.planned(WGMMA, config, target, arguments, r, **options)
-
-
-def _scratch(
-    size: Any, rows: tuple[int, int] | None, target: Target, device: torch.device, given: tuple, kept: bool
-) -> Scratch | LikeRows:
-    """Partial sums and flags, and rows in FP8. kept: those of the stream, or of the graph that records it; else of the
-    call's own."""
-    found = None
-    if size.flags:
-        found = scratch_of(*size, target, device) if kept else new_scratch(*size, device)
-    return found if rows is None else LikeRows.of(rows, device, found)
+    return operation.planned(WGMMA, replace(plan.config, first=x.first), target, arguments, r, **options)
 
 
 def _reference(r: Any) -> Tensor:
@@ -192,40 +203,29 @@ PREPARED_GEMM = Operation(
 )
 
 
-def gated_prepared_gemm(
-    a: X,
-    b1: PreparedWeight,
-    b2: Any,
-    gate: str,
-    alpha: float | Tensor | None,
-    interleaved: bool,
-    out: Any,
-    out_dtype: torch.dtype | None,
-    out_global_scale: Any,
-    config: PackedPlan | None,
-    backend: Backend,
-) -> Tensor | BlockScaledTensor:
-    """``gated_gemm`` of a weight that is both, (M, N); quantized by a launch of its own: the float32 result, what a
-    kernel that did both would write."""
+def check_gated(a: X, weight: PreparedWeight, other: Any, gate: str, interleaved: bool) -> None:
+    """Raises unless a gated product has a prepared weight of both, and no ``other`` one."""
     check_gate(gate)
-    if b1.row_factor is not None:
+    if weight.row_factor is not None:
         check_no_gradient(a)
-    if b2 is not None or interleaved:
-        got = "b2" if b2 is not None else "interleaved=True"
+    if other is not None or interleaved:
+        got = "b2" if other is not None else "interleaved=True"
         expected = "a prepared weight alone, which has both"
         raise OperandError.of("weights", got=got, expected=expected, hint="prepare_weight(gate, up) makes one.")
-    if out_global_scale is None and not isinstance(out, BlockScaledTensor):
-        return PREPARED_GEMM.call(a, b1, alpha, None, out, out_dtype, config, backend, gate)
-    if b1.rows % NVFP4.block and out_dtype is None:
-        raise OperandError.of("N of a quantized result", got=b1.rows, expected=f"a multiple of {NVFP4.block}")
-    scale = quantized_scale(out, out_dtype, out_global_scale)
-    product = PREPARED_GEMM(a, b1, alpha, None, None, torch.float32, config, backend, gate)
+
+
+def quantized_product(r: Any) -> BlockScaledTensor:
+    """``gated_gemm`` of a prepared weight, quantized by a launch of its own: the float32 result, what a kernel that did
+    both would write."""
+    weight, out = r.b1, r.out
+    if weight.rows % NVFP4.block and r.out_dtype is None:
+        raise OperandError.of("N of a quantized result", got=weight.rows, expected=f"a multiple of {NVFP4.block}")
+    scale = quantized_scale(out, r.out_dtype, r.out_global_scale)
+    product = PREPARED_GEMM(r.a, weight, r.alpha, None, None, torch.float32, r.config, r.backend, r.gate)
     if out is not None:
         # after the product, which has refused what has no memory to compare
-        read = PREPARED_GEMM.request(a, b1, alpha, None, None, None, config, backend, gate)
-        for part in (out.data, out.scale):
-            check_overlap(reads(read), as_bytes(part))
-    return quantize(product, NVFP4, "max", global_scale=scale, out=out, backend=backend)
+        check_memory(inputs(a=r.a, b=weight, alpha=r.alpha), out, "data", "scale")
+    return quantize(product, NVFP4, "max", global_scale=scale, out=out, backend=r.backend)
 
 
 def quantized_scale(out: Any, out_dtype: torch.dtype | None, given: Any) -> Any:

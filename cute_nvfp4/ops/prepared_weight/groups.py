@@ -20,7 +20,7 @@ from ...target import Target
 from ..checks import DTYPE_NAMES
 from ..dequantize import ListDequantizeCall
 from ..groups import rows_of
-from ..list_launch import ListLaunch, Pair, Part
+from ..list_launch import ListLaunch, ListRequest, Pair, Part
 from .operands import MMA_DTYPES, X, check_products, check_x, row_stride
 from .rows import KERNEL
 
@@ -66,25 +66,17 @@ class PreparedList(ListLaunch):
         dtype = MMA_DTYPES[first.dtype]
         return PackedGroups(dtype=dtype, packing=first.packing, promoted=first.promoted, **fields)
 
-    def _plan(
-        self,
-        pairs: Sequence[Pair],
-        outs: Sequence[Tensor],
-        strides: Sequence[Sequence[int]],
-        target: Target,
-        config: PackedPlan | None,
-        gate: str,
-    ) -> tuple[PackedPlan, Sequence[int]]:
+    def _plan(self, r: ListRequest, strides: Sequence[Sequence[int]]) -> tuple[PackedPlan, Sequence[int]]:
         problem = self._problem(
-            pairs,
-            sizes=tuple((rows_of(x), b.rows, b.k) for x, b in pairs),
-            out=DTYPE_NAMES[outs[0].dtype],
-            vector=all(row_alignment(out, 16) >= 16 for out in outs),
+            r.pairs,
+            sizes=tuple((rows_of(x), b.rows, b.k) for x, b in r.pairs),
+            out=DTYPE_NAMES[r.outs[0].dtype],
+            vector=all(row_alignment(out, 16) >= 16 for out in r.outs),
             factors=len(strides[0]),
-            gate=gate,
+            gate=r.gate,
         )
-        plan = choose_groups(problem, target.arch, sm_count(target, outs[0].device), config)
-        order: Sequence[int] = range(len(pairs))
+        plan = choose_groups(problem, r.target.arch, sm_count(r.target, r.outs[0].device), r.config)
+        order: Sequence[int] = range(len(r.pairs))
         # the dearest tiles first, so that all CTAs end together; factors of groups have their places
         if not any(map(any, strides)):
             cost = [tile_us(plan.config, m, k) for m, _, k in problem.sizes]

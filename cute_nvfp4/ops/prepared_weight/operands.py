@@ -15,9 +15,8 @@ from ...prepared_weight import PreparedWeight
 from ...reference import GATES, times
 from ...row_scaled import RowScaledTensor
 from ...runtime.backend import Backend
-from ...tensors import check_dense
 from ...weight_layout import DTYPES
-from ..checks import check_dtype, check_format, check_gate, factors_of
+from ..checks import check_format, check_gate, factors_of
 from ..dequantize import dequantize
 from ..operator import refuse_gradients
 from ..quantize_rows import check_rows
@@ -112,19 +111,6 @@ def check_x(x: X, weight: PreparedWeight, stack: bool = False) -> int:
     if device != weight.device:
         raise OperandError.of("device of a and b", got=f"{device} and {weight.device}", expected="the same")
     return shape[0]
-
-
-def check_bias(bias: torch.Tensor | None, weight: PreparedWeight) -> None:
-    """Raises unless a bias fits the rows of a prepared weight."""
-    if bias is None:
-        return
-    check_dense("bias", bias)
-    check_dtype("dtype of bias", bias.dtype)
-    if tuple(bias.shape) != (weight.rows,) or (weight.rows > 1 and bias.stride(0) != 1):
-        got = f"shape {tuple(bias.shape)}, strides {bias.stride()}"
-        raise OperandError.of("bias", got=got, expected=f"({weight.rows},), contiguous")
-    if bias.device != weight.device:
-        raise OperandError.of("device of bias", got=bias.device, expected=weight.device)
 
 
 def decoded(x: X | GroupedRows, dtype: torch.dtype, backend: Backend) -> torch.Tensor:

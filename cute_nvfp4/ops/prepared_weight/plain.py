@@ -6,22 +6,18 @@ while it runs: its weights are on their way meanwhile.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...formats import NVFP4
-from ...kernels.gemm.arguments import PartialSums
-from ...kernels.gemm.sm90.arguments import Activations, OutputRows, RowBias, RowsOfUp, RowWeight, WgmmaArguments
+from ...kernels.gemm.sm90.arguments import Activations, OutputRows, RowsOfUp, RowWeight
 from ...kernels.gemm.sm90.grouped_arguments import PackedGroup
 from ...operand import BlockScaledTensor, row_alignment
 from ...planning.packed import PackedPlan, PackedProblem, choose
 from ...planning.packed_groups import PackedGroups
-from ...planning.packed_problem import helped_steps
 from ...runtime.backend import sm_count
 from ...scale_layout import ATOM_COLS
 from ...target import Target
@@ -30,27 +26,13 @@ from ..dequantize import ListDequantizeCall, dequantization
 from ..list_launch import Pair, Part
 from ..operation import Operation
 from ..planned import PlannedCall
-from ..scratch import LikeScratch, new_scratch, scratch_of
-from .gemm import WGMMA
+from .activations import XRows
+from .gemm import wgmma_call
 from .groups import PreparedList
 
 PACKING = "nvfp4_rows"
 K_MULTIPLE = 128
 """Of K: a stage of the kernel has no end within."""
-
-
-class Decoded(NamedTuple):
-    """Scratch memory with a place for the values of x (M, K)."""
-
-    sums: Tensor
-    flags: Tensor
-    x: Tensor
-
-    @classmethod
-    def of(cls, rows: tuple[int, int], device: torch.device | str = "meta", scratch: Any = None) -> Decoded:
-        """A new place for so many rows, beside ``scratch``."""
-        scratch = scratch or LikeScratch()
-        return cls(scratch.sums, scratch.flags, torch.empty(rows, dtype=torch.float16, device=device))
 
 
 def can_read(a: BlockScaledTensor, *weights: BlockScaledTensor) -> bool:
@@ -70,49 +52,29 @@ def stores(out: Any, n: int) -> bool:
     return isinstance(out, Tensor) and (n == 1 or out.stride(-1) == 1)
 
 
-def plan_rows(
-    operation: Operation, r: Any, target: Target, names: Sequence[str], gate: str = "", bias: Tensor | None = None
-) -> PlannedCall:
+def plan_rows(operation: Operation, r: Any, target: Target, *names: str) -> PlannedCall:
     """The planned call of an operation for a request with operands that ``can_read`` takes. names: the fields of the
     request that are weights, one or two."""
-    a, weight, out = r.a, getattr(r, names[0]), r.out
-    m, n, k = a.rows, weight.rows, a.k
+    a, out, bias = r.a, r.out, getattr(r, "bias", None)
+    m, k = a.rows, a.k
     scalar, factors = factors_of(r, "a", names[0])
-    products = tuple(factors if name == names[0] else factors_of(r, "a", name)[1] for name in names)
     problem = PackedProblem(
         m=m,
-        n=n,
+        n=getattr(r, names[0]).rows,
         k=k,
         dtype="float16",
         out=DTYPE_NAMES[out.dtype],
         vector=row_alignment(out, 16) >= 16,
         factors=len(factors),
         bias="" if bias is None else DTYPE_NAMES[bias.dtype],
-        gate=gate,
+        gate=getattr(r, "gate", ""),
         packing=PACKING,
     )
     plan = choose(problem, target.arch, sm_count(target, out.device), r.config)
     first, decode = dequantization(a.key, torch.float16, target, False, ("a", "scratch.x"), "fragments")
-    size = plan.scratch(n)
-    sums = PartialSums("scratch.sums", "scratch.flags") if size.flags else PartialSums(0, 0)
-    arguments = WgmmaArguments(
-        weight=_weight(r, names, k),
-        x=Activations("scratch.x", m, k, 0),
-        out=OutputRows("out", out.stride(-2), 0),
-        bias=None if bias is None else RowBias("bias"),
-        alpha=scalar,
-        floats=decode,
-        row_scales=None,
-        factors=products,
-        partials=None if plan.config.scheduler == "static" else sums,
-        helped=helped_steps(problem, plan) if plan.config.scheduler == "helped" else None,
-        k=k,
-        batch=1,
-        workers=plan.workers,
-    )
-    make = functools.partial(_scratch, size, (m, k), target, out.device)
-    extra = "scratch", make, Decoded.of((m, k), "meta")
-    return operation.planned(WGMMA, replace(plan.config, first=first), target, arguments, r, extra=extra)
+    x = XRows("scratch.x", k, None, first, decode, {"x": ((m, k), torch.float16)})
+    products = tuple(factors_of(r, "a", name)[1] for name in names)
+    return wgmma_call(operation, r, target, problem, plan, _weight(r, names, k), x, scalar, products)
 
 
 def _weight(r: Any, names: Sequence[str], k: int) -> RowWeight:
@@ -120,16 +82,6 @@ def _weight(r: Any, names: Sequence[str], k: int) -> RowWeight:
     up = RowsOfUp(f"{names[1]}.data", f"{names[1]}.scale") if len(names) > 1 else None
     stride = weight.key.strides[0] if weight.rows > 1 else k // 2
     return RowWeight(f"{name}.data", f"{name}.scale", up, weight.rows, stride, k // (NVFP4.block * ATOM_COLS))
-
-
-def _scratch(
-    size: Any, rows: tuple[int, int], target: Target, device: torch.device, given: tuple, kept: bool
-) -> Decoded:
-    """Partial sums, flags, and values of x. kept: as of ``ops.scratch``; else of the call's own."""
-    found = None
-    if size.flags:
-        found = scratch_of(*size, target, device) if kept else new_scratch(*size, device)
-    return Decoded.of(rows, device, found)
 
 
 class PlainList(PreparedList):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from ...errors import OperandError, OperandTypeError
 from ...grouped_rows import GroupedRows, checked_offsets
 from ...kernels.gemm.arguments import GroupFactor, PartialSums
-from ...kernels.gemm.packed.grouped_stream_config import GroupedStreamArguments, GroupedStreamConfig
+from ...kernels.gemm.packed.grouped_stream_config import GroupedStreamArguments
 from ...kernels.gemm.packed.grouped_stream_config import can_implement_groups as can_stream_groups
 from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight
 from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RoutedRows, RowsOfGroups
@@ -19,15 +19,17 @@ from ...kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implemen
 from ...lazy import Lazily
 from ...operand import row_alignment
 from ...planning.packed_groups import PackedGroups, RoutedGroups, choose_groups
-from ...planning.packed_problem import ScratchSize
 from ...row_scaled import RowScaledTensor
 from ...runtime.backend import sm_count
 from ...runtime.kernel import Kernel
 from ...target import Target
 from ..checks import DTYPE_NAMES
-from ..scratch import LikeScratch, Scratch, new_scratch, scratch_of
-from .fp8_rows import Fp8Rows, LikeRows
-from .operands import MMA_DTYPES, check_decodable, check_products, check_x, decoded, factors_of_products, row_stride
+from ..groups import status_of
+from ..operation import Operation
+from ..planned import PlannedCall
+from ..scratch import scratch_for
+from .activations import XRows
+from .operands import MMA_DTYPES, check_decodable, check_products, check_x, decoded, factors_of_products
 
 Rows = torch.Tensor | GroupedRows | RowScaledTensor
 
@@ -61,27 +63,18 @@ def check_prepared_rows(r: Any) -> int:
     return rows
 
 
-class RowsLaunch(NamedTuple):
-    """A request's launch: kernel, configuration and record, and what is made for it (``Operation.planned``)."""
-
-    kernel: Kernel
-    config: GroupedWgmmaConfig | GroupedStreamConfig
-    arguments: GroupedWgmmaArguments | GroupedStreamArguments
-    extra: Any
-
-
 def plan_prepared_rows(
+    operation: Operation,
     r: Any,
     target: Target,
     gate: str,
     routed: RoutedGroups | None = None,
     slots: RoutedRows | None = None,
     ids: str = "",
-) -> RowsLaunch:
-    """The launch of a request. routed, slots: where rows are slots of a mixture of experts. ids: as in
+) -> PlannedCall:
+    """The planned call of a request. routed, slots: where rows are slots of a mixture of experts. ids: as in
     ``PackedGroups``."""
     a, b, out = r.a, r.b, r.out
-    floats = isinstance(a, torch.Tensor)
     scalar, factors = factors_of_products(r, len(b.global_scales))
     rows = out.shape[0] if slots is None else len(r.slots)
     problem = PackedGroups(
@@ -99,20 +92,16 @@ def plan_prepared_rows(
         ids=ids,
     )
     plan = choose_groups(problem, target.arch, sm_count(target, b.device), r.config)
-    k_tiles, config, quantized_first = b.packed.shape[-2], plan.config, None
-    data, stride, scales = "a" if floats else "decoded", a.stride(0) if floats else b.k, None
-    if b.row_factor is not None:
-        data, stride, scales, first, quantized_first = Fp8Rows.of(a, b, target.arch)
-        config = replace(config, first=first)
+    x = XRows.of(a, b, target.arch)
 
     def of_group(path: str) -> GroupFactor:
         return GroupFactor(path, int(path == "alpha" and r.alpha.numel() > 1))
 
     groups = RowsOfGroups(None if problem.ids else "offsets", b.batch, "status")
     one = PackedGroup(
-        PackedWeight("b.packed", b.rows, k_tiles, b.packed.stride(0)),
-        Activations(data, rows, row_stride(stride, rows, b.k), 0),
-        scales,
+        PackedWeight("b.packed", b.rows, b.packed.shape[-2], b.packed.stride(0)),
+        Activations(x.data, rows, x.stride, 0),
+        x.scales,
         OutputRows("out", out.stride(0), 0),
         b.k,
     )
@@ -120,25 +109,17 @@ def plan_prepared_rows(
     if plan.streams:
         sums = PartialSums("scratch.sums", "scratch.flags")
         streamed = GroupedStreamArguments(groups, one, slots, scalar, of_groups, sums, plan.workers)
-        return RowsLaunch(STREAM_GROUPS, plan.config, streamed, scratch_for(plan.scratch(b.rows), target, b.device))
-    arguments = GroupedWgmmaArguments(groups, one, slots, quantized_first, scalar, of_groups, plan.workers)
-    extra, dtype, backend, device = None, b.dtype, target.backend, b.device
-    if quantized_first:
-        size = len(a), b.k
-        extra = "scratch", lambda given, kept: LikeRows.of(size, device), LikeRows.of(size)
+        options = {"new": status_of(b.device), "extra": scratch_for(plan.scratch(b.rows), target, b.device)}
+        return operation.planned(STREAM_GROUPS, plan.config, target, streamed, r, **options)
+    arguments = GroupedWgmmaArguments(groups, one, slots, x.floats, scalar, of_groups, plan.workers)
+    extra, dtype, backend = None, b.dtype, target.backend
+    if x.places:
+        extra = scratch_for((0, 0), target, b.device, **x.places)
     elif isinstance(a, GroupedRows):
         like = torch.empty((rows, b.k), dtype=dtype, device="meta")
         extra = "decoded", lambda given, kept: decoded(given[0], dtype, backend), like
-    return RowsLaunch(KERNEL if routed is None else ROUTED, config, arguments, extra)
-
-
-def scratch_for(size: ScratchSize, target: Target, device: torch.device) -> tuple[str, Callable[..., Scratch], Any]:
-    """What makes the scratch memory of a launch, as ``Operation.planned`` takes it."""
-
-    def make(given: tuple, kept: bool) -> Scratch:
-        return scratch_of(*size, target, device) if kept else new_scratch(*size, device)
-
-    return "scratch", make, LikeScratch()
+    kernel, config = KERNEL if routed is None else ROUTED, replace(plan.config, first=x.first)
+    return operation.planned(kernel, config, target, arguments, r, extra=extra, new=status_of(b.device))
 
 
 def _host(config: GroupedWgmmaConfig) -> Callable[..., Any]:
@@ -156,7 +137,6 @@ def _host(config: GroupedWgmmaConfig) -> Callable[..., Any]:
 
 
 KERNEL = Kernel("grouped_wgmma", GroupedWgmmaArguments, _host, can_implement_groups)
-compile_grouped_wgmma = KERNEL.compile
 
 
 def _routed(config: GroupedWgmmaConfig) -> Callable[..., Any]:

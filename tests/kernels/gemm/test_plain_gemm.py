@@ -11,8 +11,9 @@ from support.mutants import LAST, Ptx, at, constant, instead, outcome
 from cute_nvfp4 import BlockScaledTensor, gemm, prepare, prepare_weight, quantize, simulating, to_blocked
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import MXFP4, MXFP8, MXFP8_E5M2, NVFP4, Format
-from cute_nvfp4.ops.prepare_weight import packed_by_torch, packed_tiles
+from cute_nvfp4.ops.prepare_weight import packed_tiles
 from cute_nvfp4.weight_layout import PACKINGS, unpack
+from cute_nvfp4.weight_packing import packed_by_torch
 
 pytestmark = [pytest.mark.kernels("sm_90a"), pytest.mark.usefixtures("hopper")]
 

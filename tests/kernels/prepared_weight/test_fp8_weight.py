@@ -339,6 +339,7 @@ BAD = (
     (lambda w: prepare_weight(W, promoted=True), OperandError, "promoted"),
     (lambda w: PreparedWeight(w.packed, 32, 64, E4M3), OperandError, "factors of the rows"),
     (lambda w: RowScaledTensor(X8.data, torch.ones(5)), OperandError, "scale"),
+    (lambda w: RowScaledTensor(X8.data, torch.ones(4, 1)), OperandError, "of 128 columns .*w4a8.md"),
     (lambda w: RowScaledTensor(X8.data.float(), X8.scale), OperandTypeError, "data of rows in FP8"),
     (lambda w: RowScaledTensor(torch.zeros(4, 65).to(E4M3)[:, 1:], X8.scale), OperandError, "alignment"),
     (lambda w: gemm(quantize(torch.ones(4, 64)), w), OperandTypeError, "rows in FP8 for a weight"),

@@ -70,8 +70,8 @@ def test_the_weight_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.sim_only("runs another architecture")
-@pytest.mark.parametrize("rule", ["max", None])
-def test_nothing_is_packed_elsewhere(rule: str | None) -> None:
+@pytest.mark.parametrize("rule", ["max", "fp8"])
+def test_nothing_is_packed_elsewhere(rule: str) -> None:
     layer = made(160, input_rule=rule)
     with simulating("sm_90a"):
         layer(rows(3, 160))

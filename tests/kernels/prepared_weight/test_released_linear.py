@@ -98,7 +98,7 @@ def test_x_in_another_dtype() -> None:
 @pytest.mark.sim_only("runs another architecture")
 def test_moved_elsewhere() -> None:
     """The checkpoint's bytes come back where no kernel reads packed ones; before that they are unpacked for a call."""
-    layer, other, x = made(k=160), made(k=160), rows(4, 160)
+    layer, other, x = made(rule="fp8", k=160), made(rule="fp8", k=160), rows(4, 160)
     layer.prepare().to("cpu")
     assert layer.weight_data is None
     with simulating("sm_100a"):
@@ -106,6 +106,25 @@ def test_moved_elsewhere() -> None:
         layer.to("cpu")
         assert not any("prepared" in name or "rewritten" in name for name, _ in layer.named_buffers())
         assert equal(layer.state_dict(), other.state_dict()) and layer(x).equal(other(x))
+
+
+@pytest.mark.sim_only("runs another architecture")
+def test_moved_to_blackwell() -> None:
+    """Products of x in 16 bits read the same packed weight there; one for FP8 is not read, and goes."""
+    layer, both, x = made(), made(rule="auto"), rows(4)
+    with simulating("sm_90a"):
+        want = layer.prepare()(x)
+        both.prepare()
+    place = layer.weight_prepared_bfloat16.data_ptr()
+    with simulating("sm_100a") as runs:
+        torch.testing.assert_close(layer.to("cpu")(x).float(), want.float(), rtol=2**-7, atol=2**-7)
+        assert layer.weight_data is None and layer.weight_prepared_bfloat16.data_ptr() == place
+        assert both.to("cpu").weight_data is None
+        assert not hasattr(both, "weight_prepared_float8_e4m3fn")
+        assert both(x).equal(layer(x))
+        # the move packed a weight
+        assert [run.name for run in runs] == ["stream_gemm", "pack_weight", "stream_gemm", "stream_gemm"]
+    assert equal(both.state_dict(), made().state_dict())
 
 
 def test_the_gradient_of_x() -> None:

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.fused_kernels import compile_rmsnorm_quantize, compile_silu_mul_quantize
 
 from cute_nvfp4.kernels.quantize.fused import FusedConfig
-from cute_nvfp4.ops.rmsnorm_quantize import compile_rmsnorm_quantize
-from cute_nvfp4.ops.silu_mul_quantize import compile_silu_mul_quantize
 from cute_nvfp4.runtime.cache import CompiledKernel
 from cute_nvfp4.runtime.inspection import KernelReport, inspect_cubin
 

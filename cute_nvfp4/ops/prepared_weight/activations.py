@@ -1,0 +1,54 @@
+"""Where a kernel finds x of a product with a prepared weight: as it is, decoded before, or in FP8."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...kernels.gemm.sm90.arguments import RowScales
+from ...kernels.quantize.fp8_config import Fp8RowsArguments, Fp8RowsConfig, rows_config
+from ...prepared_weight import PreparedWeight
+from ...row_scaled import RowScaledTensor
+from ...target import Architecture
+from ..checks import DTYPE_NAMES
+from .operands import row_stride
+
+
+class XRows(NamedTuple):
+    """x (M, K) of a planned call, by names of its tensors. stride: elements from a row to the next. scales: of the
+    weight's rows and of x's, in FP8. first, floats: the kernel that quantizes x before, and its record, or None;
+    places: the scratch memory (``scratch_for``) that it fills."""
+
+    data: str
+    stride: int
+    scales: RowScales | None = None
+    first: Fp8RowsConfig | None = None
+    floats: Fp8RowsArguments | None = None
+    places: Mapping[str, tuple[tuple[int, ...], torch.dtype]] = {}
+
+    @classmethod
+    def of(cls, x: Any, weight: PreparedWeight, arch: Architecture) -> XRows:
+        """Makes it of ``a``, which is "decoded" where it is block-scaled, and for a weight for FP8 is in FP8, or in 16
+        bits and then quantized to scratch memory."""
+        rows, k = len(x) if isinstance(x, Tensor) else x.rows, weight.k
+        if isinstance(x, RowScaledTensor):
+            return cls("a.data", row_stride(x.data.stride(0), rows, k), RowScales("b.row_factor", "a.scale"))
+        if not isinstance(x, Tensor):
+            return cls("decoded", row_stride(k, rows, k))
+        stride = row_stride(x.stride(0), rows, k)
+        if weight.row_factor is None:
+            return cls("a", stride)
+        floats = Fp8RowsArguments("a", "scratch.data", "scratch.scale", rows, k, stride * x.element_size())
+        places = {"data": ((rows, k), torch.float8_e4m3fn), "scale": ((rows,), torch.float32)}
+        scales = RowScales("b.row_factor", "scratch.scale")
+        return cls("scratch.data", k, scales, rows_config(DTYPE_NAMES[x.dtype], k, arch), floats, places)
+
+
+def natural_dtype(x: Any, weight: PreparedWeight) -> torch.dtype:
+    """The dtype of a result for which nobody asks another: that of the products, or in FP8 that of x, or bfloat16."""
+    if weight.row_factor is None:
+        return weight.dtype
+    return x.dtype if isinstance(x, Tensor) and x.dtype in DTYPE_NAMES else torch.bfloat16
