@@ -154,7 +154,7 @@ class _Odd(torch.nn.Module):
 
 # --- how far it is to a launch
 
-ROOT = Path(nv.__file__).parent
+ROOT = f"{Path(nv.__file__).parent}/"
 MOST = 12
 
 
@@ -164,9 +164,9 @@ def visited(call: Callable[[], object]) -> set[str]:
     running = True
 
     def note(frame: Any, event: str, argument: Any) -> None:
-        path = Path(frame.f_code.co_filename)
-        if running and event == "call" and path.is_relative_to(ROOT):
-            found.add(str(path.relative_to(ROOT)))
+        path = frame.f_code.co_filename
+        if running and event == "call" and path.startswith(ROOT):
+            found.add(path.removeprefix(ROOT))
 
     def launched(self: SimLauncher, *given: Any) -> None:
         nonlocal running

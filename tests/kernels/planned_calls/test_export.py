@@ -64,6 +64,36 @@ def test_runs_without_the_dsl(operation: str, tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+def of_width(width: str) -> tuple[object, object, list]:
+    """A weight, and an x to export with and others for it: W4A16, or MXFP8 times MXFP4 in the call's own order."""
+    if width == "MXFP8, MXFP4":
+        x = [nv.quantize(torch.randn(40, 256), "mxfp8") for _ in range(2)]
+        return nv.quantize(torch.randn(72, 256), "mxfp4"), x[0], x[1:]
+    format, rows = width.split(", ")
+    x = [torch.randn(int(rows), 256).bfloat16() for _ in range(2)]
+    return nv.prepare_weight(nv.quantize(torch.randn(72, 256), format)), x[0], x[1:]
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_120a"])
+@pytest.mark.parametrize("width", ["nvfp4, 5", "nvfp4, 40", "mxfp4, 40", "MXFP8, MXFP4"])
+def test_other_widths(width: str, arch: str, tmp_path: Path) -> None:
+    """The streaming kernel, that of many rows, and products of two formats; MXFP8 with MXFP4 on Hopper is packed by
+    each call, which is no one launch."""
+    weight, x, others = of_width(width)
+    with nv.simulating(arch) as runs:
+        if (width, arch) == ("MXFP8, MXFP4", "sm_90a"):
+            with pytest.raises(OperandError):
+                nv.export(tmp_path / "op", nv.gemm, x, weight)
+            return
+        nv.export(tmp_path / "op", nv.gemm, x, weight, out_dtype=torch.float32)
+        run, before = nv.load_exported(tmp_path / "op"), len(runs)
+        for other in others:
+            assert torch.equal(run(a=other, b=weight), nv.gemm(other, weight, out_dtype=torch.float32))
+        assert len(runs) == before + 2
+        with pytest.raises(OperandError, match="a: got"):
+            run(a=torch.randn(41, 256).bfloat16() if isinstance(x, torch.Tensor) else operand(40), b=weight)
+
+
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     given, _ = exported(tmp_path / "op", "gemv")
     run = nv.load_exported(tmp_path / "op")

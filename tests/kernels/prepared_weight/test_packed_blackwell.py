@@ -191,7 +191,7 @@ class TestSm100(OnBlackwell):
         groups.Case((300, 0, 20, 190), 130, 384, workers=2, tiling={"tile_n": 256, "stage_tiles": 1}),
     )
     M = (9, 24, 130)
-    SCHEDULED, SCHEDULE = (CUT, CASE[8], CASE[13]), adversarial(6)
+    SCHEDULED, SCHEDULE = (CUT, CASE[8], CASE[13]), adversarial(20)
     MUTANTS: ClassVar = {
         "a full stage not waited for": (at("mbarrier.try_wait", instead("setp.eq.b32 {0}, 0, 0;"), LAST), "Race"),
         "a stage not given back": (at("tcgen05.commit", drop(), FIRST), "Deadlock"),
@@ -254,7 +254,7 @@ class TestSm120(OnBlackwell):
     )
     GROUPED = (*GROUPS, groups.Case((33, 7, 70), 136, 256, workers=3, tiling={"tile_n": 64}, out=BF16))
     M = (24, 130)
-    SCHEDULED, SCHEDULE = (CUT,), adversarial(3)
+    SCHEDULED, SCHEDULE = (CUT,), adversarial(20)
     MUTANTS: ClassVar = {
         "a full stage not waited for": (at("mbarrier.try_wait", instead("setp.eq.b32 {0}, 0, 0;"), LAST), "Race"),
         "a stage not given back": (at("mbarrier.arrive.shared", drop(), LAST), "Deadlock"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support import backends
-from support.mutants import LAST, Ptx, at, constant, instead, outcome
+from support.mutants import FIRST, LAST, Ptx, at, constant, instead, offset, outcome
 
 from cute_nvfp4 import BlockScaledTensor, gated_gemm, gemm, grouped_gemm, prepare, simulating, to_blocked
 from cute_nvfp4.kernels.gemm.packed.rows import column_of
@@ -108,24 +108,30 @@ def test_nan_among_scales_and_a_bias() -> None:
 
 
 @pytest.mark.sim_only("runs schedules")
-@pytest.mark.parametrize("schedule", adversarial(3)[1:], ids=str)
+@pytest.mark.sweep(5)
+@pytest.mark.parametrize("schedule", adversarial(20), ids=str)
 def test_any_schedule_gives_the_same_bits(schedule) -> None:
     a, b = operand(40, 256, 1), operand(136, 256, 2)
     with simulating("sm_90a"):
         found = gemm(a, b, out_dtype=torch.float32)
-    with simulating("sm_90a", schedule=schedule):
+    with simulating("sm_90a", schedule=schedule, checks=True):
         assert torch.equal(gemm(a, b, out_dtype=torch.float32), found)
 
 
+ARRIVED = instead("mbarrier.arrive.b64 _, {0};")
+READY = instead("setp.eq.b32 {0}, 0, 0;")
 MUTANTS = (
-    ("subnormal scales lost", at("mul.rn.f16x2", instead("mov.b32 {0}, {1};"))),
-    ("signs of codes dropped", at("lop3.b32", constant(0x80008000, 0), LAST)),
+    ("subnormal scales lost", at("mul.rn.f16x2", instead("mov.b32 {0}, {1};")), "wrong"),
+    ("signs of codes dropped", at("lop3.b32", constant(0x80008000, 0), LAST), "wrong"),
+    ("copies that nobody waits for", at("cp.async.mbarrier", ARRIVED), "Race"),
+    ("a stage not waited for", at("mbarrier.try_wait", READY), "Race"),
+    ("a row's other half", at("cp.async.cg", offset(16), FIRST), "wrong"),
 )
 
 
 @pytest.mark.sim_only("changes PTX")
-@pytest.mark.parametrize("name, change", MUTANTS, ids=[m[0] for m in MUTANTS])
-def test_mutants_are_noticed(name: str, change: Ptx) -> None:
+@pytest.mark.parametrize("name, change, noticed", MUTANTS, ids=[m[0] for m in MUTANTS])
+def test_mutants_are_noticed(name: str, change: Ptx, noticed: str) -> None:
     a, b = operand(20, 128, 1), operand(40, 128, 2)
     exact = gemm(a, b, backend="reference", out_dtype=torch.float32)
-    assert outcome(change, lambda: off(gemm(a, b, out_dtype=torch.float32), exact) < 2.0**-20, "sm_90a") == "wrong"
+    assert outcome(change, lambda: off(gemm(a, b, out_dtype=torch.float32), exact) < 2.0**-20, "sm_90a") == noticed
