@@ -3,7 +3,8 @@
 For the contest's shapes and some layers of models the analytic model ranks its candidates, and the clock says how long
 the first ``--top`` of them take that the model has within a fifth of its best. The fastest goes into
 ``cute_nvfp4/planning/clocked_plans.json``, after every problem; ``--stale`` does those again that another version of
-the clock decided, ``--only TEXT`` those whose names have the text in them.
+the clock decided, ``--renew`` keeps their plans and times these again, beside the model's choice, ``--only TEXT`` does
+those whose names have the text in them.
 
 Nobody has published what a cluster's barriers and arrivals at other CTAs cost on a B200: the clock takes an H200's. So
 the choice must not lean on them: with a tenth of both it may lose at most ``TIE`` to the model's own choice, or that
@@ -124,11 +125,20 @@ def variants(plan: Plan) -> Iterator[Plan]:
             yield Plan(direct, plan.swap, plan.workers)
 
 
-def decided(problem: Problem, top: int) -> dict[str, Any]:
-    """The entry of a problem."""
+def same(plan: Plan, entry: dict[str, Any]) -> bool:
+    """Whether a plan is that of an entry of the table."""
+    tiling = plan.config.tiling
+    return plan.swap == entry["swap"] and json.loads(json.dumps(tiling)) == entry["tiling"]
+
+
+def decided(problem: Problem, top: int, old: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The entry of a problem; ``old``: an entry whose plan is timed again, and no others."""
     found = problem.candidates()
     near = [plan for us, plan in found if us <= NEAR * found[0][0]][:top]
-    times = [time_of(lambda plan=plan: problem.call(plan), plan) for first in near for plan in variants(first)]
+    tried = [plan for first in near for plan in variants(first)]
+    if old is not None:
+        tried = [tried[0], *(plan for plan in tried[1:] if same(plan, old))]
+    times = [time_of(lambda plan=plan: problem.call(plan), plan) for plan in tried]
     own = times[0]
     best = min(times, key=lambda t: t.us)
     if best is not own and best.neutral() > TIE * own.neutral():
@@ -151,6 +161,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help=f"into {FILE.name} of the package")
     parser.add_argument("--only", default="", metavar="TEXT", help="problems whose names have it in them")
     parser.add_argument("--stale", action="store_true", help="again those that another version of the clock decided")
+    parser.add_argument("--renew", action="store_true", help="again the plans of such entries, and no others")
     parser.add_argument("--top", type=int, default=8, help="candidates of the model that the clock times")
     given = parser.parse_args()
     table = {}
@@ -159,10 +170,11 @@ def main() -> int:
         table[raw["products"], raw["grouped"], sizes] = raw
     for problem in problems():
         old = table.get(problem.key)
-        if given.only not in problem.name or (old and not (given.stale and old["clock"] != version())):
+        stale = old and (given.stale or given.renew) and old["clock"] != version()
+        if given.only not in problem.name or (old and not stale):
             continue
         print(problem.name, flush=True)
-        entry = table[problem.key] = decided(problem, given.top)
+        entry = table[problem.key] = decided(problem, given.top, old if given.renew else None)
         print(f"  {entry['replaced_us']} → {entry['us']} us modelled", flush=True)
         if given.write:
             FILE.write_text("[\n" + ",\n".join(json.dumps(e) for e in table.values()) + "\n]\n")

@@ -18,12 +18,22 @@ from ..runtime.bounded import remembered
 from ..target import Architecture
 from .grouped import random_sizes, too_many_groups
 from .packed import MMA_SYNC_TILE_N, deep
-from .packed_model import CONSTANTS_FP8, COSTS, START_US
+from .packed_model import COSTS, START_US
 from .packed_problem import TILING, PackedPlan, packed_tiles
 
-STAGE_US = {8: 0.38, 16: 0.39, 32: 0.41, 64: 0.50, 96: 0.60, 128: 0.68, 192: 1.10, 256: 1.40}
-"""µs of a multiprocessor for 128 rows of the weight and 128 of K, by rows of x in a tile: up to 128 those of
-``packed``, and between them; the wide ones, which load x without multicast, fitted on an NVIDIA H200 on 2026-11-22."""
+STAGE_US = {
+    1: {32: 0.43, 64: 0.52, 80: 0.56, 96: 0.61, 112: 0.67, 128: 0.72, 144: 0.76, 192: 1.10, 256: 1.45},
+    2: {8: 0.30, 16: 0.31, 32: 0.36, 48: 0.39, 64: 0.46, 80: 0.53},
+}
+"""µs of a multiprocessor for 128 rows of the weight and 128 of K, by its CTAs and the rows of x in a tile, and between
+these: two CTAs hide from one another what tiles of few rows wait for. Fitted on an NVIDIA H200 on 2026-11-28."""
+STAGE_US_FP8 = {
+    1: {32: 0.34, 64: 0.36, 96: 0.40, 128: 0.46, 144: 0.50, 192: 0.60, 256: 0.72},
+    2: {8: 0.257, 16: 0.265, 32: 0.29, 48: 0.31, 64: 0.34, 80: 0.38},
+}
+"""The same of rows in FP8."""
+TILE_US, GATHERED_US = {8: 1.2, 48: 1.6, 80: 1.6, 144: 2.8, 256: 5.0}, {8: 1.2, 48: 3.0, 80: 2.2, 144: 4.8, 256: 9.0}
+"""µs to begin and to store a tile; the same of the first product of experts, whose rows are gathered and activated."""
 SHORT = {"slabs": 8, "warps_m": 8, "warps_k": 2, "stage_tiles": 2, "stages": 16}
 """The tiling of the streaming kernel for launches of few steps: one CTA an SM, so that sums of cut tiles are fewer (one
 token of Qwen3-30B-A3B: 20.0 µs, and 22.8 with two; H200, 2026-11-28)."""
@@ -31,23 +41,21 @@ STREAMED = {"slabs": 8, "warps_m": 4, "warps_k": 2, "stage_tiles": 2, "stages": 
 """That for others: what one CTA stores and adds up the other hides (5 to 10 % shorter layers; the same run)."""
 SHORT_STEPS = 7
 """Steps of each of two CTAs an SM below which a launch has few."""
-EIGHT_COLUMNS, SIXTEEN_COLUMNS, FEW_ROWS = 4.5, 12.0, 18.0
-"""Rows of an expert that is used, on average, up to which its products stream by eight columns, by 16, and by 32. 16
-rows of 32 columns take 0.95 of the time by tiles, 32 rows 1.25 (the same run); between the first two by the model."""
+EIGHT_COLUMNS, FEW_ROWS = 4.5, 8.5
+"""Rows of an expert that is used, on average, up to which its products stream by eight columns, and by 16. With eight
+rows both kernels take as long, with 16 tiles 0.82 of the time (H200, 2026-11-28)."""
 STREAM_TILING = "columns", "cut_bytes"
 """What a plan of the streaming kernel of groups decides beside what one without groups does."""
 GROUPED_TILING = "tile_n", "narrower", "warpgroups", "ctas_per_sm", "stage_tiles", "stages"
 """What a plan of the kernel by tiles decides."""
 WIDTHS = (
-    *((8,), (16,), (32,), (48,), (64,), (64, 72, 80, 96), (32, 64, 96, 128), (80, 96, 112, 128)),
-    *((112, 120, 128, 144), (128, 256)),
+    *((8,), (16,), (32,), (48,), (64,), (80,), (64, 72, 80, 96), (32, 64, 96, 128), (80, 96, 112, 128)),
+    *((112, 120, 128, 144), (96, 128, 192, 256)),
 )
 """Widths of a tile that are tried on sm_90a: sizes of groups lie near one another, and rows of a tile beyond its group
 are multiplied in vain."""
 MOST_STEPS = 1 << 32
 """What the steps of a launch of the streaming kernel times those of a work tile must be below: it divides by it."""
-TILE_US = 1.0
-"""µs to begin and to store a tile. Of rows in FP8 both are those of dense products (``packed_model_fp8.json``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +184,7 @@ def choose_stream(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedP
         return None
     # a first product that sorts slots itself waits for no launch of ours
     early = "x" if not p.routed.gathered else "" if p.ids else "all"
-    columns = 8 if rows <= EIGHT_COLUMNS else 16 if rows <= SIXTEEN_COLUMNS else 32
+    columns = 8 if rows <= EIGHT_COLUMNS else 16
     config = p.streaming(arch, columns=columns, programmatic=early, **STREAMED)
     m, n, k = p.sizes[0]
     steps = m / rows * -(-n // config.out_rows) * packed_tiles(n, k)[1] / config.stage_tiles
@@ -232,7 +240,7 @@ def can_stream(p: PackedGroups, c: GroupedStreamConfig) -> str:
 def _plan(p: PackedGroups, arch: Architecture, sm_count: int, widths: tuple[int, ...]) -> PackedPlan:
     *narrower, tile_n = widths
     # promoted sums take twice the registers
-    narrow = arch.generation == "sm90" and tile_n <= (32 if p.promoted else 64)
+    narrow = arch.generation == "sm90" and not narrower and tile_n <= (32 if p.promoted else 80)
     config = deep(p.config(arch, tile_n=tile_n, narrower=tuple(narrower), ctas_per_sm=2 if narrow else 1))
     tiles = sum(-(-n // config.out_rows) * -(-m // tile_n) for m, n, _ in p.sizes)
     if p.stack:
@@ -249,13 +257,14 @@ def tile_us(config: GroupedWgmmaConfig, m: int, k: int) -> float:
     if config.arch.generation in COSTS:
         costs = COSTS[config.arch.generation](config, width, config.arch.sm_count)
         return steps * costs.step_us + costs.store_us
-    of_stage, of_tile = STAGE_US, {}
-    if config.fp8:
-        of_stage, of_tile = CONSTANTS_FP8.stage_us, CONSTANTS_FP8.tile_us
-    stage_us, begin_us = float(np.interp(width, *zip(*of_stage.items()))), TILE_US
-    if of_tile:
-        begin_us = float(np.interp(width, *zip(*of_tile.items())))
+    of_stage = (STAGE_US_FP8 if config.fp8 else STAGE_US)[config.ctas_per_sm]
+    stage_us, begin_us = interpolated(of_stage, width), interpolated(GATHERED_US if config.gathered else TILE_US, width)
     return steps * stage_us * config.ctas_per_sm + begin_us
+
+
+def interpolated(times: dict[int, float], width: int) -> float:
+    """The time of tiles of ``width`` rows of x."""
+    return float(np.interp(width, list(times), list(times.values())))
 
 
 def predict(plan: PackedPlan, p: PackedGroups) -> float:

@@ -49,6 +49,8 @@ from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import GroupedStreamCo
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
+from cute_nvfp4.kernels.peers.config import SLOTS
+from cute_nvfp4.ops.peer_sum import PeerMemory, empty_memory, peer_sum, state_of
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.runtime import driver
 
@@ -124,6 +126,7 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
         "plain operands, gated": lambda: gated_gemm(*wide),
         "plain operands, a list": lambda: grouped_gemm([wide[:2], wide[:2]]),
         **layers(device),
+        "peer_sum": sums_of_peers(device),
         "route": lambda: route(many[:, :40], 4),
         "route, corrected": lambda: route(many[:, :300], 8, scoring="sigmoid", correction=many[0, :300].float()),
         "rmsnorm_quantize": lambda: rmsnorm_quantize(many, None, global_scale=None),
@@ -166,6 +169,24 @@ def layers(device: str) -> dict[str, Callable[[], object]]:
                 words = f"moe, {format}, {tokens} tokens, {dtype}, deterministic={deterministic}"
                 found[words] = lambda given=given, kind=deterministic: moe(*given, deterministic=kind)
     return found
+
+
+def sums_of_peers(device: str) -> Callable[[], object]:
+    """Five calls of one of two ranks, through all slots and back; the other's rows are there before."""
+    elements, ranks = 1000 * 8, 2
+    made = [
+        empty_memory(elements, ranks, lambda *size: torch.empty(*size, dtype=torch.bfloat16, device=device))
+        for _ in range(ranks)
+    ]
+    memory = PeerMemory(tuple(made), 0, state_of(torch.device(device)))
+    y = torch.randn(elements, device=device).bfloat16()
+
+    def run() -> None:
+        for call in range(5):
+            made[0][call % SLOTS, 1] = y
+            assert torch.equal(peer_sum(y, memory), y + y)
+
+    return run
 
 
 def loaded() -> Counter[str]:

@@ -228,11 +228,15 @@ def write(name: str, kernels: dict[str, Stored]) -> None:
     if not kernels:
         (FOLDER / f"{name}.tar.xz").unlink(missing_ok=True)
         return
-    with tarfile.open(FOLDER / f"{name}.tar.xz", "w:xz", preset=9) as archive:
+    written = io.BytesIO()
+    with tarfile.open(fileobj=written, mode="w:xz", preset=9) as archive:
         for part, content in parts.items():
             info = tarfile.TarInfo(part)
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
+    # a process that is killed leaves the file of before
+    (FOLDER / f"{name}.new").write_bytes(written.getvalue())
+    (FOLDER / f"{name}.new").replace(FOLDER / f"{name}.tar.xz")
 
 
 def without(kernel: CompiledKernel) -> CompiledKernel:

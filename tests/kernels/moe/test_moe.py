@@ -21,6 +21,7 @@ from cute_nvfp4.kernels.moe.few import SlotIds
 from cute_nvfp4.ops.moe.layer import MOE
 from cute_nvfp4.ops.moe.maps import Maps, routing_maps
 from cute_nvfp4.ops.prepared_weight.rows import ROUTED
+from cute_nvfp4.planning import packed_groups
 from cute_nvfp4.sim import adversarial
 
 pytestmark = pytest.mark.kernels
@@ -99,6 +100,17 @@ def test_rows_in_fp8(arch: str, poisoned: None) -> None:
     assert problem.right(out)
     problem.x[0] *= 64
     assert not problem.right(out)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)
+@pytest.mark.parametrize("name", ["gpt-oss", "FP8", "Nemotron"])
+def test_wide_tiles(name: str, arch: str, poisoned: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of several widths, which ask for biases and factors before their products."""
+    monkeypatch.setattr(packed_groups, "FEW_ROWS", 0.0)
+    monkeypatch.setattr(packed_groups, "WIDTHS", ((24, 72, 144),))
+    layer = FP8 if name == "FP8" else NAMED[name]
+    problem = Problem(dataclasses.replace(layer, tokens=83, top=2, experts=3))
+    assert problem.right(problem.run(backend=backends.backend()))
 
 
 @pytest.mark.sweep(60)
@@ -180,8 +192,8 @@ def test_launches() -> None:
 
 
 @pytest.mark.sim_only("reads PTX")
-def test_gathering_waits_for_no_copies() -> None:
-    """A fence between proxies in the loop that starts ``cp.async`` would wait for those of the stage before."""
+def test_gathering_has_no_fence() -> None:
+    """The loop that starts ``cp.async`` has no fence between proxies, which other copies need."""
     config = GroupedWgmmaConfig(tile_n=64, gathered=True, gate="silu")
     ptx = ROUTED.compile(config).ptx
     begin = ptx.rindex("mbarrier.try_wait", 0, ptx.index("cp.async.cg"))

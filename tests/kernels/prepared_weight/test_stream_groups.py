@@ -194,11 +194,11 @@ def test_experts_of_few_rows_stream() -> None:
         problem = PackedGroups(sizes=((rows, 768, 2048),), stack=128, gate="" if options else "silu", routed=given)
         return choose_groups(problem, ARCHITECTURES[arch], 132)
 
-    few, some, more = plan(8).config, plan(128 * 7).config, plan(128 * 16).config
-    assert (few.columns, few.programmatic, some.columns, more.columns) == (8, "all", 16, 32)
+    few, some = plan(8).config, plan(128 * 7).config
+    assert (few.columns, few.programmatic, some.columns) == (8, "all", 16)
     # one CTA an SM where there are few steps
     assert (few.ctas_per_sm, some.ctas_per_sm) == (1, 2)
-    assert not plan(128 * 20).streams and not plan(8, "sm_120a").streams
+    assert not plan(128 * 10).streams and not plan(8, "sm_120a").streams
     assert plan(8, gathered=False).config.programmatic == "x"
 
 

@@ -111,6 +111,10 @@ _GEMM_STORED = (
     "between the last one and this stands no use of tensor memory."
 )
 _GEMM_CLUSTER_BARRIER = "A barrier of all threads of the cluster follows at once."
+_GEMM_LOADED = (
+    "The loading warp has nothing to do after it but to meet its own CTA, whose other warps have waited for the same "
+    "phase, and a thread that has arrived may exit."
+)
 _GEMM_ALL_RELEASED = (
     "The loader has waited until every stage was released by all MMAs that read it, and its stages are all that other "
     "CTAs touch in this one: multicasts to it were complete before its MMA read them."
@@ -191,20 +195,21 @@ HARMLESS: _Table = {
     ("wgmma split_k", "drop arrive", 2): _ONE_TILE,
     ("wgmma split_k", "drop cluster wait", 1): _LOADERS_END,
     **{(k, "drop fence", 1): _FENCED_BY_LOADERS for k in ("stream", "stream gated", "wgmma groups")},
-    ("gemm split_k", "drop warp barrier", 2): _GEMM_MET_BEFORE,
+    ("gemm split_k", "drop warp barrier", 1): _GEMM_MET_BEFORE,
     **{(k, "drop wait", n): _SM120_TAIL for k in _SM120 for n in (2, 3)},
     **{(k, "scales of other rows", n): _SAME_SCALES for k in _SM120 if k != "sm_120a wide" for n in range(1, 33)},
     **{("sm_120a gated", "scales of other rows", n): _SAME_SCALES for n in range(33, 65)},
     **{(k, "drop tcgen05.relinquish_alloc_permit", 1): _GEMM_PERMIT for k in _GEMM_STORES},
     **{(k, "drop wait", n): _GEMM_TAIL for k in _GEMM for n in (2, 3)},
     **{(k, "wait for the next barrier", 2): _OTHER_STAGE for k in _GEMM},
-    **{(k, "drop warp barrier", 1): _GEMM_ALIGNED for k in _GEMM if k != "gemm stream_k"},
+    **{(k, "drop warp barrier", 1): _GEMM_ALIGNED for k in _GEMM if k not in ("gemm split_k", "gemm stream_k")},
+    ("gemm split_k", "drop warp barrier", 2): _GEMM_ALIGNED,
     ("gemm stream_k", "drop warp barrier", 3): _GEMM_ALIGNED,
     ("gemm stream_k", "flag without release", 2): _GEMM_NEXT_LAUNCH,
-    ("gemm plain", "drop barrier", 6): _GEMM_STORED,
-    ("gemm mxfp8", "drop barrier", 14): _GEMM_STORED,
+    ("gemm plain", "drop barrier", 7): _GEMM_STORED,
+    ("gemm mxfp8", "drop barrier", 15): _GEMM_STORED,
     **{(k, "drop barrier", 6): _GEMM_CLUSTER_BARRIER for k in ("gemm pair", "gemm multicast")},
-    ("gemm split_k", "drop barrier", 2): _GEMM_CLUSTER_BARRIER,
+    ("gemm split_k", "drop cluster wait", 2): _GEMM_LOADED,
     ("gemm multicast", "drop cluster wait", 2): _GEMM_ALL_RELEASED,
     ("gemm", "drop fence", 1): _SECOND_PAIR,
     ("gemm", "drop barrier", 1): _SECOND_PAIR,

@@ -29,11 +29,13 @@ from .memory_plan import TensorPlan
 from .operands import accumulator_layout, make_mma
 from .output import Store
 from .reduction import ClusterExchange
+from .warp_roles import roles
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What a thread of the epilogue works with. values: registers of an epilogue tile of every product."""
+    """What a thread of the epilogue works with. values: registers of an epilogue tile of every product; thread, warp:
+    in its group of four warps; group: number of that one among those that take the epilogue tiles in turn."""
 
     config: GemmConfig
     barriers: Barriers
@@ -44,6 +46,7 @@ class Epilogue:
     values: list[cute.Tensor]
     thread: Int32
     warp: Int32
+    group: Int32 | int
 
     def columns(self) -> range:
         """The first column of each epilogue tile of a slice."""
@@ -95,33 +98,41 @@ class WholeTile:
     """All sums of a work tile are here; its accumulator is free once the last epilogue tile is in registers."""
 
     def store(self, e: Epilogue, result: Result, at: Position, acc: Int32, phase: Int32, cursor: Int32, tile: WorkTile):
-        for number, column in enumerate(e.columns()):
+        columns, groups = e.columns(), roles(e.config).groups
+        for number in range(0, len(columns), groups):
+            column = columns[number] + e.group * e.config.epi_tile_n
             e.read(acc, Int32(column))
-            if column + e.config.epi_tile_n == e.config.tile_n:
+            if number + groups == len(columns):
                 e.release(acc)
             e.write(result, at, column, number)
 
 
 @dataclass(frozen=True)
 class SplitK(ClusterExchange):
-    """Every CTA along K stores a slice of the columns: it sends the others theirs of its sums, and gets theirs."""
+    """Every CTA along K stores a slice of the columns: it sends the others theirs of its sums, and gets theirs.
 
+    It may end once it has got those of its last work tile: before the others sent them they have waited for its room,
+    and nobody gives room back after the last.
+    """
+
+    @cute.jit
     def store(self, e: Epilogue, result: Result, at: Position, acc: Int32, phase: Int32, cursor: Int32, tile: WorkTile):
-        slice_n = e.config.slice_n
+        slice_n, width, count = e.config.slice_n, e.config.epi_tile_n, len(e.columns())
+        if cursor != self.place.worker:
+            self.give_back()  # the room of the work tile before
         mbarrier.wait(self.ring.empty(), phase ^ 1, cluster=True)
-        for distance in range(1, e.config.split_k):
+        for distance in cutlass.range_constexpr(1, e.config.split_k):
             part = self.part_after(distance)
-            for column in e.columns():
-                e.read(acc, part * slice_n + column)
-                self.send(distance, column, e.values)
+            for number in cutlass.range_constexpr(count):
+                e.read(acc, part * slice_n + number * width)
+                self.send(distance, number * width, e.values)
         mbarrier.wait(self.ring.full(), phase, cluster=True)
         own = self.place.part * slice_n
-        for number, column in enumerate(e.columns()):
-            e.read(acc, own + column)
-            self.add_received(column, e.values)
-            e.write(result, at, own + column, number)
+        for number in cutlass.range_constexpr(count):
+            e.read(acc, own + number * width)
+            self.add_received(number * width, e.values)
+            e.write(result, at, own + number * width, number)
         e.release(acc)
-        self.give_back()
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,15 @@
 or of groups.
 
 Persistent and warp-specialised: in each CTA a warp loads stages of operands by TMA, a warp issues block-scaled MMAs,
-and four warps take finished accumulators from tensor memory to the output while the next tile is being multiplied.
+and others take finished accumulators from tensor memory to the output while the next tile is being multiplied.
 
 Of two products a stage holds the shared operand once and both of the others, every MMA is issued twice, and the
 epilogue joins two accumulators by a gate. The result may leave as NVFP4: what the next GEMM takes as its A.
 """
 
 from __future__ import annotations
+
+from typing import Any, ClassVar
 
 from cutlass import Int32
 
@@ -19,13 +21,17 @@ from ..problem import Problem
 from .kernel import run_roles
 from .operands import describe_operand, make_mma
 from .output import describe_store
-from .warp_roles import ROLES
+from .warp_roles import roles
 
 
 class OnTcgen05(host.OnArchitecture):
     """What tcgen05 has of its own."""
 
-    threads, launch = ROLES.threads, {}
+    launch: ClassVar[dict[str, Any]] = {}
+
+    @property
+    def threads(self) -> int:
+        return roles(self.config).threads
 
     def describe(self, which: int, operand: Operand, k: Int32, batch: Int32) -> OperandLoad:
         return describe_operand(self.config, make_mma(self.config), which, operand, k, batch)

@@ -11,7 +11,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from ..barriers import Barriers, initialise, make_barriers
-from ..config import GemmConfig
+from ..config import CTA_ROWS, GemmConfig
 from ..operands import Loads, TmaCopy
 from ..pipeline_graph import barrier_words
 from ..problem import Problem
@@ -21,7 +21,10 @@ from .loader import load
 from .mainloop import multiply
 from .memory_plan import Tcgen05SharedPlan, TensorPlan, pipelines
 from .output import make_store
-from .warp_roles import ROLES
+from .warp_roles import WARPGROUP, roles
+
+START_BARRIER = 1
+"""Named barrier of all warps, at which a loading warp that begins at once only arrives."""
 
 
 @dataclass(frozen=True)
@@ -56,52 +59,82 @@ def allocate(config: GemmConfig) -> Tcgen05Memory:
 @cute.jit
 def run_roles(config: cutlass.Constexpr[GemmConfig], loads: Loads, store: TmaCopy | None, problem: Problem):
     """Everything that a CTA does, from its first instruction to its last. ``problem``: what varies."""
-    tensor = TensorPlan(config)
+    tensor, role = TensorPlan(config), roles(config)
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
-    if warp == ROLES.load_warp:
+    if warp == role.load_warp:
         prefetch(loads, store)
     memory = allocate(config)
     barriers = memory.barriers
     if cutlass.const_expr(config.table_bytes):
         problem = problem.with_table(memory.table)
-        if warp == ROLES.epilogue - 1:
+        if warp == role.epilogue - 1:
             problem.fill()
-    if warp == ROLES.mma_warp:
+    if warp == (role.load_warp if loads_at_once(config) else role.mma_warp):
         with cute.arch.elect_one():
             initialise(barriers)
     if warp == 0:
         cute.arch.alloc_tmem(tensor.allocated, memory.tensor_address, is_two_cta=config.pair)
         cute.arch.relinquish_tmem_alloc_permit(is_two_cta=config.pair)
-    cute.arch.sync_threads()
-    if cutlass.const_expr(config.cluster_size > 1):
-        # nobody signals a barrier of another CTA before it is initialised
-        cute.arch.cluster_arrive_relaxed()
-        cute.arch.cluster_wait()
-    tensor_pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, memory.tensor_address)
-    tensor_base = tensor_pointer.toint()
+    meet(config, warp)
 
     scheduler = problem.scheduler()
-    if warp == ROLES.load_warp:
+    if warp == role.load_warp:
         load(config, loads, memory.stages, barriers, scheduler, problem)
-    if warp == ROLES.mma_warp:
+    if warp == role.mma_warp:
         if scheduler.place.v == 0:
+            tensor_base = cute.arch.retrieve_tmem_ptr(Float32, 16, memory.tensor_address).toint()
             multiply(config, memory.stages, barriers, tensor_base, scheduler)
-    if warp < ROLES.epilogue:
+    if warp < role.epilogue:
+        tensor_base = cute.arch.retrieve_tmem_ptr(Float32, 16, memory.tensor_address).toint()
         values = [cute.make_rmem_tensor(cute.make_layout(config.epi_tile_n), Float32) for _ in range(config.products)]
         results = problem.results()
-        stores = make_store(config, problem.arguments.out, store, memory.output, thread)
+        group, row, of_group = 0, thread, warp
+        if cutlass.const_expr(role.groups > 1):
+            group, row, of_group = warp // WARPGROUP, thread % CTA_ROWS, warp % WARPGROUP
+        stores = make_store(config, problem.arguments.out, store, memory.output, row)
         function = problem.epilogue_function()
-        e = Epilogue(config, barriers, tensor_base, scheduler.place, function, stores, values, thread, warp)
+        e = Epilogue(config, barriers, tensor_base, scheduler.place, function, stores, values, row, of_group, group)
         divided = divided_k(e, memory.partials, problem.partials, scheduler)
         store_tiles(config, e, divided, results, scheduler)
-    # every warp has read its lanes, and no CTA of the cluster goes while another may still signal it
+    if cutlass.const_expr(config.cluster_size > 1 and loads_at_once(config)):
+        if warp == role.load_warp:
+            cute.arch.cluster_wait()  # for what it has arrived at in the beginning
+    # every warp has read its lanes
     cute.arch.sync_threads()
-    if cutlass.const_expr(config.cluster_size > 1):
+    if cutlass.const_expr(config.cluster_size > 1 and not loads_at_once(config)):
+        # no CTA of the cluster goes while another may still signal it; with split_k alone ``SplitK`` sees to that
         cute.arch.cluster_arrive()
         cute.arch.cluster_wait()
     if warp == 0:
+        tensor_pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, memory.tensor_address)
         cute.arch.dealloc_tmem(tensor_pointer, tensor.allocated, is_two_cta=config.pair)
+
+
+def loads_at_once(config: GemmConfig) -> bool:
+    """Whether the loading warp initialises the barriers and begins: its copies signal those of no other CTA, and it
+    reads nothing that other warps have written."""
+    return config.cluster == (1, 1) and not config.table_bytes
+
+
+@cute.jit
+def meet(config: cutlass.Constexpr[GemmConfig], warp: Int32):
+    """Barriers are initialised and tensor memory is allocated; who waits for nothing of it goes on."""
+    role = roles(config)
+    if cutlass.const_expr(loads_at_once(config)):
+        if warp == role.load_warp:
+            cute.arch.barrier_arrive(barrier_id=START_BARRIER, number_of_threads=role.threads)
+        else:
+            cute.arch.barrier(barrier_id=START_BARRIER, number_of_threads=role.threads)
+    else:
+        cute.arch.sync_threads()
+    if cutlass.const_expr(config.cluster_size > 1):
+        # nobody signals a barrier of another CTA before it is initialised
+        cute.arch.cluster_arrive_relaxed()
+        if cutlass.const_expr(not loads_at_once(config)):
+            cute.arch.cluster_wait()
+        elif warp != role.load_warp:
+            cute.arch.cluster_wait()
 
 
 def prefetch(loads: Loads, store: TmaCopy | None) -> None:

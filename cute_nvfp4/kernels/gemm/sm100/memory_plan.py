@@ -9,7 +9,7 @@ from .. import shared_plan
 from ..config import GemmConfig
 from ..pipeline_graph import Edge, Rings, pipeline_graph
 from ..shared_plan import StagePlan
-from .warp_roles import ROLES
+from .warp_roles import roles
 
 TMEM_COLUMNS = 512
 ATOM_COLUMNS = 4
@@ -94,5 +94,5 @@ class TensorPlan:
 def pipelines(config: GemmConfig, stages: int = 0) -> tuple[Edge, ...]:
     """The pipeline graph of the kernel; ``stages`` of operands, or (0) as many as the plan has."""
     depth = stages or Tcgen05SharedPlan(config).stages
-    rings = Rings(depth, StagePlan(config).loaded, TensorPlan(config).acc_stages, ROLES.epilogue)
+    rings = Rings(depth, StagePlan(config).loaded, TensorPlan(config).acc_stages, roles(config).epilogue)
     return pipeline_graph(config, rings)

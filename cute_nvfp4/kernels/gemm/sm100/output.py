@@ -20,7 +20,7 @@ from ..epilogue import OUT_TYPES, OutputMatrix, Position
 from ..operands import TmaCopy
 from ..output import VECTOR_BYTES, ThreadStore, rounded, thread_store
 from ..shared_plan import OUT_STAGES
-from .warp_roles import ROLES
+from .warp_roles import WARP, WARPGROUP
 
 STORE_BARRIER = 2
 """Named barrier of the epilogue warps."""
@@ -43,7 +43,7 @@ def describe_store(config: GemmConfig, out: Output, m: Int32, n: Int32, batch: I
 
 
 def _together() -> None:
-    pipeline.NamedBarrier(barrier_id=STORE_BARRIER, num_threads=ROLES.epilogue_threads).arrive_and_wait()
+    pipeline.NamedBarrier(barrier_id=STORE_BARRIER, num_threads=WARP * WARPGROUP).arrive_and_wait()
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,11 @@ class WgmmaConfig:
     tiles_n: ClassVar[tuple[int, ...]] = TILE_N
 
     @property
+    def columns_of_two(self) -> int:
+        """Columns of a tile up to which two CTAs share the registers of a multiprocessor."""
+        return 64
+
+    @property
     def cluster(self) -> tuple[int, int]:
         """CTAs along the weight's rows, and along those of x."""
         return self.cluster_rows, 1
@@ -329,9 +334,10 @@ def _tile(c: WgmmaConfig) -> str:
     if c.tile_n > 128 and c.warpgroups > 2 and not c.in_tensor_memory:
         expected = "2: more have too few registers"
         return explain(f"warpgroups of tiles of {c.tile_n} columns", got=c.warpgroups, expected=expected)
-    if c.ctas_per_sm not in (1, 2) or (c.ctas_per_sm == 2 and (c.warpgroups != 2 or c.tile_n > 64)):
+    most = c.columns_of_two
+    if c.ctas_per_sm not in (1, 2) or (c.ctas_per_sm == 2 and (c.warpgroups != 2 or c.tile_n > most)):
         got = f"{c.ctas_per_sm} with {c.warpgroups} warpgroups and tiles of {c.tile_n} columns"
-        return explain("ctas_per_sm", got=got, expected="1, or 2 with 2 warpgroups and at most 64 columns")
+        return explain("ctas_per_sm", got=got, expected=f"1, or 2 with 2 warpgroups and at most {most} columns")
     return ""
 
 

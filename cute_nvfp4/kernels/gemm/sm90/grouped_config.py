@@ -11,14 +11,16 @@ from ....errors import explain
 from ..grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW, Columns, GroupTableConfig
 from .config import WgmmaConfig, can_implement
 
-GROUP_TILE_N = (8, 16, 32, 48, 64, 96, 128, 144, 256)
+GROUP_TILE_N = (8, 16, 32, 48, 64, 80, 96, 128, 144, 256)
 """The most rows of x in a tile."""
 ACTIVATIONS = {"clamped_swiglu": 2, "relu2": 1}
 """What may stand between the products of an expert beside gates, and of how many matrices."""
 SWIZZLED_BYTES = 128
 """The most bytes of a row of x that are swizzled together."""
-LEAST_BOX = 16
-"""Rows of x that a copy has, unless a tile has fewer."""
+AHEAD_COLUMNS = 144
+"""Columns of a tile up to which a CTA alone on its multiprocessor asks before the products for what follows them."""
+BOX = 16
+"""Rows of x that a copy has, or a multiple, unless a tile has fewer (and CuTe aborts for 24 rows, or 72)."""
 _NARROWER = {128: (32, 64, 96), 256: (96, 128, 192)}
 MOST_WIDTHS = 4
 """More of them, or two in 80 registers, and ptxas lets no two wgmma run at the same time (its note C7512)."""
@@ -90,6 +92,16 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
         return 4 * (self.widest or self.tile_n)
 
     @property
+    def columns_of_two(self) -> int:
+        # threads that gather take registers from those that multiply, and 16-bit fragments twice those of FP8
+        return 64 if len(self.widths) > 1 or (self.gathered and not self.fp8) else 80
+
+    def asks_ahead(self, width: int) -> bool:
+        """Whether registers are left, beside the sums of so many columns, for what the epilogue of a tile will need: it
+        is as far away as memory."""
+        return self.ctas_per_sm == 1 and self.arch.generation == "sm90" and width <= AHEAD_COLUMNS
+
+    @property
     def box_k(self) -> int:
         """Elements along K of a box of x: as many as are swizzled together, 128 bytes at most."""
         return min(self.stage_k, SWIZZLED_BYTES // self.x_item)
@@ -107,10 +119,10 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
 
     @property
     def box_rows(self) -> int:
-        """Rows of x that are copied at a time: at least 16 where those divide a tile, for a copy takes its thread long
-        to start. A width may end within them."""
+        """Rows of x that are copied at a time: a multiple of 16 where a tile is one, for a copy takes its thread
+        long to start. A width may end within them."""
         common = math.gcd(*self.widths)
-        return common if common >= LEAST_BOX or self.tile_n % LEAST_BOX else LEAST_BOX
+        return common if common % BOX == 0 else math.gcd(BOX, self.tile_n)
 
 
 def can_implement_groups(c: GroupedWgmmaConfig) -> str:

@@ -30,20 +30,24 @@ from .grouped_arguments import RoutedRows
 from .groups import GroupScheduler, GroupTile, PackedGroups
 from .row_factors import RowFactors
 
-AHEAD_COLUMNS = 128
+FACTOR_COLUMNS = 128
 """Columns of a tile up to which registers are left, beside its sums, for factors that the epilogue will need."""
 
 
 @dataclass(frozen=True)
 class RoutedEpilogue(WarpgroupEpilogue):
     """The epilogue of a work tile whose rows are slots. routed: slots from the tile's first row on, and the bias of its
-    group."""
+    group. biases: of the thread's two rows of the MMA, if they were asked for before the products."""
 
     routed: RoutedRows | None = None
+    biases: tuple[Float32, Float32] | None = None
 
     def of_tile(self, tile: WorkTile) -> RoutedEpilogue:
         """This epilogue with the factors of the tile's rows, asked for before its products if there are registers."""
-        return self.with_factors(tile) if self.config.tile_n <= AHEAD_COLUMNS else self
+        found = self.with_factors(tile) if self.config.tile_n <= FACTOR_COLUMNS else self
+        if self.config.biased and self.config.asks_ahead(self.config.tile_n):
+            return replace(found, biases=found.group_biases(tile))
+        return found
 
     @cute.jit
     def store(self, acc: cute.Tensor, tile: WorkTile):
@@ -124,17 +128,25 @@ class RoutedEpilogue(WarpgroupEpilogue):
         self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]
     ):
         """Adds a number for each row of the MMA: a thread has two, of a gated product one of each matrix."""
+        biases = self.group_biases(tile) if self.biases is None else self.biases
+        for half in cutlass.range_constexpr(2):
+            for i in cutlass.range_constexpr(begin // 8, end // 8):
+                for j in cutlass.range_constexpr(2):
+                    place = 4 * i + 2 * half + j
+                    acc[place] = acc[place] + biases[half]
+
+    @cute.jit
+    def group_biases(self, tile: WorkTile):
+        """The biases of the thread's two rows of the MMA; 0 beyond the last row."""
         rows = self.arguments.weight.rows
-        row = self.first_row(tile) + self.thread % WARP // 4
+        row, found = self.first_row(tile) + self.thread % WARP // 4, []
         for half in cutlass.range_constexpr(2):
             n, at = self.bias_places(row, half)
             number = Float32(0.0)
             if n < rows:
                 number = device_scalar(self.routed.bias + at)
-            for i in cutlass.range_constexpr(begin // 8, end // 8):
-                for j in cutlass.range_constexpr(2):
-                    place = 4 * i + 2 * half + j
-                    acc[place] = acc[place] + number
+            found.append(number)
+        return tuple(found)
 
     def bias_places(self, row: Int32, half: int) -> tuple[Int32, Int32]:
         """The column of the output that a row of the MMA is, and where its bias is."""
