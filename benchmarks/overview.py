@@ -110,6 +110,8 @@ def vectors(shape: tuple[int, int, int], clock: Clock, device: str = "cuda") -> 
 def product_name(shape: Shape, contestant: str) -> str:
     """What a table calls a product of one of our contestants."""
     operation = {"dense": "gemm", "gated": "gated_gemm", "grouped": "grouped_gemm"}[shape.problem]
+    if shape.problem == "grouped" and contestant == "w4a8":
+        operation = "grouped_gemm_contiguous"  # a list takes rows that are quantized before
     sizes = str(shape).replace(", ", " × ")
     if len(shape.m) > 1:
         sizes = f"{len(shape.m)} groups of {min(shape.m)} to {max(shape.m)} rows, {shape.n} × {shape.k}"

@@ -23,7 +23,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--skip-tables", action="store_true", help="do not compare tables with their records")
     asked = parser.parse_args(arguments)
     if importlib.util.find_spec("myst_nb") is None or importlib.util.find_spec("furo") is None:
-        print("got no Sphinx with its extensions, expected the extra: pip install -e '.[docs]'", file=sys.stderr)
+        print(
+            "got no Sphinx with its extensions, expected the extra: pip install -c constraints.txt -e '.[docs]'",
+            file=sys.stderr,
+        )
         return 2
     if asked.strict and not asked.skip_tables and (stale := _stale()):
         print("\n".join(stale), file=sys.stderr)

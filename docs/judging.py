@@ -36,14 +36,19 @@ def first_call(of: dict[str, Any]) -> str:
     return host(of, "with the launch" if "gpu" in of else "without the launch") + table(head, lines)
 
 
-def eval_times(of: dict[str, Any]) -> str:
-    """What ``cute-nvfp4 eval`` takes, by a record of ``benchmarks/eval_times.py``."""
+def eval_times(of: dict[str, Any], benchmark: dict[str, Any]) -> str:
+    """What ``cute-nvfp4 eval`` takes, by a record of ``benchmarks/eval_times.py``; and of another run, of which only
+    the processor's seconds of the benchmark shapes are known."""
     lines = []
     for problem, found in of["rows"].items():
         for name, row in found.items():
             speed = f"{row['instructions'] / row['cpu_s']:,.0f}" if row["cases"] > 1 else ""
-            lines.append([f"`{problem}`", name, f"{row['wall_s']:.0f}", f"{row['cpu_s']:.0f}",
+            shown = name.replace("smallest shape", "`--case 0`")  # which of the dual GEMM is not its smallest
+            lines.append([f"`{problem}`", shown, f"{row['wall_s']:.0f}", f"{row['cpu_s']:.0f}",
                           f"{row['memory_bytes'] / 1e9:.1f}", f"{row['instructions']:,}", speed])  # fmt: skip
+        if problem in benchmark["cpu_s"]:
+            cells = [f"benchmark, {benchmark['date']}", "", f"{benchmark['cpu_s'][problem]:.0f}", "", "", ""]
+            lines.append([f"`{problem}`", *cells])
     head = [
         "problem",
         "what",

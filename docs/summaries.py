@@ -83,7 +83,8 @@ def signatures(*modules: str) -> str:
     for module in modules:
         lines.append(f"# from {module} import …")
         for name, value in names(module):
-            if not (inspect.isfunction(value) or inspect.isclass(value)):
+            error = inspect.isclass(value) and issubclass(value, Exception)
+            if error or not (inspect.isfunction(value) or inspect.isclass(value)):
                 continue
             parameters = inspect.signature(value).parameters.values()
             bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
@@ -151,6 +152,11 @@ def all_arguments() -> str:
 def sim_api() -> str:
     """The public names of the simulator."""
     return summary("cute_nvfp4.sim", *SIM_ROOMS)
+
+
+def sim_arguments() -> str:
+    """All arguments of the simulator's functions and classes."""
+    return signatures("cute_nvfp4.sim", *SIM_ROOMS)
 
 
 def harness_api() -> str:

@@ -66,15 +66,19 @@ def _product_table(name: str, peers: dict[str, str]) -> str:
     """Products of a set beside their peers; × is over cuBLAS."""
     of = record("gemm_nvidia_h200")["sets"][name]
     ours = {"w4a16": "W4A16", "w4a4": "W4A4"}
-    head = ["m, n, k", *peers.values(), *ours.values(), *(f"{text} ×" for text in ours.values())]
+    head = ["m, n, k", *peers.values(), *ours.values(), *(f"{text} ×" for text in ours.values()), "floor, % of W4A16"]
     rows = []
     for row in _products([name]):
         found = [us(row["us"][who]) if who in row["us"] else "" for who in (*peers, *ours)]
-        rows.append([row["text"], *found, *(times(row["us"]["cublas"] / row["us"][who]) for who in ours)])
-    launch = of["ceilings"]["launch_us"]
-    return machine(
-        of, f"{GRAPH}; an empty launch takes {launch:.1f}; × is how many times faster than cuBLAS in bf16"
-    ) + (table(head, rows))
+        floor = f"{row['floor_us'] / row['us']['w4a16']:.0%}"
+        rows.append([row["text"], *found, *(times(row["us"]["cublas"] / row["us"][who]) for who in ours), floor])
+    launch, copy, dense = (of["ceilings"][name] for name in ("launch_us", "copy_bytes_s", "dense_flop_s"))
+    how = (
+        f"{GRAPH}; an empty launch takes {launch:.1f}; × is how many times faster than cuBLAS in bf16; "
+        "the floor is an empty launch, and the longer of: all weights "
+        f"at a copy's {copy / 1e12:.2f} TB/s, all operations at cuBLAS's {dense / 1e12:.0f} TFLOP/s (8192³, bf16)"
+    )
+    return machine(of, how) + table(head, rows)
 
 
 PEERS = {"cublas": "cuBLAS bf16", "quack": "quack (W4A16)", "triton": "Triton (W4A16)"}
@@ -246,7 +250,7 @@ def first_call() -> str:
 
 def eval_times() -> str:
     """What judging takes."""
-    return judging.eval_times(record("eval_times_cpu"))
+    return judging.eval_times(record("eval_times_cpu"), record("eval_benchmark_cpu"))
 
 
 def leaderboard() -> str:
@@ -324,6 +328,7 @@ _OF_THE_PACKAGE = (
     summaries.sim_api,
     summaries.harness_api,
     summaries.all_arguments,
+    summaries.sim_arguments,
 )
 TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (*_OF_RECORDS, *_OF_THE_PACKAGE)}
 TABLES |= {"fused-bounds": fused_bounds, "json_outputs": json_tables.outputs, "json_records": json_tables.records}

@@ -99,7 +99,10 @@ class CuteNvfp4Quantizer(HfQuantizer):
     def validate_environment(self, *args: Any, **options: Any) -> None:
         """Refuses what these layers cannot be: split over GPUs while they are loaded."""
         if options.get("tp_plan") is not None or options.get("device_mesh") is not None:
-            raise ValueError("cute_nvfp4 layers are not split while they are loaded: drop tp_plan and device_mesh")
+            raise ValueError(
+                "cute_nvfp4 layers are not split while they are loaded: drop tp_plan and device_mesh, and then call "
+                "parallelize_module with the styles of cute_nvfp4.nn (docs/how-to/use_two_gpus.md)"
+            )
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **options: Any) -> Any:
         self._places: dict[str, torch.nn.Linear] = {}

@@ -370,3 +370,12 @@ def test_on_hopper_a_model_holds_one_copy(tmp_path: Path) -> None:
     quantized = {name: x for name, x in written.items() if name.rpartition(".")[0] in layers and "bias" not in name}
     saved = {name: x for name, x in tensors(tmp_path / "saved").items() if name in quantized}
     assert same_bits(saved, quantized)
+
+
+@pytest.mark.parametrize("option", ["tp_plan", "device_mesh"])
+def test_splitting_while_loading_is_refused(option: str) -> None:
+    """With what to do instead."""
+    quantizer = module.CuteNvfp4Quantizer(module.CuteNvfp4Config())
+    quantizer.validate_environment()
+    with pytest.raises(ValueError, match="parallelize_module with the styles"):
+        quantizer.validate_environment(**{option: "auto"})

@@ -70,7 +70,7 @@ def test_rows_on_small_tensors(on_cpu: None) -> None:
         "`gemm` 3 × 128 × 256, bf16 rows",
         "`gemm` 3 × 128 × 256, rows quantized to E4M3 in the call",
         "`grouped_gemm` 2 groups of 2 to 5 rows, 128 × 256, bf16 rows",
-        "`grouped_gemm` 2 groups of 2 to 5 rows, 128 × 256, rows quantized to E4M3 in the call",
+        "`grouped_gemm_contiguous` 2 groups of 2 to 5 rows, 128 × 256, rows quantized to E4M3 in the call",
         "`quantize` 64 × 64 bf16, rule `four_six_mse`",
     ]
     for row in found:

@@ -48,8 +48,7 @@ class OverwritingCopies:
 class ThreadCopies(OverwritingCopies):
     """Copies by ``cp.async``, which write as plain stores do.
 
-    They need no fence between proxies: ``mbarrier`` orders them after plain reads, and after ``wgmma`` that is done. A
-    fence would wait for the copies that the thread has started: one in each stage is a round trip to L2.
+    They need no fence between proxies: ``mbarrier`` orders them after plain reads, and after ``wgmma`` that is done.
     """
 
     def acquire(self, ring: Ring, at: PipelineState, step: Int32, filled: Int32) -> None:

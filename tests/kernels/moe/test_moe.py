@@ -192,8 +192,8 @@ def test_launches() -> None:
 
 
 @pytest.mark.sim_only("reads PTX")
-def test_gathering_waits_for_no_copies() -> None:
-    """A fence between proxies in the loop that starts ``cp.async`` would wait for those of the stage before."""
+def test_gathering_has_no_fence() -> None:
+    """The loop that starts ``cp.async`` has no fence between proxies, which other copies need."""
     config = GroupedWgmmaConfig(tile_n=64, gathered=True, gate="silu")
     ptx = ROUTED.compile(config).ptx
     begin = ptx.rindex("mbarrier.try_wait", 0, ptx.index("cp.async.cg"))
