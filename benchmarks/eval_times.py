@@ -1,7 +1,7 @@
 """How long ``cute-nvfp4 eval`` takes, and how much memory: ``python benchmarks/eval_times.py``. Needs no GPU.
 
-Each problem with the package's own submission on a simulated B200, every command in a process of its own: the smallest
-correctness shape, all ten, and with ``--benchmark`` the contest's benchmark shapes with their modelled times. Seconds
+Each problem with the package's own submission on a simulated B200, every command in a process of its own: case 0 of the
+correctness shapes, all ten, and with ``--benchmark`` the contest's benchmark shapes with their modelled times. Seconds
 are of the wall and of all processes, memory is the largest resident size of one process. Compiled kernels are on the
 disk from a first call. They say nothing of any GPU.
 """
