@@ -25,6 +25,7 @@ import memory_tables  # noqa: E402
 import messages  # noqa: E402
 import modelled  # noqa: E402
 import problem_tables  # noqa: E402
+import row_ranges  # noqa: E402
 import summaries  # noqa: E402
 from side_by_side import of_products, side_by_side  # noqa: E402
 from table_cells import table, times, us  # noqa: E402
@@ -345,7 +346,12 @@ TABLES |= {
     "generate_prompt_split": functools.partial(generate_split, "generate_fused_norms", "prompt_split"),
     "generate_qwen3_split": functools.partial(generate_split, "generate_qwen3_30b_a3b"),
 }
-TABLES |= {"commands": summaries.commands, "gates": summaries.gates, "tolerances": judging.tolerances}
+TABLES |= {
+    "row_ranges": row_ranges.markdown,
+    "commands": summaries.commands,
+    "gates": summaries.gates,
+    "tolerances": judging.tolerances,
+}
 TABLES |= {"errors_products": messages.of_products, "errors_quantize": messages.of_quantize}
 TABLES |= {"errors_machines": messages.of_machines, "memory_weights": memory_tables.weights}
 TABLES |= {"memory_scratch": memory_tables.scratch}

@@ -43,6 +43,7 @@ PAGES = [
     "how-to/add_an_instruction.md",
     "how-to/operations.md",
     "explanation/formats.md",
+    "reference/shapes.md",
     "tutorials/first_gemm.md",
     "tutorials/first_submission.md",
     "tutorials/faster_without_a_gpu.md",
