@@ -292,6 +292,18 @@ def w4a8_products() -> str:
     return "\n".join(lines) + "\n"
 
 
+def moe_layers() -> str:
+    """Whole layers of experts; × is how many times faster than torch in bf16."""
+    of = record("moe_nvidia_h200")
+    rows = []
+    for row in of["rows"]:
+        found, torch_us = row["us"], row["us"]["torch"]
+        cells = [f"{us(found[name])} ({times(torch_us / found[name])} ×)" for name in ("moe", "w4a8")]
+        rows.append([row["model"], str(row["tokens"]), *cells, us(torch_us), us(row["floor_us"])])
+    how = "medians of graphs, µs, L2 cold; routing maps to combined rows, uniform routing"
+    return machine(of, how) + table(["layer of", "tokens", "W4A16", "W4A8", "torch, bf16", "bytes alone"], rows)
+
+
 def w4a8_layers() -> str:
     """Errors of a real model's layers by the width of activations."""
     import accuracy_w4a8_layers
@@ -337,7 +349,7 @@ TABLES |= {"plans": lambda: modelled.plans(record("gemm_model")), "clock": model
 TABLES |= {"b200_w4a16": lambda: modelled.w4a16(record("ours_modelled_b200"))}
 TABLES |= {"extreme_fuzz": lambda: judging.extreme_fuzz(record("extreme_fuzz"))}
 TABLES |= {"w4a8_layers": w4a8_layers, "w4a8_parts": w4a8_parts, "w4a8_products": w4a8_products}
-TABLES |= {"generate_split": generate_split}
+TABLES |= {"generate_split": generate_split, "moe_layers": moe_layers}
 TABLES |= {
     f"generate_{name}": functools.partial(generate, f"generate_{name}")
     for name in ("fused_norms", "flash", "qwen3_30b_a3b")

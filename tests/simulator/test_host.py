@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 
 import pytest
@@ -24,6 +25,16 @@ def test_grid_arithmetic_and_parameters_are_executed() -> None:
         assert (launch.grid, launch.block, launch.cluster) == ((-(-n // 128), 1, 1), (128, 1, 1), (1, 1, 1))
         assert launch.params == (struct.pack("<Q", 0x1000), struct.pack("<Q", 0x2000), struct.pack("<i", n))
         assert launch.kernel in program.kernels and launch.dynamic_smem == 0 and not launch.cooperative
+
+
+def test_host_functions_keep_no_threads() -> None:
+    """MLIR would keep as many as the machine has cores for each, and a test run has thousands of host functions."""
+    hosts, before = [], None
+    for arch in ("sm_90a", "sm_100a", "sm_103a", "sm_120a"):
+        hosts.append(compiled(scale, (torch.float32, torch.float32), 1, arch)[1])
+        # the first one may start what the process keeps anyway
+        before = before or len(os.listdir("/proc/self/task"))
+    assert len(os.listdir("/proc/self/task")) <= before and len(hosts) == 4
 
 
 def test_parameter_sizes_of_the_cubin_are_those_of_the_ptx() -> None:

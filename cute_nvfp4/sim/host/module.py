@@ -53,7 +53,9 @@ class HostModule:
         self._sizes: dict[str, list[int]] = {}
         self._kernels: dict[int, str] = {}
         self._names: list[ctypes.Array] = []
-        with ir.Context():
+        with ir.Context() as context:
+            # a pool of threads for each context, kept as long as the module, would exhaust a large machine's
+            context.enable_multithreading(False)
             self._module = ir.Module.parse(host_ir)
             self._engine = ExecutionEngine(self._module, opt_level=2, shared_libs=[])
         self._callbacks = [self._register(*found) for found in set(_DECLARATION.findall(host_ir))]

@@ -16,10 +16,10 @@ pytestmark = [pytest.mark.kernels, SWEEP, pytest.mark.usefixtures("poisoned")]
 
 @pytest.fixture
 def no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(x: torch.Tensor) -> torch.Tensor:
+    def refuse(x: torch.Tensor, alignment: int) -> torch.Tensor:
         raise AssertionError(f"{tuple(x.shape)}, strides {x.stride()}: copied")
 
-    monkeypatch.setattr(ops, "readable", refuse)
+    monkeypatch.setattr(ops, "readable_by", refuse)
 
 
 def check(x: torch.Tensor, format: str, rule: str, **options: object) -> None:
