@@ -22,7 +22,7 @@ Submissions = Annotated[
     ),
 ]
 OneSubmission = Annotated[
-    Path | None, typer.Option(help="A submission, as the argument is; for one file.", show_default=False)
+    Path | None, typer.Option(help="One submission; the same as naming it as the argument.", show_default=False)
 ]
 Mode = Annotated[
     str, typer.Option(help="test (is it right), benchmark (time it), leaderboard (check every repeat), profile.")

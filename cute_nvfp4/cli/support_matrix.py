@@ -159,7 +159,7 @@ def _conversions() -> Iterator[Question]:
         )
     for f in ("mxfp4", "mxfp8", "fp8_e4m3"):
         yield Question("quantize", f"bf16 → {f.upper()}", "rule `max`", lambda f=f: quantize(_x(), f, backend="sim"))
-    for f in FORMATS:
+    for f in (*FORMATS, "fp8_e4m3"):
         given = {"global_scale": 1.0 if f == "nvfp4" else None, "format": f, "backend": "sim"}
         yield Question("rmsnorm_quantize", f"bf16 → {f.upper()}", "with a residual",
                   lambda given=given: rmsnorm_quantize(_x(), _x()[0], residual=_x(), **given))  # fmt: skip

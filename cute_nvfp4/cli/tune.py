@@ -45,13 +45,15 @@ def tune(
     ] = "",
     top: Annotated[int, typer.Option(help="Plans to time (the model's first), or to show; 0 for all.")] = 24,
     rounds: Annotated[int, typer.Option(help="Times that each plan is timed.")] = 40,
-    arch: Annotated[str, typer.Option(help="Architecture to model: sm_100a, sm_103a, sm_90a.")] = "sm_100a",
+    arch: Annotated[
+        str, typer.Option(help="Architecture to model with --model, such as sm_90a or sm_120a (RTX 5090).")
+    ] = "sm_100a",
     json: JsonOption = "",
 ) -> None:
     """Times plans of a GEMM on this GPU and stores the fastest, which gemm() then uses for this problem.
 
     The table is gemm.json in the user's configuration folder, or the file that CUTE_NVFP4_GEMM_TABLE names. With
-    --model nothing is run or stored: plans are ranked by modelled times of a B200, or of an H200. With --clock the
+    --model nothing is run or stored: plans are ranked by modelled times of the GPU of --arch. With --clock the
     model's first plans (--top) are executed in the simulator, their results checked, and the one that the clock finds
     fastest is stored, marked as modelled. On sm_90a B is a weight that prepare_weight has repacked. Exit code 2 where
     nothing can be timed.
