@@ -13,7 +13,7 @@ from typing import Any
 from cute_nvfp4.kernels.gemm.config import GemmConfig
 from cute_nvfp4.kernels.gemm.shared_plan import StagePlan
 from cute_nvfp4.kernels.gemm.sm100.memory_plan import Tcgen05SharedPlan, TensorPlan
-from cute_nvfp4.kernels.gemm.sm100.warp_roles import ROLES
+from cute_nvfp4.kernels.gemm.sm100.warp_roles import roles
 from cute_nvfp4.planning import rates
 from cute_nvfp4.sim.observe.trace import Row, Trace
 
@@ -109,7 +109,7 @@ def shares(trace: Trace, config: GemmConfig) -> dict[str, list[int]]:
 
 def from_trace(trace: Trace, config: GemmConfig, cta: str | None = None) -> Pipeline:
     """What happened in one CTA (by default the first), to the end or to where the simulator stopped it."""
-    cta = cta or trace.rows()[0].cta
+    of, cta = roles(config), cta or trace.rows()[0].cta
     rows = [r for r in trace.rows() if r.cta == cta]
     end = max(r.end for r in rows)
     stages, accs = Tcgen05SharedPlan(config).stages, TensorPlan(config).acc_stages
@@ -128,7 +128,7 @@ def from_trace(trace: Trace, config: GemmConfig, cta: str | None = None) -> Pipe
         done = of_stage[i] if i < len(of_stage) else end
         steps.append(Step(tile_of[i], i % stages, copies[0].begin, max(r.end for r in copies), begin, done))
     reads = [r.begin for r in rows if r.track == "warp 0" and r.kind == "run" and "tcgen05.ld" in r.name]
-    frees = [_arrivals(rows, warp) for warp in range(ROLES.epilogue)]
+    frees = [_arrivals(rows, warp) for warp in range(of.epilogue)]
     tiles = []
     for t, full in enumerate(of_tile):
         read = next((x for x in reads if x >= full), end)
@@ -136,8 +136,8 @@ def from_trace(trace: Trace, config: GemmConfig, cta: str | None = None) -> Pipe
         tiles.append(Tile(t, t % accs, steps[sum(counts[:t])].begin, full, read, free))
     for t in range(len(tiles), len(counts)):  # what a stopped run has left unfinished
         tiles.append(Tile(t, t % accs, steps[sum(counts[:t])].begin, end, end, end))
-    roles = {"load": ROLES.load_warp, "MMA": ROLES.mma_warp, "epilogue": 0}
-    waits = {role: _waits(rows, warp) for role, warp in roles.items()}
+    warps = {"load": of.load_warp, "MMA": of.mma_warp, "epilogue": 0}
+    waits = {role: _waits(rows, warp) for role, warp in warps.items()}
     stores = [(r.begin, r.end) for r in _engine(rows, "TMA stores")]
     return Pipeline(stages, accs, steps, tiles, "logical steps (order, not time)", waits, stores)
 
