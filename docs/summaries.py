@@ -71,10 +71,12 @@ def _default(value: Any) -> str:
 
 
 def _default_of(value: Any, parameter: inspect.Parameter) -> Any:
-    """The default of a parameter; of a dataclass's field that makes one, what it makes."""
+    """The default of a parameter; of a dataclass's field that makes one, what it makes, if that is always the same."""
     field = getattr(value, "__dataclass_fields__", {}).get(parameter.name)
     made = getattr(field, "default_factory", dataclasses.MISSING)
-    return parameter.default if made is dataclasses.MISSING else made()
+    if made is dataclasses.MISSING:
+        return parameter.default
+    return made() if inspect.isclass(made) else _Text("…")
 
 
 def signatures(*modules: str) -> str:
