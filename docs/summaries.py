@@ -76,7 +76,8 @@ def _default_of(value: Any, parameter: inspect.Parameter) -> Any:
     made = getattr(field, "default_factory", dataclasses.MISSING)
     if made is dataclasses.MISSING:
         return parameter.default
-    return made() if inspect.isclass(made) else _Text("…")
+    # not the next number of a counter
+    return made() if inspect.isclass(made) or inspect.isfunction(made) else _Text("…")
 
 
 def signatures(*modules: str) -> str:
