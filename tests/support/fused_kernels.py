@@ -18,6 +18,12 @@ from cute_nvfp4.runtime.compile import CompiledKernel
 from cute_nvfp4.target import architecture
 
 
+def _quantized(format: str | Format, rule: str, rows: int, k: int, dtype: torch.dtype, **more: Any) -> QuantizeProblem:
+    """The quantization of contiguous matrices of this size."""
+    of = resolve_format(format)
+    return QuantizeProblem(of, resolve_rule(rule, of), rows, k, dtype=DTYPE_NAMES[dtype], alignment=16, **more)
+
+
 def compile_rmsnorm_quantize(
     arch: str,
     format: str | Format = "nvfp4",
@@ -32,10 +38,7 @@ def compile_rmsnorm_quantize(
     **more: Any,
 ) -> tuple[CompiledKernel, RmsnormConfig]:
     """The kernel for contiguous matrices of this size on ``arch``, and its configuration. more: of the problem."""
-    format, found = resolve_format(format), architecture(arch)
-    quantized = QuantizeProblem(
-        format, resolve_rule(rule, format), rows, k, dtype=DTYPE_NAMES[dtype], alignment=16, **more
-    )
+    found, quantized = architecture(arch), _quantized(format, rule, rows, k, dtype, **more)
     problem = RmsnormProblem(quantized, values, residual, "" if weight is None else DTYPE_NAMES[weight])
     config = choose_rmsnorm(problem, found, found.sm_count).config
     return RMSNORM.compile(config), config
@@ -53,9 +56,6 @@ def compile_silu_mul_quantize(
     **more: Any,
 ) -> tuple[CompiledKernel, SiluMulConfig]:
     """The kernel for contiguous matrices (rows, k) on ``arch``, and its configuration. more: of the problem."""
-    format, found = resolve_format(format), architecture(arch)
-    quantized = QuantizeProblem(
-        format, resolve_rule(rule, format), rows, k, dtype=DTYPE_NAMES[dtype], alignment=16, **more
-    )
+    found, quantized = architecture(arch), _quantized(format, rule, rows, k, dtype, **more)
     config = choose_silu_mul(FusedProblem(quantized, values), found, found.sm_count).config
     return SILU_MUL.compile(config), config

@@ -287,8 +287,8 @@ class TestSm120(OnBlackwell):
             plans = candidates(problem, ARCHITECTURES[arch], count)
             assert min(plan.config.ring_stages for plan in plans) > 2
             found[m] = predict(plans[0], problem, count)
-        dealt = PackedGroups(sizes=((200, 4096, 4096),) * 4, packing=packing)
-        assert choose_groups(dealt, ARCHITECTURES[arch], count).config.ring_stages > 2
+        listed = PackedGroups(sizes=((200, 4096, 4096),) * 4, packing=packing)
+        assert choose_groups(listed, ARCHITECTURES[arch], count).config.ring_stages > 2
         if arch == self.ARCH:
             plain = PackedProblem(m=17, n=8192, k=8192)
             least = predict(choose(plain, ARCHITECTURES[arch], count), plain, count)

@@ -307,9 +307,9 @@ def test_plans() -> None:
     """Wide tiles where groups fill them, narrow ones for few rows; what was fastest of those run on an H200."""
     arch = ARCHITECTURES["sm_90a"]
     first = PackedGroups(sizes=tuple((m, 4096, 7168) for m in (80, 176, 128, 72, 64, 248, 96, 160)))
-    dealt = PackedGroups(sizes=((8, 4096, 4096),), stack=8)
+    groups = PackedGroups(sizes=((8, 4096, 4096),), stack=8)
     assert choose_groups(first, arch, 132).config.tile_n == 128
-    assert choose_groups(dealt, arch, 132).config.tile_n == 8
+    assert choose_groups(groups, arch, 132).config.tile_n == 8
 
 
 def test_plans_expect_rows_that_take_any_group() -> None:
