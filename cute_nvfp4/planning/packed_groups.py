@@ -47,7 +47,7 @@ EIGHT_COLUMNS, FEW_ROWS = 4.5, 8.5
 rows both kernels take as long, with 16 tiles 0.82 of the time (H200, 2026-11-28)."""
 STREAM_TILING = "columns", "cut_bytes"
 """What a plan of the streaming kernel of groups decides beside what one without groups does."""
-GROUPED_TILING = "tile_n", "narrower", "warpgroups", "ctas_per_sm", "stage_tiles", "stages"
+GROUPED_TILING = "tile_n", "narrower", "warpgroups", "mma_m", "ctas_per_sm", "stage_tiles", "stages"
 """What a plan of the kernel by tiles decides."""
 WIDTHS = (
     *((8,), (16,), (32,), (48,), (64,), (80,), (64, 72, 80, 96), (32, 64, 96, 128), (80, 96, 112, 128)),
