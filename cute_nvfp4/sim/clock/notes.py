@@ -48,8 +48,8 @@ class Await(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A bulk or tensor copy: ``size`` bytes of which ``new`` come from DRAM; whom it tells. ``alike`` copies of the same
-    step bring the same bytes to some SM, this one among them."""
+    """A bulk or tensor copy: ``size`` bytes of which ``new`` come from DRAM; whom it tells. ``alike`` copies of a step
+    bring the same bytes to some SM, this one among them."""
 
     store: bool
     size: int
