@@ -1,6 +1,8 @@
-"""``python benchmarks/clock_only.py sim …``: ``python -m cute_nvfp4 sim …`` without what takes long and changes no
-time: the products of tcgen05, whose values nothing depends on in programs whose results are unused, and the replays of
-``Timing.gains``. For tables of many launches; a test says that a launch takes the same time both ways."""
+"""``python benchmarks/clock_only.py sim …``: ``python -m cute_nvfp4 sim …`` without the products of tcgen05.
+
+They take long and change no time, as nothing depends on their values in programs whose results are unused. With
+``bare`` before ``sim`` also without the replays of ``Timing.gains``.
+"""
 
 from __future__ import annotations
 
@@ -15,5 +17,7 @@ from cute_nvfp4.sim.tcgen05 import product
 
 if __name__ == "__main__":
     product.execute = lambda wave, runs: None
-    Timing.gains = lambda self: {}
+    if sys.argv[1:2] == ["bare"]:
+        del sys.argv[1]
+        Timing.gains = lambda self: {}
     app(prog_name="cute-nvfp4")

@@ -54,13 +54,13 @@ def version() -> str:
 
 
 def timings(
-    program: Path, arguments: list[str], figures: dict[str, float] | None = None, *, whole: bool = True
+    program: Path, arguments: list[str], figures: dict[str, float] | None = None, *, gains: bool = True
 ) -> list[dict[str, Any]]:
     """What the clock says of each launch of a program, in a process of its own: of those that it can time. ``figures``
-    are other ones than the machine file's; not ``whole``: without products, and without what would gain."""
+    are other ones than the machine file's."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [sys.executable, *(("-m", "cute_nvfp4") if whole else (str(HERE / "clock_only.py"),))]
+        command = [sys.executable, str(HERE / "clock_only.py"), *(() if gains else ("bare",))]
         command += ["sim", "--arch", "sm_100a", "--no-checks", "--time"]
         command += [word for name, value in (figures or {}).items() for word in ("--figure", f"{name}={value}")]
         command += ["--json", str(report), program.name, *arguments]
@@ -87,7 +87,7 @@ def timings(
 
 def modelled(table: Published, points: list[Point]) -> dict[str, dict[str, Any]]:
     """What the clock says of each point."""
-    found = timings(*table.command(points), table.figures, whole=False)
+    found = timings(*table.command(points), table.figures, gains=False)
     if len(found) != len(points):
         raise RuntimeError(f"{len(found)} launches for {len(points)} points: {', '.join(p.name for p in points)}")
     return {point.name: what for point, what in zip(points, found)}
