@@ -91,7 +91,8 @@ def whole_tensors(found: dict[str, torch.Tensor], shard: LinearShard | None) -> 
 
 
 def whole_experts(found: dict[str, torch.Tensor], shard: LinearShard | None) -> dict[str, torch.Tensor]:
-    """The same of experts, whose names are (expert, matrix, tensor): all matrices but ``down_proj`` are cut by rows."""
+    """The tensors of all experts of which each rank has shards, named by expert, matrix and tensor: all matrices but
+    ``down_proj`` are cut by rows."""
     if shard is None:
         return found
     made = {}
