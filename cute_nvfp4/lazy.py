@@ -39,7 +39,7 @@ class ByGeneration:
         self._hosts = hosts
 
     def of(self, config: Any) -> Callable[[Any], Any]:
-        """That of the configuration's generation."""
+        """What makes it for the configuration's generation."""
         return self._hosts[config.arch.generation]
 
     def __call__(self, config: Any) -> Any:
