@@ -103,11 +103,13 @@ def test_rows_in_fp8(arch: str, poisoned: None) -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)
+@pytest.mark.parametrize("tall", [False, True], ids=["", "256 rows"])
 @pytest.mark.parametrize("name", ["gpt-oss", "FP8", "Nemotron"])
-def test_wide_tiles(name: str, arch: str, poisoned: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of several widths, which ask for biases and factors before their products."""
+def test_wide_tiles(name: str, tall: bool, arch: str, poisoned: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of several widths, which ask for biases and factors before their products, or some after them."""
     monkeypatch.setattr(packed_groups, "FEW_ROWS", 0.0)
-    monkeypatch.setattr(packed_groups, "WIDTHS", ((24, 72, 144),))
+    monkeypatch.setattr(packed_groups, "WIDTHS", () if tall else ((24, 72, 144),))
+    monkeypatch.setattr(packed_groups, "TALL_WIDTHS", ((24, 72, 128),) if tall else ())
     layer = FP8 if name == "FP8" else NAMED[name]
     problem = Problem(dataclasses.replace(layer, tokens=83, top=2, experts=3))
     assert problem.right(problem.run(backend=backends.backend()))
