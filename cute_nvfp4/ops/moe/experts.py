@@ -14,7 +14,7 @@ from ...formats import MXFP4, NVFP4, as_bytes
 from ...operand import BlockScaledTensor
 from ...prepared_weight import PreparedWeight
 from ...scale_layout import to_blocked
-from ...tensors import check_dense
+from ...tensors import check_tensor
 from ..checks import check_format
 from ..prepare_weight import prepare_weight
 from .activation import ActivationFunction
@@ -242,10 +242,7 @@ def _bias(name: str, bias: torch.Tensor | None, weight: Matrix) -> torch.Tensor 
     """A bias in float32, contiguous, without a gradient."""
     if bias is None:
         return None
-    check_dense(name, bias)
-    if tuple(bias.shape) != (weight.batch, weight.rows) or bias.device != weight.device:
-        expected = f"{(weight.batch, weight.rows)} on {weight.device}"
-        raise OperandError.of(name, got=f"shape {tuple(bias.shape)} on {bias.device}", expected=expected)
+    check_tensor(name, bias, shapes=[(weight.batch, weight.rows)], device=weight.device)
     if not bias.is_floating_point():
         raise OperandTypeError.of(f"dtype of {name}", got=bias.dtype, expected="a floating-point dtype")
     return bias.detach().to(torch.float32, copy=True).contiguous()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,8 @@ from ...kernels.gemm.packed.grouped_stream_config import GroupedStreamArguments
 from ...kernels.gemm.packed.grouped_stream_config import can_implement_groups as can_stream_groups
 from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight
 from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RoutedRows, RowsOfGroups
-from ...kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
-from ...lazy import Lazily
+from ...kernels.gemm.sm90.grouped_config import can_implement_groups
+from ...lazy import ByGeneration, Lazily
 from ...operand import row_alignment
 from ...planning.packed_groups import PackedGroups, RoutedGroups, choose_groups
 from ...row_scaled import RowScaledTensor
@@ -129,39 +129,17 @@ def plan_prepared_rows(
     return operation.planned(kernel, config, target, arguments, r, extra=extra, new=status_of(b.device))
 
 
-def _host(config: GroupedWgmmaConfig) -> Callable[..., Any]:
-    if config.arch.generation == "sm120":
-        from ...kernels.gemm.sm120.packed import GroupedPackedGemm
-
-        return GroupedPackedGemm(config)
-    if config.in_tensor_memory:
-        from ...kernels.gemm.sm100.packed import GroupedTensorPackedGemm
-
-        return GroupedTensorPackedGemm(config)
-    from ...kernels.gemm.sm90.grouped import GroupedWgmma
-
-    return GroupedWgmma(config)
-
-
-KERNEL = Kernel("grouped_wgmma", GroupedWgmmaArguments, _host, can_implement_groups)
-
-
-def _routed(config: GroupedWgmmaConfig) -> Callable[..., Any]:
-    if config.arch.generation == "sm120":
-        from ...kernels.gemm.sm120.packed import RoutedPackedGemm
-
-        return RoutedPackedGemm(config)
-    if config.in_tensor_memory:
-        from ...kernels.gemm.sm100.packed import RoutedTensorPackedGemm
-
-        return RoutedTensorPackedGemm(config)
-    from ...kernels.gemm.sm90.routed import RoutedWgmma
-
-    return RoutedWgmma(config)
-
-
-ROUTED = Kernel("moe_product", GroupedWgmmaArguments, _routed, can_implement_groups)
-
-
+_GROUPS = ByGeneration(
+    sm90=Lazily("kernels.gemm.sm90.grouped", "GroupedWgmma"),
+    sm100=Lazily("kernels.gemm.sm100.packed", "GroupedTensorPackedGemm"),
+    sm120=Lazily("kernels.gemm.sm120.packed", "GroupedPackedGemm"),
+)
+_ROUTED = ByGeneration(
+    sm90=Lazily("kernels.gemm.sm90.routed", "RoutedWgmma"),
+    sm100=Lazily("kernels.gemm.sm100.packed", "RoutedTensorPackedGemm"),
+    sm120=Lazily("kernels.gemm.sm120.packed", "RoutedPackedGemm"),
+)
+KERNEL = Kernel("grouped_wgmma", GroupedWgmmaArguments, _GROUPS, can_implement_groups)
+ROUTED = Kernel("moe_product", GroupedWgmmaArguments, _ROUTED, can_implement_groups)
 _STREAM = Lazily("kernels.gemm.packed.grouped_stream", "GroupedStream")
 STREAM_GROUPS = Kernel("stream_groups", GroupedStreamArguments, _STREAM, can_stream_groups)
