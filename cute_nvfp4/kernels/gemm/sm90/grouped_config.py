@@ -25,6 +25,8 @@ BOX = 16
 _NARROWER = {128: (32, 64, 96), 256: (96, 128, 192)}
 MOST_WIDTHS = 4
 """More of them, or two in 80 registers, and ptxas lets no two wgmma run at the same time (its note C7512)."""
+GATHERED_COLUMNS = 144
+"""Columns of a tile up to which it does so where threads that gather rows in 16 bits take registers, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +157,8 @@ def _routed(c: GroupedWgmmaConfig) -> str:
         return explain("maps of routed rows", got=c.maps, expected="rows")
     if c.gathered and c.box_k * c.x_item != SWIZZLED_BYTES:
         return explain("bytes of a gathered row in a stage", got=c.box_k * c.x_item, expected=SWIZZLED_BYTES)
+    if c.arch.generation == "sm90" and c.gathered and not c.fp8 and c.tile_n > GATHERED_COLUMNS:
+        return explain("rows of a gathered tile in 16 bits", got=c.tile_n, expected=f"at most {GATHERED_COLUMNS}")
     if c.fp8 and c.routed and (c.weighted or not c.gathered):
         got = f"gathered {c.gathered}, weighted {c.weighted!r}"
         return explain("routed rows in FP8", got=got, expected="the first product of experts")
