@@ -38,7 +38,7 @@ FEW_ROWS_FP8 = 4.5
 """The same of experts packed for FP8: up to so many, rows stream in 16 bits; more are quantized."""
 STREAM_TILING = "columns", "cut_bytes"
 """What a plan of the streaming kernel of groups decides beside what one without groups does."""
-GROUPED_TILING = "tile_n", "narrower", "warpgroups", "mma_m", "ctas_per_sm", "stage_tiles", "stages"
+GROUPED_TILING = "tile_n", "narrower", "warpgroups", "mma_m", "mma_groups", "ctas_per_sm", "stage_tiles", "stages"
 """What a plan of the kernel by tiles decides."""
 WIDTHS = (
     *((8,), (16,), (32,), (48,), (64,), (80,), (64, 72, 80, 96), (32, 64, 96, 128), (80, 96, 112, 128)),

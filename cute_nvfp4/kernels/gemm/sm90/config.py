@@ -13,7 +13,7 @@ from ...dequantize.config import DequantizeConfig
 from ...quantize.fp8_config import Fp8RowsConfig
 from ..config import GATE_NAMES, OUT_BYTES
 from ..sm100.packed_plan import TENSOR_COLUMNS, divided, refused_by_tensor_memory
-from .schedules import limit_of_mma_m, limit_of_rows, schedule_of
+from .schedules import limit_of_mma_groups, limit_of_mma_m, limit_of_rows, schedule_of
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
@@ -42,13 +42,14 @@ class WgmmaConfig:
 
     The weight is operand A of the MMA, so a tile has ``tile_m`` rows of the weight and ``tile_n`` rows of x. dtype: of
     x, and what weights are decoded to. packing: theirs (``weight_layout.PACKINGS``). warpgroups: that multiply, 64 rows
-    of the weight each. mma_m: 2 for 128 of them, so that x comes from L2 half as often. k_groups: warpgroups that have
-    the same rows and take stages in turn. ctas_per_sm: CTAs of a multiprocessor. cluster_rows: CTAs along the weight's
-    rows that load x for each other by multicast. split_k: CTAs of a cluster that share a tile along K, and of which
-    each stores some of its rows of x; with either there are as many clusters as tiles, and helpers. overlap: k-tiles
-    during whose products sums go to the other CTA. stage_tiles: packed tiles along K in a stage. stages: 0 for as many
-    as fit. raster: as in ``GemmTiling``. scheduler: "static", "stream_k", or "helped": a CTA, or a cluster, for each
-    tile, and others that multiply the ends of K.
+    of the weight each. mma_m: 2 for 128 of them, so that x comes from L2 half as often. mma_groups: of a packed tile's
+    wgmmas, 1 or 2: the next group is decoded while one, or three, of them multiply. k_groups: warpgroups that have the
+    same rows and take stages in turn. ctas_per_sm: CTAs of a multiprocessor. cluster_rows: CTAs along the weight's rows
+    that load x for each other by multicast. split_k: CTAs of a cluster that share a tile along K, and of which each
+    stores some of its rows of x; with either there are as many clusters as tiles, and helpers. overlap: k-tiles during
+    whose products sums go to the other CTA. stage_tiles: packed tiles along K in a stage. stages: 0 for as many as fit.
+    raster: as in ``GemmTiling``. scheduler: "static", "stream_k", or "helped": a CTA, or a cluster, for each tile, and
+    others that multiply the ends of K.
     factors: device scalars that multiply alpha. vector: whether rows of the output are 16-bit numbers and start at
     multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
     eight of each, and the output is gate(first) · second: ``factors`` are of each of them. promoted: whether sums of
@@ -62,6 +63,7 @@ class WgmmaConfig:
     tile_n: int = 128
     warpgroups: int = 2
     mma_m: int = 1
+    mma_groups: int = 1
     k_groups: int = 1
     ctas_per_sm: int = 1
     cluster_rows: int = 1
@@ -306,7 +308,8 @@ class WgmmaConfig:
 
 def can_implement(c: WgmmaConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
-    limits = _architecture, limit_of_rows, _tile, limit_of_mma_m, _sums, _schedule, _output, _stages
+    of_mma = limit_of_mma_m, limit_of_mma_groups
+    limits = _architecture, limit_of_rows, _tile, *of_mma, _sums, _schedule, _output, _stages
     return next((reason for limit in limits if (reason := limit(c))), "")
 
 

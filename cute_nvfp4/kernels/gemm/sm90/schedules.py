@@ -124,3 +124,10 @@ def limit_of_mma_m(c: WgmmaConfig) -> str:
     got = f"{c.mma_m} with {c.warpgroups} warpgroups, tiles of {c.tile_n} columns, scheduler {c.scheduler}"
     expected = f"1, or on sm_90a 2 with 2 warpgroups, at most {most} columns, packed weights, and whole tiles"
     return explain("mma_m", got=got, expected=expected)
+
+
+def limit_of_mma_groups(c: WgmmaConfig) -> str:
+    """Why the wgmmas of a packed tile cannot be divided so, or an empty string."""
+    if c.mma_groups == 1 or (c.mma_groups == 2 and c.arch.generation == "sm90" and not c.weights.in_rows):
+        return ""
+    return explain("mma_groups", got=c.mma_groups, expected="1, or on sm_90a 2 with packed weights")
