@@ -188,12 +188,13 @@ SHARED = Case(12, 130, 384, workers=2, tiling={"tile_n": 16, "split_k": 2, "sche
 OVERLAPPED = Case(50, 130, 640, workers=2, tiling={**OVERLAP, "tile_n": 64}, out=torch.bfloat16)
 TAKEN = Case(20, 128, 1536, workers=1, tiling={**TURNS, "tile_n": 32, "stages": 4}, out=torch.bfloat16)
 HELPED = Case(12, 130, 512, workers=3, tiling={"tile_n": 16, "split_k": 2, "scheduler": "helped"})
+GROUPS = Case(12, 130, 640, workers=2, tiling={"tile_n": 16, "mma_groups": 2, "stages": 3}, out=torch.bfloat16)
 HIGH = Case(12, 390, 512, workers=1, tiling={**TALL, "tile_n": 16, "stages": 2}, out=torch.bfloat16)
 
 
 @pytest.mark.sim_only("runs schedules")
 @pytest.mark.sweep
-@pytest.mark.parametrize("case", [CUT, SHARED, OVERLAPPED, TAKEN, HELPED, HIGH], ids=str)
+@pytest.mark.parametrize("case", [CUT, SHARED, OVERLAPPED, TAKEN, HELPED, HIGH, GROUPS], ids=str)
 @pytest.mark.parametrize("schedule", adversarial(3), ids=str)
 def test_any_schedule_gives_the_same_bits(schedule, case: Case) -> None:
     problem = Problem(case)
