@@ -78,7 +78,8 @@ class PackedGroups:
     """Products of groups: sizes (m, n, k) of each; of rows that offsets distribute to ``stack`` groups, one of all
     rows. vector: rows of outputs start at multiples of 16 bytes. factors: tensors of device scalars that multiply
     alpha. gate, packing, promoted: as in ``WgmmaConfig``; n is of the output. ids: of which dtype are those of
-    few slots, which only the streaming kernel sorts itself; "": rows are sorted."""
+    few slots, which only the streaming kernel sorts itself; "": rows are sorted. decoded: whether a launch before
+    decodes x."""
 
     sizes: tuple[tuple[int, int, int], ...]
     stack: int = 0
@@ -137,6 +138,8 @@ class PackedGroups:
             gate=self.gate,
             **self._routed,
             promoted=self.promoted,
+            # a launch decodes x of a list just before
+            programmatic="x" if self.decoded and not self.stack and arch.generation == "sm90" else "",
             **tiling,
         )
 
