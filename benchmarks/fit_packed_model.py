@@ -28,7 +28,7 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,11 +134,14 @@ def modelled(rows: Sequence[Row], values: Mapping[str, float]) -> np.ndarray:
     return np.array([predict(row.plan, row.problem, SM_COUNT, constants) for row in rows])
 
 
-class Problem:
-    """The residuals of ``rows`` and their derivatives."""
+Model = Callable[[Sequence[Any], Mapping[str, float]], np.ndarray]
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.rows = rows
+
+class Problem:
+    """The residuals of ``rows`` and their derivatives. model: µs of each plan of ``rows`` by values of constants."""
+
+    def __init__(self, rows: Sequence[Any], model: Model = modelled) -> None:
+        self.rows, self.model = rows, model
         self.us = np.array([row.us for row in rows])
         self.weights = np.array([row.best / row.us for row in rows])
         _, *others = dict.fromkeys(row.record for row in rows)
@@ -152,21 +155,21 @@ class Problem:
         self, values: Mapping[str, float], offsets: Mapping[str, float], names: Sequence[str]
     ) -> np.ndarray:
         """(plans, names and then offsets): by the logarithm of a constant, and by an offset."""
-        us, step = modelled(self.rows, values), 1e-4
+        us, step = self.model(self.rows, values), 1e-4
         here = self.residuals(us, offsets)
-        moved = [modelled(self.rows, {**values, name: values[name] * (1 + step)}) for name in names]
+        moved = [self.model(self.rows, {**values, name: values[name] * (1 + step)}) for name in names]
         columns = [self.residuals(found, offsets) for found in moved]
         columns += [self.residuals(us, {**offsets, name: offsets[name] + step}) for name in self.members]
         return (np.array(columns).T - here[:, None]) / step
 
     def rms(self, values: Mapping[str, float], offsets: Mapping[str, float]) -> float:
-        found = self.residuals(modelled(self.rows, values), offsets)
+        found = self.residuals(self.model(self.rows, values), offsets)
         return float(np.sqrt(np.sum(found**2) / np.sum(self.weights**2)))
 
     def descend(self, values: Mapping[str, float], offsets: Mapping[str, float], names: Sequence[str]) -> Fit:
         """The least squares by Levenberg's and Marquardt's method from these values; ``names`` vary."""
         values, offsets, damping = dict(values), dict(offsets), DAMPING
-        residuals = self.residuals(modelled(self.rows, values), offsets)
+        residuals = self.residuals(self.model(self.rows, values), offsets)
         for _ in range(STEPS):
             slopes = self.derivatives(values, offsets, names)
             matrix, gradient = slopes.T @ slopes, slopes.T @ residuals
@@ -176,7 +179,7 @@ class Problem:
                 step = np.clip(step, -LONGEST, LONGEST)
                 tried = {**values, **{n: values[n] * math.exp(x) for n, x in zip(names, step)}}
                 shifted = {n: offsets[n] + x for n, x in zip(offsets, step[len(names) :])}
-                residuals = self.residuals(modelled(self.rows, tried), shifted)
+                residuals = self.residuals(self.model(self.rows, tried), shifted)
                 if residuals @ residuals < before:
                     break
                 damping *= 4
@@ -186,7 +189,7 @@ class Problem:
             if 1 - (residuals @ residuals) / before < ENOUGH:
                 break
         slopes = self.derivatives(values, offsets, names)
-        residuals = self.residuals(modelled(self.rows, values), offsets)
+        residuals = self.residuals(self.model(self.rows, values), offsets)
         variance = residuals @ residuals / (len(residuals) - slopes.shape[1])
         errors = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes)) * variance)
         return Fit(values, offsets, dict(zip(names, map(float, errors))))
@@ -217,10 +220,10 @@ def basis(value: float, fitted: float | None, error: float) -> str:
     return "reproduced" if abs(fitted / value - 1) <= max(NEAR, NEAR_ERRORS * error * fitted / value) else "other"
 
 
-def choice(rows: Sequence[Row], values: Mapping[str, float]) -> dict[str, float]:
+def choice(rows: Sequence[Any], values: Mapping[str, float], model: Model = modelled) -> dict[str, float]:
     """What the first plan by the model loses against the fastest measured one, over the products on record."""
     products: dict[tuple, list[tuple[float, float]]] = {}
-    for row, us in zip(rows, modelled(rows, values)):
+    for row, us in zip(rows, model(rows, values)):
         products.setdefault((row.record, row.problem), []).append((us, row.us))
     losses = np.array([min(plans)[1] / min(us for _, us in plans) - 1 for plans in products.values()])
     within = int(np.sum(losses <= WITHIN))
@@ -230,7 +233,7 @@ def choice(rows: Sequence[Row], values: Mapping[str, float]) -> dict[str, float]
 
 def judged(problem: Problem, values: Mapping[str, float], offsets: Mapping[str, float]) -> dict[str, float]:
     """How well ``values`` meet the record, and what the choices by them lose."""
-    return {"rms": round(problem.rms(values, offsets), 4), **choice(problem.rows, values)}
+    return {"rms": round(problem.rms(values, offsets), 4), **choice(problem.rows, values, problem.model)}
 
 
 def entry(value: float, fitted: float | None, error: float, plans: int) -> dict[str, object]:
@@ -252,13 +255,14 @@ def between_widths(values: Mapping[str, float], fitted: Mapping[str, float]) -> 
     return found
 
 
-def result(problem: Problem, take: bool, source: Path = RECORD, plans: Path = PLANS) -> dict[str, object]:
-    """What the file says; ``take`` makes the fit the values."""
-    values = recorded(source)
+def result(
+    problem: Problem, values: dict[str, float], take: bool, plans: Path, others: Callable[..., dict] | None = None
+) -> dict[str, object]:
+    """What the file says; ``take`` makes the fit the values, and what ``others`` finds those that it leaves out."""
     counts, found = dependents(problem, values), fit(problem, values)
     if take:
         values |= {name: float(f"{found.values[name]:.4g}") for name in found.errors}
-        values |= between_widths(values, found.errors) if source == RECORD_FP8 else {}
+        values |= others(values, found.errors) if others else {}
     fitted = {name: found.values[name] if name in found.errors else None for name in values}
     own = problem.descend(values, dict.fromkeys(problem.members, 0.0), [])
     return {
@@ -307,7 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = disagreements(problem, json.loads(record.read_text()))
         print("\n".join(found) or f"{record.name} is what {len(problem.rows)} plans give")
         return int(bool(found))
-    found = result(problem, options.take, record, plans)
+    found = result(problem, recorded(record), options.take, plans, between_widths if options.fp8 else None)
     record.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps({name: found[name] for name in ("plans", "by_the_values", "by_the_fit", "offsets_us")}, indent=1))
     return 0

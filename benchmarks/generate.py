@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import re
 import statistics
 import sys
@@ -30,7 +31,7 @@ from pathlib import Path
 
 import torch
 from common import Captured, capture, gpu_target, machine, results_path, take_turns, write
-from generate_model import LLAMA_8B, SHAPES, Between, Decoder, Shape, empty_cache, models
+from generate_model import EPSILON, LLAMA_8B, SHAPES, Between, Decoder, Shape, empty_cache, models
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cute_nvfp4.harness.timing import ColdL2
@@ -40,6 +41,8 @@ ROUTERS = ["bf16, our router", "w4a16, torch's router"]
 """Contestants of a mixture besides: the others have torch's router in bf16, and ``cute_nvfp4.route`` elsewhere."""
 BATCHES, PROMPTS = (1, 16, 64), (2048, 8192)
 ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+TRITON = "triton"
+"""The kernels of ``between_triton.py``, with torch's attention for prompts."""
 CLOSE = 0.1
 """The largest relative distance of outputs, W4A16 beside bf16: the same weights, differently rounded sums."""
 
@@ -47,7 +50,7 @@ CLOSE = 0.1
 def step(model: Decoder, tokens: torch.Tensor, cache: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """One step of generation: the most likely tokens (B, 1) take the place of those that were read. Their logits."""
     logits = model(tokens, cache, position)
-    tokens.copy_(logits.argmax(-1, keepdim=True))
+    tokens.copy_(model.between.token(logits))
     return logits
 
 
@@ -142,13 +145,13 @@ def split(call: Captured, replays: int = 5) -> list[dict]:
 
 
 WORK = {
-    "norms": r"rsqrt|[Rr]msnorm",
+    "norms": r"rsqrt|[Rr]msnorm|add_norm",
     "products": r"nvjet|splitK|gemm|quantize|moe",
-    "attention": r"sdpa|flash|fmha",
+    "attention": r"sdpa|flash|fmha|attend_kernel",
     "keys and values kept": r"index_copy",
-    "positions": r"split_sub",
+    "positions": r"split_sub|turn_kernel",
     "activation": r"silu",
-    "token": r"reduce_kernel",
+    "token": r"reduce_kernel|argmax",
 }
 """What kernels do, by a part of their names, the first that fits."""
 
@@ -229,6 +232,11 @@ def measure(shape: Shape, names: list[str], options: argparse.Namespace) -> dict
     """The record of all measurements."""
     begin = time.perf_counter()
     between, how = (Between(), "eager") if options.eager else compiled_between(shape.experts > 0)
+    if options.attention == TRITON:
+        from between_triton import add_norm, attention
+
+        add_norm = functools.partial(add_norm, eps=EPSILON)
+        between = between._replace(attention=functools.partial(attention, eps=EPSILON), add_norm=add_norm)
     made = models(shape, names, "cuda", between)
     found = distances(made, "cuda")
     print(f"models made in {time.perf_counter() - begin:.0f} s; distances from bf16: {found}", flush=True)
@@ -267,7 +275,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="fewer layers, for a trial")
     parser.add_argument("--compile", action="store_true", help="one layer, each call once, no results file")
     parser.add_argument("--split", action="store_true", help="tell kernels of a step and of the longest prompt")
-    parser.add_argument("--attention", choices=ATTENTION, help="only this one of torch's attentions")
+    parser.add_argument("--attention", choices=[*ATTENTION, TRITON], help="one of torch's attentions, or Triton's")
     parser.add_argument("--eager", action="store_true", help="do not compile the operations between products")
     return parser.parse_args(arguments)
 
@@ -279,7 +287,8 @@ def main() -> int:
     names = options.names or [name for name in NAMES if not (options.quick and name == "w4a4")]
     shape = SHAPES[options.model]
     layers = 1 if options.compile else options.layers or shape.layers
-    with sdpa_kernel(ATTENTION[options.attention]) if options.attention else contextlib.nullcontext():
+    chosen = ATTENTION.get(options.attention)
+    with contextlib.nullcontext() if chosen is None else sdpa_kernel(chosen):
         record = measure(shape._replace(layers=layers), names, options)
     if options.compile:
         return 0

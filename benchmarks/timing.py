@@ -27,7 +27,18 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import RESULTS, gpu_target, machine, write
-from timing_cases import HELD_OUT, HELD_OUT_2, HELD_OUT_3, HELD_OUT_4, OTHERS_SEEN, SEEN, SEEN_EARLY, Case, call_of
+from timing_cases import (
+    HELD_OUT,
+    HELD_OUT_2,
+    HELD_OUT_3,
+    HELD_OUT_4,
+    HELD_OUT_5,
+    OTHERS_SEEN,
+    SEEN,
+    SEEN_EARLY,
+    Case,
+    call_of,
+)
 
 import cute_nvfp4
 from cute_nvfp4.harness.timing import ColdL2, StopRule, time_cuda
@@ -82,6 +93,39 @@ def measure_launch(clear: ColdL2, clock: str) -> dict[str, float]:
     short, long = (median_us(graph_of(lambda cycles=cycles: call(cycles)), clear) for cycles in (COUNTED[-1], LONG))
     launch = {way: round(statistics.mean(times), 3) for way, times in found.items()}
     return launch | {"mhz": round((LONG - COUNTED[-1]) / (long - short), 1)}
+
+
+def durations(cases: tuple[Case, ...]) -> None:
+    """Prints beside each median what a profiler says that the kernels of a call take, from their start to their end on
+    the GPU: what the call takes beyond is the launch, whatever the kernel."""
+    from torch.profiler import ProfilerActivity, profile
+
+    clear = ColdL2()
+
+    def kernels(calls: int, call: Callable[[], object], before: Callable[[], None]) -> dict[str, list[float]]:
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            for _ in range(calls):
+                before()
+                call()
+                torch.cuda.synchronize()
+        out: dict[str, list[float]] = {}
+        for event in found.events():
+            out.setdefault(event.name, []).append(event.device_time)
+        return out
+
+    for case in cases:
+        try:
+            call = call_of(case, "cuda")
+            call()
+            between = median_us(call if case.sizes else graph_of(call), clear)
+            mine = kernels(1, call, lambda: None)
+            found = {name: times for name, times in kernels(20, call, clear).items() if name in mine}
+        except Exception as error:
+            print(case.name, repr(error)[:300], file=sys.stderr, flush=True)
+            continue
+        took = sum(statistics.median(times) for times in found.values())
+        parts = f"kernel {took:7.2f}, beyond {between - took:6.2f}, {len(mine)} kernels"
+        print(f"{case.name:45} {between:7.2f} us, {parts}", flush=True)
 
 
 def measure(cases: tuple[Case, ...], output: Path, clock: str) -> None:
@@ -192,8 +236,8 @@ def kind(case: Case) -> str:
 def compare(markdown: bool, modelled: Path, measured: Path) -> None:
     """Measured and modelled side by side, and how far the model is off."""
     groups = {
-        "held out": HELD_OUT_4,
-        "held out before, seen since": HELD_OUT_3 + HELD_OUT_2 + HELD_OUT,
+        "held out": HELD_OUT_5,
+        "held out before, seen since": HELD_OUT_4 + HELD_OUT_3 + HELD_OUT_2 + HELD_OUT,
         "seen": SEEN,
         "others, seen": OTHERS_SEEN,
     }
@@ -220,6 +264,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", action="store_true", help="measure on this machine's GPU")
     parser.add_argument("--launch", action="store_true", help="measure what a launch costs on this host, only")
+    parser.add_argument("--durations", action="store_true", help="beside a profiler's durations; written nowhere")
     parser.add_argument("--model", action="store_true", help="ask the clock")
     parser.add_argument("--only", default="", help="only launches whose name contains this")
     parser.add_argument("--cases", default="all", choices=("seen", "held-out", "others", "all"))
@@ -231,16 +276,19 @@ def main() -> int:
     parser.add_argument("--markdown", action="store_true", help="as the tables of benchmarks/records/timing_checked.md")
     options = parser.parse_args()
     sets = {
-        "seen": SEEN + HELD_OUT + HELD_OUT_2 + HELD_OUT_3,
-        "held-out": HELD_OUT_4,
+        "seen": SEEN + HELD_OUT + HELD_OUT_2 + HELD_OUT_3 + HELD_OUT_4,
+        "held-out": HELD_OUT_5,
         "others": OTHERS_SEEN + SEEN_EARLY,
     }
-    cases = sets.get(options.cases, HELD_OUT_4 + HELD_OUT_3 + HELD_OUT_2 + SEEN + HELD_OUT + SEEN_EARLY + OTHERS_SEEN)
+    cases = sets.get(options.cases, tuple(case for some in sets.values() for case in some))
     first, step = map(int, options.share.split("/"))
     cases = tuple(c for c in cases if options.only in c.name)[first::step]
     if options.launch:
         gpu_target("it measures one")
         print(json.dumps(measure_launch(ColdL2(), options.clock)))
+    elif options.durations:
+        gpu_target("it measures one")
+        durations(cases)
     elif options.measure:
         gpu_target("--model works without one")
         measure(cases, options.output or MEASURED, options.clock)

@@ -6,7 +6,9 @@ them, without the launch; so the launch counts here as much as an empty kernel's
 
 Writes ``results/timing_modelled_b200.json`` (``timing_modelled_b200_grouped.json``, …) after every few points, and goes
 on from there; ``--report`` only tells what it holds, ``--plot FILE`` draws it. ``--every 5`` takes the first point of a
-table and every fifth after it. Nothing in ``sim/clock/machines/b200.yml`` is fitted to these times.
+table and every fifth after it, ``--table all`` all tables one after the other; ``--only-now`` reports the points that
+this version of the clock has timed. Products are left out (``clock_only.py``). Nothing in
+``sim/clock/machines/b200.yml`` is fitted to these times.
 """
 
 from __future__ import annotations
@@ -51,12 +53,15 @@ def version() -> str:
     return found.hexdigest()[:8]
 
 
-def timings(program: Path, arguments: list[str], figures: dict[str, float] | None = None) -> list[dict[str, Any]]:
+def timings(
+    program: Path, arguments: list[str], figures: dict[str, float] | None = None, *, gains: bool = True
+) -> list[dict[str, Any]]:
     """What the clock says of each launch of a program, in a process of its own: of those that it can time. ``figures``
     are other ones than the machine file's."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "cute_nvfp4", "sim", "--arch", "sm_100a", "--no-checks", "--time"]
+        command = [sys.executable, str(HERE / "clock_only.py"), *(() if gains else ("bare",))]
+        command += ["sim", "--arch", "sm_100a", "--no-checks", "--time"]
         command += [word for name, value in (figures or {}).items() for word in ("--figure", f"{name}={value}")]
         command += ["--json", str(report), program.name, *arguments]
         done = subprocess.run(command, cwd=program.parent, capture_output=True, text=True)
@@ -82,7 +87,7 @@ def timings(program: Path, arguments: list[str], figures: dict[str, float] | Non
 
 def modelled(table: Published, points: list[Point]) -> dict[str, dict[str, Any]]:
     """What the clock says of each point."""
-    found = timings(*table.command(points), table.figures)
+    found = timings(*table.command(points), table.figures, gains=False)
     if len(found) != len(points):
         raise RuntimeError(f"{len(found)} launches for {len(points)} points: {', '.join(p.name for p in points)}")
     return {point.name: what for point, what in zip(points, found)}
@@ -160,9 +165,39 @@ def plot(table: Published, times: dict[str, dict[str, Any]], path: Path) -> None
     figure.savefig(path)
 
 
+def update(name: str, given: argparse.Namespace) -> None:
+    """Times what a table's record lacks, or what is stale in it, and reports."""
+    table, output = TABLES[name], given.output or results(name)
+    points, together = table.points(), given.together or table.together
+    record = json.loads(output.read_text()) if output.exists() and not given.again else {"times": {}}
+    now = version()
+    done = {name for name, found in record["times"].items() if not given.stale or found.get("clock") == now}
+    left = [p for p in points[:: given.every] if p.name not in done and fnmatch(p.name, given.only)]
+    left = [] if given.report else left[: given.most or None]
+    parts = [left[begin : begin + together] for begin in range(0, len(left), together)]
+    with ThreadPoolExecutor(given.jobs) as pool:
+        for part in as_completed([pool.submit(modelled, table, part) for part in parts]):
+            if error := part.exception():
+                print(f"no time: {error}"[:400], file=sys.stderr, flush=True)
+                continue
+            times = part.result()
+            record["times"] |= times
+            record |= {"program": table.program(), "clock": "b200"}
+            output.write_text(json.dumps(record, indent=1) + "\n")
+            print(f"{len(record['times'])} of {len(points)}: {', '.join(times)}", flush=True)
+    times = {p: t for p, t in record["times"].items() if not given.only_now or t.get("clock") == now}
+    report(points, times)
+    if given.write:
+        write(name, points, times)
+    if given.plot:
+        plot(table, times, given.plot)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", choices=TABLES, default="dense", help="which published times (default: dense)")
+    parser.add_argument(
+        "--table", choices=(*TABLES, "all"), default="dense", help="which published times (default: dense)"
+    )
     parser.add_argument("--report", action="store_true", help="execute nothing")
     parser.add_argument("--write", action="store_true", help="the errors into benchmarks/records/timing_checked.md")
     parser.add_argument("--plot", type=Path, metavar="FILE")
@@ -172,29 +207,14 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="forget earlier times")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time")
     parser.add_argument("--stale", action="store_true", help="again those times that another version of the clock gave")
+    parser.add_argument("--only-now", action="store_true", help="report no times of other versions of the clock")
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: the table's record in results")
     parser.add_argument("--together", type=int, metavar="N", help="points in one process (default: the table's)")
     given = parser.parse_args()
-    table, output = TABLES[given.table], given.output or results(given.table)
-    points, together = table.points(), given.together or table.together
-    record = json.loads(output.read_text()) if output.exists() and not given.again else {"times": {}}
-    now = version() if given.stale else None
-    done = {name for name, found in record["times"].items() if not given.stale or found.get("clock") == now}
-    left = [p for p in points[:: given.every] if p.name not in done and fnmatch(p.name, given.only)]
-    left = [] if given.report else left[: given.most or None]
-    parts = [left[begin : begin + together] for begin in range(0, len(left), together)]
-    with ThreadPoolExecutor(given.jobs) as pool:
-        for done in as_completed([pool.submit(modelled, table, part) for part in parts]):
-            times = done.result()
-            record["times"] |= times
-            record |= {"program": table.program(), "clock": "b200"}
-            output.write_text(json.dumps(record, indent=1) + "\n")
-            print(f"{len(record['times'])} of {len(points)}: {', '.join(times)}", flush=True)
-    report(points, record["times"])
-    if given.write:
-        write(given.table, points, record["times"])
-    if given.plot:
-        plot(table, record["times"], given.plot)
+    if given.table == "all" and (given.output or given.plot):
+        parser.error("--output and --plot are of one table")
+    for name in TABLES if given.table == "all" else (given.table,):
+        update(name, given)
     return 0
 
 

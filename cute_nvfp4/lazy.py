@@ -30,3 +30,18 @@ class Lazily(NamedTuple):
     def __call__(self, *args: Any) -> Any:
         """What it returns."""
         return getattr(importlib.import_module(f"{__package__}.{self.module}"), self.name)(*args)
+
+
+class ByGeneration:
+    """What makes the host function of a configuration, by the generation of its architecture, "sm90" for one."""
+
+    def __init__(self, **hosts: Callable[[Any], Any]) -> None:
+        self._hosts = hosts
+
+    def of(self, config: Any) -> Callable[[Any], Any]:
+        """What makes it for the configuration's generation."""
+        return self._hosts[config.arch.generation]
+
+    def __call__(self, config: Any) -> Any:
+        """The host function."""
+        return self.of(config)(config)

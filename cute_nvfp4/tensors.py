@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,26 @@ def check_dense(what: str, x: Any) -> None:
     if not is_dense(x):
         got, hint = _explained(x)
         raise OperandError.of(what, got=got, expected=_EXPECTED, hint=hint)
+
+
+def check_tensor(
+    name: str,
+    x: Any,
+    *,
+    dtypes: Collection[torch.dtype] = (),
+    shapes: Collection[Sequence[int]] = (),
+    device: torch.device | None = None,
+) -> None:
+    """``check_dense``, and raises unless x has one of ``dtypes`` and one of ``shapes`` and lies on ``device``; none
+    named are all."""
+    check_dense(name, x)
+    if dtypes and x.dtype not in dtypes:
+        raise OperandTypeError.of(f"dtype of {name}", got=x.dtype, expected=" or ".join(map(str, dtypes)))
+    if shapes and x.shape not in shapes:
+        expected = " or ".join(str(tuple(shape)) for shape in shapes)
+        raise OperandError.of(f"shape of {name}", got=tuple(x.shape), expected=expected)
+    if device is not None and x.device != device:
+        raise OperandError.of(f"device of {name}", got=x.device, expected=device)
 
 
 def is_dense(x: torch.Tensor) -> bool:

@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from measured_tables import ROOT, machine
 from parallel_report import ALONE, EARLY_US, FORMS, PRODUCTS, SUMS, dense_rows, predicted_rows
-from tables import ROOT, machine, table, times, us
+from table_cells import table, times, us
 
 EXCHANGES = {
     "rows in bf16": "rows in bf16",

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import backends, forked, sampling, stored_kernels
+from support import backends, cpu_times, forked, sampling, stored_kernels
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.harness import process
@@ -40,10 +40,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--backend", choices=backends.BACKENDS, default="sim", help="where kernels are tested (default: sim)"
     )
     parser.addoption("--note-kernels", type=Path, metavar="FOLDER", help="note which kernels are asked for")
+    parser.addoption("--shuffle", metavar="SEED", help="run tests in an order that depends on this word")
+    parser.addoption("--cpu-times", type=Path, metavar="FILE", help="add CPU seconds of each test to a file")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     backends.select(config.getoption("backend"))
+    if path := config.getoption("--cpu-times"):
+        config.pluginmanager.register(cpu_times.CpuTimes(path.resolve()))
     if backends.backend() == "cuda":
         if not torch.cuda.is_available():
             raise pytest.UsageError("--backend cuda: torch finds no CUDA device")
@@ -79,6 +83,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in gone]
     # what takes longest first: at the end one process would wait for it
     items.sort(key=lambda item: "test_notebooks" not in item.nodeid)
+    if seed := config.getoption("--shuffle"):
+        items.sort(key=lambda item: sampling.rank(f"{seed} {item.nodeid}"))
     for item in items:
         reason = _why_skipped(item)
         if reason:

@@ -112,6 +112,11 @@ def barriers(sync: Module, out: torch.Tensor) -> dict[str, Any]:
         for warps in (1, 12):
             sync.launch("cluster_sync", size, 32 * warps, [out], cluster=size)
             results[f"barrier.cluster of {size} CTAs, {warps} warps"] = {"cycles": round(out[0].item() / 16, 1)}
+    for sms in (2, 132):
+        for each in (1, 2, 4, 8, 16, 32):
+            sync.launch("exchange", sms, 128, [out, each], shared=65 << 10, cluster=2)
+            cycles = statistics.median(out[:sms].tolist())
+            results[f"st.async, {2 * each} KB to the other CTA, {sms} CTAs"] = {"cycles": cycles}
     sync.launch("remote_chase", 2, 32, [out, 64], cluster=2)
     results["ld.shared::cluster, chain"] = {"cycles": out[0].item()}
     sync.launch("remote_rate", 2, 1024, [out, 16], shared=32768, cluster=2)

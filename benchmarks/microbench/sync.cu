@@ -127,3 +127,21 @@ extern "C" __global__ void first_pass(long long* out, float b) {
   }
   if (a + c + d + e == 1.234f) out[100] = 1;
 }
+// Each thread of a CTA sends `each` times 16 bytes to the other CTA of its cluster, whose mbarrier counts them; cycles until all have come.
+extern "C" __global__ void exchange(long long* out, int each) {
+  extern __shared__ __align__(1024) char room[];
+  __shared__ u64 bar;
+  u32 b = shared_of(&bar), rank; asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  if (threadIdx.x == 0) { init(b, 1); asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+  CLUSTER_SYNC();
+  long long t0 = clock64();
+  if (threadIdx.x == 0) expect(b, each * blockDim.x * 16);
+  u32 there, told;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_of(room)), "r"(rank ^ 1));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(told) : "r"(b), "r"(rank ^ 1));
+  for (int k = 0; k < each; ++k)
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %1, %1, %1}, [%2];" ::"r"(there + (k * blockDim.x + threadIdx.x) * 16), "r"(k), "r"(told) : "memory");
+  wait(b, 0);
+  if (threadIdx.x == 0) out[blockIdx.x] = clock64() - t0;
+  CLUSTER_SYNC();
+}

@@ -20,11 +20,21 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
 MB = 1 << 20
 _FMA = "".join(f"fma.rn.f32 %{j}, %{j}, %4, %4;" for j in range(4))
+DIVIDED = (0, 1, 4, 8, 16, 24, 32, 48, 100, 200)
+"""KB of shared memory."""
 CODES = (64, 256, 512, 1024, 1536, 2048, 4096)
 
 
+class Map(NamedTuple):
+    """A tensor map: boxes of 128 rows of 128 bytes of a buffer whose rows have ``columns`` elements of 16 bits."""
+
+    buffer: str
+    columns: int
+
+
 class Case(NamedTuple):
-    """A launch. ``source`` names the text of the kernel; an argument is a number, or the name of a buffer."""
+    """A launch. ``source`` names the text of the kernel; an argument is a number, the name of a buffer, or a map of
+    one."""
 
     name: str
     source: str
@@ -33,6 +43,7 @@ class Case(NamedTuple):
     block: int
     arguments: tuple[object, ...]
     shared: int = 0
+    cluster: int = 1
 
 
 def code() -> str:
@@ -73,11 +84,29 @@ def _writes() -> list[Case]:
     return out
 
 
+def _boxes() -> list[Case]:
+    """Rings of boxes of 16 KB without anything to do, boxes that are written, and sums sent to the other CTA."""
+    out = []
+    for grid, steps, columns in ((30, 1, 64), (30, 4, 256), (30, 4, 4096), (132, 8, 512), (132, 16, 1024)):
+        name = f"{steps} boxes of 16 KB, rows {2 * columns} B apart, {grid} x 64"
+        plan = (steps, 1, 6, 0, 0, 0, 0, 0, 128)
+        arguments = ("out", Map("data", columns), Map("data", columns), "data", *plan)
+        out.append(Case(name, "rings", "ring", grid, 64, arguments, 217 << 10))
+    for grid, boxes in ((30, 1), (132, 1), (132, 8)):
+        name = f"{boxes} boxes of 16 KB written, {grid} x 32"
+        out.append(Case(name, "whole", "box_store", grid, 32, (Map("target", 64), boxes), 17 << 10))
+    for each in (1, 8, 16, 32):
+        name = f"{2 * each} KB to the other CTA, 132 x 128"
+        out.append(Case(name, "sync", "exchange", 132, 128, ("out", each), 65 << 10, 2))
+    return out
+
+
 CASES = (
     Case("nothing, 1 x 32", "whole", "nothing", 1, 32, ("out", 0)),
     Case("nothing, 132 x 128", "whole", "nothing", 132, 128, ("out", 0)),
     Case("nothing, 132 x 1024", "whole", "nothing", 132, 1024, ("out", 0)),
     Case("nothing, 132 x 384, 200 KB", "whole", "nothing", 132, 384, ("out", 0), 200 << 10),
+    *(Case(f"4000 cycles, {kb} KB", "whole", "count", 132, 128, ("out", 4000), kb << 10) for kb in DIVIDED),
     Case("nothing, 1056 x 128", "whole", "nothing", 1056, 128, ("out", 0)),
     Case("nothing, 4224 x 128", "whole", "nothing", 4224, 128, ("out", 0)),
     Case("a store a CTA, 132 x 128", "whole", "store_one", 132, 128, ("out",)),
@@ -93,6 +122,7 @@ CASES = (
     Case("1024 instructions, 132 x 512", "code", "code_1024", 132, 512, ("out", 1)),
     *_reads(),
     *_writes(),
+    *_boxes(),
 )
 
 
@@ -104,7 +134,7 @@ def measure() -> dict[str, Any]:
     """Microseconds by name: medians of a graph of one launch between two events, L2 cold and clean."""
     import torch
     from common import machine
-    from device import Module
+    from device import Module, tensor_map
     from launches import graph_of
 
     from cute_nvfp4.harness.timing import ColdL2, StopRule, time_cuda
@@ -115,7 +145,11 @@ def measure() -> dict[str, Any]:
         if case.source not in modules:
             modules[case.source] = Module(text(case.source))
         arguments = [buffers.get(a, a) if isinstance(a, str) else a for a in case.arguments]
-        call = partial(modules[case.source].launch, case.kernel, case.grid, case.block, arguments, case.shared)
+        for k, a in enumerate(arguments):
+            if isinstance(a, Map):
+                arguments[k] = tensor_map(buffers[a.buffer].view(torch.bfloat16).view(-1, a.columns), (128, 64))
+        launch = modules[case.source].launch
+        call = partial(launch, case.kernel, case.grid, case.block, arguments, case.shared, case.cluster)
         times[case.name] = round(
             statistics.median(time_cuda(graph_of(call, 1).replay, rule=rule, clear=clear)) / 1e3, 3
         )
@@ -135,7 +169,7 @@ def model(only: str = "", launch: float | None = None) -> dict[str, float]:
     size, ptx, times = 80 * MB, {}, {}
     buffers = {name: np.zeros(size + 128, np.uint8) for name in ("out", "data", "target")}
     for case in CASES:
-        if only not in case.name:
+        if only not in case.name or case.kernel == "count":  # which has no time but what it counts
             continue
         if case.source not in ptx:
             ptx[case.source] = sim.Program.parse(compile_ptx(text(case.source)))
@@ -143,15 +177,27 @@ def model(only: str = "", launch: float | None = None) -> dict[str, float]:
         for name, buffer in buffers.items():
             memory.add(buffer, name)
         places = {name: (b.ctypes.data + 127) // 128 * 128 for name, b in buffers.items()}
-        parameters = tuple(
-            places[a].to_bytes(8, "little") if isinstance(a, str) else int(a).to_bytes(4, "little")
-            for a in case.arguments
+        parameters = tuple(_bytes(a, places, size) for a in case.arguments)
+        launch = sim.Launch(
+            case.kernel, (case.grid, 1, 1), (case.block, 1, 1), parameters, (case.cluster, 1, 1), case.shared
         )
-        launch = sim.Launch(case.kernel, (case.grid, 1, 1), (case.block, 1, 1), parameters, dynamic_smem=case.shared)
         timing = sim.run(ptx[case.source], launch, memory, checks=False, clock=clock, sm_count=132).timing
         times[case.name] = round(timing.microseconds, 3)
         print(f"{case.name:50} {times[case.name]:8.2f} us modelled", flush=True)
     return times
+
+
+def _bytes(argument: Any, places: dict[str, int], size: int) -> bytes:
+    """A kernel's argument, as it lies in memory."""
+    from cute_nvfp4.sim.tma.encode import DATA_TYPES, tiled
+
+    if isinstance(argument, Map):
+        pitch = 2 * argument.columns
+        return tiled(
+            DATA_TYPES.index("bf16"), places[argument.buffer], (argument.columns, size // pitch), (pitch,), (64, 128),
+            (1, 1), (0, 3, 0, 0), 90,
+        )  # fmt: skip
+    return places[argument].to_bytes(8, "little") if isinstance(argument, str) else int(argument).to_bytes(4, "little")
 
 
 def compare(measured: dict[str, float], modelled: dict[str, float]) -> None:

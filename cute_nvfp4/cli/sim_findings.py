@@ -39,7 +39,8 @@ def warning_lines(found: list[Finding]) -> list[str]:
     for rule, (first, *more) in by.items():
         times = f" ({first.count} times)" if first.count > 1 else ""
         lines.append(f"warning: {rule} at {place(first)}{times}{f', and {len(more)} more' if more else ''}")
-    return [*lines, "--json FILE has the warnings in full, docs/reference/checks.md what they mean"] if lines else []
+    hint = "--json FILE has the warnings in full, docs/how-to/read_a_hazard.md what they mean"
+    return [*lines, hint] if lines else []
 
 
 def place(finding: Finding) -> str:

@@ -106,7 +106,7 @@ def _advice(found: BaseException, outcome: str) -> list[str]:
     hint = _HINTS.get(type(found).__name__)
     if name := re.search(r"\[([a-z-]+)\]$", str(found)):
         return [hint] * bool(hint) + [
-            f"docs/reference/checks.md explains it; --allow {name[1]} goes on past it, --continue past all"
+            f"docs/how-to/read_a_hazard.md explains it; --allow {name[1]} goes on past it, --continue past all"
         ]
     return [hint] if hint else []
 

@@ -23,11 +23,13 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import NVFP4
+from cute_nvfp4.integrations.transformers_plans import exchanging, planned, ranks
 from cute_nvfp4.nn.expert_modules import first_stack, why_not
 from cute_nvfp4.nn.experts import PackedExperts
 from cute_nvfp4.nn.layout_configs import compressed_tensors_config, is_packed, modelopt_config
 from cute_nvfp4.nn.layouts import LAYOUTS, MODELOPT, tensors_of
 from cute_nvfp4.nn.linear import NVFP4Linear
+from cute_nvfp4.nn.loaded_shards import whole_experts, whole_tensors
 from cute_nvfp4.nn.routed import routed_experts
 from cute_nvfp4.nn.routers import fuse_routers
 from cute_nvfp4.nn.stored import StoredExperts, StoredLayers, StoredLinear, StoredStacks, linears, tensors_of_experts
@@ -97,17 +99,22 @@ class CuteNvfp4Quantizer(HfQuantizer):
     """Loads, quantizes and saves models with ``NVFP4Linear`` layers."""
 
     def validate_environment(self, *args: Any, **options: Any) -> None:
-        """Refuses what these layers cannot be: split over GPUs while they are loaded."""
+        """Refuses what older versions of transformers have: plans that cut tensors after they are loaded."""
         if options.get("tp_plan") is not None or options.get("device_mesh") is not None:
             raise ValueError(
-                "cute_nvfp4 layers are not split while they are loaded: drop tp_plan and device_mesh, and then call "
-                "parallelize_module with the styles of cute_nvfp4.nn (docs/how-to/use_two_gpus.md)"
+                "tensor parallel loading needs transformers 5.24 or later. Or drop tp_plan and device_mesh, and then "
+                "call parallelize_module with the styles of cute_nvfp4.nn (docs/how-to/use_two_gpus.md)"
             )
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **options: Any) -> Any:
         self._places: dict[str, torch.nn.Linear] = {}
         self._experts: set[str] = set()
+        self._styles: dict[str, str] = {}
+        count = ranks(model)
         if not self.pre_quantized:
+            if count > 1:
+                expected, hint = "a checkpoint in 4 bits", "Write one by `cute-nvfp4 quantize` first."
+                raise OperandError.of("a model that is divided", got="16 bits", expected=expected, hint=hint)
             return model
         if not checkpoint_files:
             raise OperandError.of("checkpoint", got="no files", expected="safetensors with quantized layers")
@@ -154,6 +161,12 @@ class CuteNvfp4Quantizer(HfQuantizer):
         modules[parent].add(match["expert"], match["projection"], layer)
         return True
 
+    def update_parallel_plan(self, model: Any, plan: dict[str, str]) -> None:
+        """Makes the model's tensor parallel plan one of the tensors that the file has, and refuses what cannot be cut:
+        each rank then reads its shard of codes and scales, and packs that."""
+        if plan is model.tp_plan and plan:
+            self._styles = planned(model, plan, {place: model.get_submodule(place) for place in self._places})
+
     def param_needs_quantization(self, model: Any, param_name: str, **options: Any) -> bool:
         """True of a stored layer's tensors: their shapes are those of the file."""
         return isinstance(model.get_submodule(param_name.rpartition(".")[0]), (StoredLinear, StoredStacks))
@@ -161,7 +174,10 @@ class CuteNvfp4Quantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
         config = self.quantization_config
         for place, old in self._places.items():
-            made = model.get_submodule(place).made(old, config.input_rule, config.backend).requires_grad_(False)
+            stored = model.get_submodule(place)
+            made = stored.made(old, config.input_rule, config.backend).requires_grad_(False)
+            if stored.cut is not None:
+                made = exchanging(made, old, stored.cut, self._styles[place])
             model.set_submodule(place, made.eval())
         for place in self._experts:
             made = model.get_submodule(place).made(config.input_rule, config.backend).requires_grad_(False)
@@ -182,15 +198,17 @@ class CuteNvfp4Quantizer(HfQuantizer):
         return model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-        """The tensors of a checkpoint in the layout of the configuration."""
+        """The tensors of a checkpoint in the layout of the configuration; of a divided model every rank calls it."""
         layers, layout = linears(model), LAYOUTS.get(self.quantization_config.layout, MODELOPT)
         experts = {name: x for name, x in model.named_modules() if isinstance(x, PackedExperts)}
         prefixes = tuple(f"{name}." for name in (*layers, *experts))
         found = {name: x for name, x in model.state_dict().items() if not name.startswith(prefixes)}
         for name, layer in layers.items():
-            found |= {f"{name}.{part}": x for part, x in tensors_of(layer, layout).items()}
+            parts = whole_tensors(tensors_of(layer, layout), layer.shard)
+            found |= {f"{name}.{part}": x for part, x in parts.items()}
         for name, module in experts.items():
-            found |= {f"{name}.{part}": x for part, x in tensors_of_experts(module, layout).items()}
+            parts = whole_experts(tensors_of_experts(module, layout), module.shard)
+            found |= {f"{name}.{part}": x for part, x in parts.items()}
         return found, {}
 
     def is_serializable(self) -> bool:
@@ -210,6 +228,8 @@ class CuteNvfp4Quantizer(HfQuantizer):
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
         # a configuration that was saved has a dtype's name
         wide = dtype if isinstance(dtype, torch.dtype) else model.dtype
+        if any(layer.shard is not None for layer in linears(model).values()):
+            raise OperandError.of("dequantize", got="a divided model", expected="a model that one process has")
         for name, layer in linears(model).items():
             made = torch.nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
             made.weight = torch.nn.Parameter(layer._decoded(wide), requires_grad=False)

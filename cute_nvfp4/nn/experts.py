@@ -15,6 +15,7 @@ from cute_nvfp4.nn.explain import KernelChoice
 from cute_nvfp4.nn.input_rules import takes_4_bits
 from cute_nvfp4.nn.linear import NVFP4Linear, linear_class
 from cute_nvfp4.nn.released import Rewritten, rewritten, unpacked_rowmajor
+from cute_nvfp4.nn.shard import LinearShard
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.ops.moe.activation import ActivationFunction
 from cute_nvfp4.ops.moe.experts import Experts, prepare_experts
@@ -72,8 +73,10 @@ class PackedExperts(torch.nn.Module):
     too. backend: as for ``moe``.
 
     ``stored`` has the small tensors of each matrix that a checkpoint had, by expert and name (``nn.layouts``).
+    ``shard`` is set where each rank has a part of I of every expert (``nn.loaded_shards``): results are added.
     """
 
+    shard: LinearShard | None = None
     _experts: Experts | None = None
     _lost: tuple[Rewritten | None, ...] = (None, None)
     _wanted: torch.dtype | None = None
@@ -109,9 +112,11 @@ class PackedExperts(torch.nn.Module):
         """(T, H) of rows (T, H), their experts (T, k) and weights (T, k). Numbers beyond the experts are no expert."""
         target = resolve(self.backend, hidden_states.device)
         if target.backend == "reference":
-            return self._by_torch(hidden_states, top_k_index, top_k_weights)
-        experts = self._made(target, hidden_states.dtype)
-        return moe(hidden_states, top_k_index, top_k_weights, experts, backend=self.backend)
+            y = self._by_torch(hidden_states, top_k_index, top_k_weights)
+        else:
+            experts = self._made(target, hidden_states.dtype)
+            y = moe(hidden_states, top_k_index, top_k_weights, experts, backend=self.backend)
+        return y if self.shard is None else self.shard.summed(y)
 
     def prepare(self, dtype: torch.dtype = torch.bfloat16, *, release: bool = True) -> Self:
         """Prepares the experts now, where there is a kernel for them; elsewhere when they move there. Returns itself.

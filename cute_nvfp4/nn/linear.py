@@ -119,12 +119,12 @@ class NVFP4Linear(HeldWeight):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(…, K) to (…, N), in the dtype of x."""
-        shape = x.shape
-        if shape[-1] != self.in_features:
-            raise OperandError.of("x", got=f"shape {tuple(shape)}", expected=f"(…, {self.in_features})")
         factors, bias, shard = self._buffers["input_scale"], self._parameters["bias"], self.shard
         if shard is not None:
             x = shard.entered(x)
+        shape = x.shape
+        if shape[-1] != self.in_features:
+            raise OperandError.of("x", got=f"shape {tuple(shape)}", expected=f"(…, {self.in_features})")
         if factors is not None:
             x = x * factors.to(x.dtype)
         flat = x if len(shape) == 2 else x.reshape(-1, self.in_features)

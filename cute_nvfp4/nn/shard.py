@@ -25,17 +25,23 @@ class LinearShard:
     are added over the ranks, and an x that is quantized with a computed global scale has that of all columns.
     gathered: whether a column-parallel layer gives the results of all ranks.
     sums: what adds results that it holds; others are added by an all-reduce of the group.
+    split: whether a row-parallel layer is given all columns of x, as every rank has them.
+    parts: how many equal matrices the rows of a fused weight are of, of each of which a rank has its share.
     """
 
     axis: str
     group: dist.ProcessGroup
     gathered: bool = False
     sums: PeerSums | None = None
+    split: bool = False
+    parts: int = 1
 
     def entered(self, x: torch.Tensor) -> torch.Tensor:
         """What the layer multiplies."""
-        if self.axis == "columns" and x.requires_grad and torch.is_grad_enabled():
-            return _SumOfGradients.apply(x, self.group)
+        if (self.axis == "columns" or self.split) and x.requires_grad and torch.is_grad_enabled():
+            x = _SumOfGradients.apply(x, self.group)
+        if self.split:
+            return x.chunk(dist.get_world_size(self.group), dim=-1)[dist.get_rank(self.group)]
         return x
 
     def summed(self, y: torch.Tensor) -> torch.Tensor:

@@ -15,11 +15,14 @@ from cute_nvfp4.nn.expert_modules import GATED, activation_of, first_stack
 from cute_nvfp4.nn.experts import STACKS, ExpertForm, PackedExperts, Stack
 from cute_nvfp4.nn.layouts import CheckpointLayer, Layout, TensorInfo, aligned, quantized_layers, read_layer, tensors_of
 from cute_nvfp4.nn.linear import NVFP4Linear
+from cute_nvfp4.nn.loaded_shards import Cut, local
 from cute_nvfp4.runtime.backend import Backend
 
 _EXPERTS = ("gate_up_proj", "down_proj")
 _BLOCKS, _SCALES = "_blocks", "_scales"
 """How gpt-oss's files name a stack's codes (E, N, K / 32, 16) and its scales (E, N, K / 32), both uint8."""
+_VECTORS = {"columns": ("bias", "weight_scale"), "rows": ("pre_quant_scale",)}
+"""Vectors that belong to the rows or columns of W that a rank has. ``weight_scale`` is one where W is in FP8."""
 
 
 @dataclass(frozen=True)
@@ -54,20 +57,42 @@ class StoredLayers:
 
 
 class StoredLinear(torch.nn.Module):
-    """A linear layer's tensors as a file has them, buffers with its names; it multiplies nothing.
+    """A linear layer's tensors as a file has them, by its names; it multiplies nothing.
 
     layout: that of 4 bits, or None for FP8, whose scale multiplies (one number, or one for each row).
+
+    What a rank of several reads a shard of, the weight and its blocks' scales, are parameters, which loaders distribute
+    (``torch.distributed.tensor``); the small tensors are buffers, which every rank has whole.
     """
 
     def __init__(self, name: str, layout: Layout | None, parts: Mapping[str, TensorInfo]) -> None:
         super().__init__()
         self.name, self.layout = name, layout
+        cut = ("weight",) if layout is None else (layout.weight, "weight_scale")
         for part, info in parts.items():
-            self.register_buffer(part, torch.empty(info.shape, dtype=info.dtype, device="meta"))
+            tensor = torch.empty(info.shape, dtype=info.dtype, device="meta")
+            if part in cut:
+                self.register_parameter(part, torch.nn.Parameter(tensor, requires_grad=False))
+            else:
+                self.register_buffer(part, tensor)
+        weight = parts.get("weight" if layout is None else layout.weight)
+        # a file without it is refused when the layer is made
+        n, k = weight.shape if weight is not None and len(weight.shape) == 2 else (0, 0)
+        self.out_features, self.in_features = n, k if layout is None else k * layout.format.elements_per_byte
+
+    @property
+    def parts(self) -> set[str]:
+        """The names of its tensors."""
+        return {*self._parameters, *self._buffers}
+
+    @property
+    def cut(self) -> Cut | None:
+        """The part of the layer that this rank has; None where it has all."""
+        return Cut.of(self._parameters.values())
 
     def made(self, old: torch.nn.Linear, input_rule: str | None, backend: Backend) -> torch.nn.Module:
         """The layer that multiplies, in the place of ``old``, which has its sizes: an ``NVFP4Linear`` or
-        ``MXFP4Linear``; for FP8 torch's linear, decoded to the dtype of ``old``.
+        ``MXFP4Linear``; for FP8 torch's linear, decoded to the dtype of ``old``. Of a shard, if this rank has one.
 
         Raises:
             OperandError: tensors that were not loaded, or that do not fit ``old``.
@@ -77,7 +102,8 @@ class StoredLinear(torch.nn.Module):
         return self.read((old.out_features, old.in_features)).linear(input_rule=input_rule, backend=backend)
 
     def read(self, want: tuple[int, int]) -> CheckpointLayer:
-        """The layer in 4 bits, of the sizes (N, K) ``want``."""
+        """The layer in 4 bits, of the sizes (N, K) ``want``, or this rank's shard of it."""
+        want = want if self.cut is None else self.cut.sizes(*want)
         layer = read_layer(self.name, self.layout, self._tensors())
         if (layer.weight.rows, layer.weight.k) != want:
             raise OperandError.of(f"weight of {self.name}", got=(layer.weight.rows, layer.weight.k), expected=want)
@@ -92,14 +118,19 @@ class StoredLinear(torch.nn.Module):
         return (wide if layer.input_scale is None else wide * layer.input_scale.float()).to(old.weight.dtype)
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        tensors = dict(self.named_buffers())
+        tensors, cut = {**self._parameters, **self._buffers}, self.cut
+        tensors = {part: local(x) for part, x in tensors.items()}
         missing = [part for part, x in tensors.items() if x.is_meta]
         if missing:
             raise OperandError.of(f"tensors of {self.name}", got=f"no {missing}", expected="all that the file names")
+        for part in () if cut is None else _VECTORS[cut.axis]:
+            if part in self._buffers and tensors[part].numel() > 1:
+                tensors[part] = cut.mine(tensors[part].flatten())
         return tensors
 
     def _decoded(self, tensors: dict[str, torch.Tensor], old: torch.nn.Linear, want: tuple) -> torch.nn.Linear:
         weight, scale = tensors["weight"], tensors["weight_scale"].float()
+        want = want if self.cut is None else self.cut.sizes(*want)
         if tuple(weight.shape) != want or scale.numel() not in (1, want[0]):
             got = f"weight {tuple(weight.shape)}, scale {tuple(scale.shape)}"
             raise OperandError.of(f"FP8 layer {self.name}", got=got, expected=f"{want}, one number or one a row")
@@ -145,17 +176,23 @@ class StoredExperts(torch.nn.Module):
             layers.append([found[name] for name in self.names])
         sizes = [(inner, hidden)] * (len(self.names) - 1) + [(hidden, inner)]
         layouts = {layer.layout for row in layers for layer in row}
-        parts = {part for row in layers for layer in row for part in layer._buffers}
+        parts = {part for row in layers for layer in row for part in layer.parts}
         if "bias" in parts:
             raise OperandError.of(
                 f"experts {self.name}", got="biases in the file", expected="none, as the model has none"
             )
+        cut = layers[0][-1].cut
         if len(layouts) > 1 or None in layouts or "pre_quant_scale" in parts:
+            if cut is not None:
+                got = "experts of several formats, or scaled along K, which are decoded"
+                hint = "Load in one process."
+                raise OperandError.of(f"shards of {self.name}", got=got, expected="4 bits of one layout", hint=hint)
             return self._decoded(layers, sizes)
         read = [[layer.read(size) for layer, size in zip(row, sizes)] for row in layers]
         form = ExpertForm(next(iter(layouts)).format, activation_of(self.old))
         stacks = (Stack.of([[x.weight for x in row[part]] for row in read]) for part in (slice(-1), slice(-1, None)))
         made = PackedExperts(*stacks, form, input_rule=input_rule, backend=backend)
+        made.shard = None if cut is None else cut.shard()
         for i, row in enumerate(read):
             made.stored |= {(i, name): (x.convention, x.stored) for name, x in zip(self.names, row)}
         return made

@@ -13,7 +13,7 @@ from ..formats import FORMATS, Format
 from ..kernels.gemm.config import GATE_NAMES
 from ..kernels.gemm.limits import refused_formats
 from ..operand import BlockScaledTensor, check_pair, span_bytes
-from ..tensors import check_dense
+from ..tensors import check_dense, check_tensor
 
 DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 """dtypes of an output, and what configurations call them."""
@@ -30,14 +30,9 @@ def check_bias(bias: torch.Tensor | None, shapes: Sequence[tuple[int, ...]], dev
     """Raises unless a bias, if there is one, has one of these shapes, and its columns lie side by side."""
     if bias is None:
         return
-    check_dense("bias", bias)
-    check_dtype("dtype of bias", bias.dtype)
-    if bias.shape not in shapes:
-        raise OperandError.of("shape of bias", got=tuple(bias.shape), expected=" or ".join(map(str, shapes)))
+    check_tensor("bias", bias, dtypes=DTYPE_NAMES, shapes=shapes, device=device)
     if bias.shape[-1] > 1 and bias.stride(-1) != 1:
         raise OperandError.of("stride of bias along N", got=bias.stride(-1), expected="1")
-    if bias.device != device:
-        raise OperandError.of("device of bias", got=bias.device, expected=device)
 
 
 def check_gate(gate: str) -> None:
@@ -188,14 +183,9 @@ def checked_output(
         dtype = torch.float16 if dtype is None else dtype
         check_dtype("out_dtype", dtype)
         return torch.empty(shape, dtype=dtype, device=device)
-    check_dense("out", out)
-    check_dtype("dtype of out", out.dtype)
+    check_tensor("out", out, dtypes=DTYPE_NAMES, shapes=[shape], device=device)
     if dtype is not None and dtype is not out.dtype:
         raise OperandTypeError.of("out_dtype", got=dtype, expected=f"None or {out.dtype}, the dtype of out")
-    if out.shape != shape:
-        raise OperandError.of("shape of out", got=tuple(out.shape), expected=shape)
-    if out.device != device:
-        raise OperandError.of("device of out", got=out.device, expected=device)
     check_overlap(inputs, out)
     return out
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from ..errors import OperandError, OperandTypeError
+from ..errors import OperandError
 from ..kernels.quantize.fp8_config import (
     Fp8ComputedArguments,
     Fp8ComputedConfig,
@@ -22,6 +22,7 @@ from ..row_scaled import FP8, RowScaledTensor, by_rows
 from ..runtime.backend import Backend
 from ..runtime.kernel import Kernel
 from ..target import Target
+from ..tensors import check_tensor
 from .arguments import TYPED, Argument
 from .checks import DTYPE_NAMES, check_memory, check_overlap
 from .fused import same
@@ -71,27 +72,19 @@ def computed(
 
 
 def _check(r: Any) -> RowScaledTensor | None:
-    for name, x in (
-        ("x", r.x),
-        ("up" if r.source == "silu_mul" else "residual", r.other),
-        ("new residual", r.residual_out),
-    ):
-        if x is None:
-            continue
-        if not isinstance(x, torch.Tensor):
-            raise OperandTypeError.of(name, got=type(x).__name__, expected="torch.Tensor")
-        check_rows(x)
-        if x.shape != r.x.shape or x.dtype is not r.x.dtype or x.device != r.x.device:
-            got, expected = (f"{tuple(y.shape)} {y.dtype} on {y.device}" for y in (x, r.x))
-            raise OperandError.of(name, got=got, expected=f"{expected}, as x")
+    check_tensor("x", r.x)
+    like = {"dtypes": [r.x.dtype], "device": r.x.device}
+    other = "up" if r.source == "silu_mul" else "residual"
+    for name, x in (("x", r.x), (other, r.other), ("new residual", r.residual_out)):
+        if x is not None:
+            check_tensor(name, x, shapes=[r.x.shape], **like)
+            check_rows(x)
     weight = r.weight
-    if weight is not None and (
-        tuple(weight.shape) != (r.x.shape[1],) or weight.dtype is not r.x.dtype or weight.device != r.x.device
-        or not weight.is_contiguous() or weight.data_ptr() % 16
-    ):  # fmt: skip
-        got = f"{tuple(weight.shape)} {weight.dtype} on {weight.device}"
-        expected = f"({r.x.shape[1]},) {r.x.dtype} on {r.x.device}, contiguous, at a multiple of 16 bytes"
-        raise OperandError.of(f"weight for {FP8}", got=got, expected=expected)
+    if weight is not None:
+        check_tensor(f"weight for {FP8}", weight, shapes=[r.x.shape[1:]], **like)
+        if not weight.is_contiguous() or weight.data_ptr() % 16:
+            got = f"address {weight.data_ptr():#x}, stride {weight.stride(0)}"
+            raise OperandError.of(f"weight for {FP8}", got=got, expected="contiguous, at a multiple of 16 bytes")
     if r.residual_out is not None and r.other is None:
         raise OperandError.of("residual_out", got="one, without a residual", expected="None")
     return r.out

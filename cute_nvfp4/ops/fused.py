@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..errors import OperandError, OperandTypeError
+from ..errors import OperandError
 from ..kernels.quantize.arguments import Strides
 from ..kernels.quantize.fused import Matrix
 from ..operand import BlockScaledTensor, row_alignment
 from ..planning.quantize import QuantizeProblem
 from ..runtime.kernel import Kernel
 from ..target import Target
-from ..tensors import check_dense
+from ..tensors import check_tensor
 from .checks import DTYPE_NAMES, check_overlap
 from .planned import PlannedCall, allocator
 from .quantize import QUANTIZE
@@ -144,9 +144,7 @@ def fused_call(
 
 def checked_matrix(name: str, x: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
     """A view of ``x`` as (M, K), without a gradient; ``like``: what it must match in shape, dtype and device."""
-    check_dense(name, x)
-    if x.dtype not in DTYPE_NAMES:
-        raise OperandTypeError.of(f"dtype of {name}", got=x.dtype, expected=" or ".join(map(str, DTYPE_NAMES)))
+    check_tensor(name, x, dtypes=DTYPE_NAMES)
     if x.ndim not in (1, 2) or x.numel() == 0:
         hint = "flatten(0, -2) makes one matrix of a batch." if x.ndim > 2 else ""
         got, expected = tuple(x.shape), "(K,) or (M, K), and no empty dimension"
@@ -154,12 +152,7 @@ def checked_matrix(name: str, x: torch.Tensor, like: torch.Tensor | None = None)
     x = x.detach()
     x = x if x.ndim == 2 else x[None]
     if like is not None:
-        if x.dtype is not like.dtype:
-            raise OperandTypeError.of(f"dtype of {name}", got=x.dtype, expected=like.dtype)
-        if x.shape != like.shape:
-            raise OperandError.of(f"shape of {name}", got=tuple(x.shape), expected=tuple(like.shape))
-        if x.device != like.device:
-            raise OperandError.of(f"device of {name}", got=x.device, expected=like.device)
+        check_tensor(name, x, dtypes=[like.dtype], shapes=[like.shape], device=like.device)
     return x
 
 

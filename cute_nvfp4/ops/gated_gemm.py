@@ -31,7 +31,7 @@ from .checks import (
     reads,
     split_alpha,
 )
-from .gemm_launch import check_operands, gemm_call, host, operand_record, output_record, strides
+from .gemm_launch import HOST, check_operands, gemm_call, operand_record, output_record, strides
 from .interleave import check_halves, check_weights
 from .operation import Operation
 from .planned import PlannedCall
@@ -245,7 +245,7 @@ def _instead(r: Any) -> Any:
     )
 
 
-KERNEL = Kernel("gated_gemm", GemmArguments, host, _can_implement)
+KERNEL = Kernel("gated_gemm", GemmArguments, HOST, _can_implement)
 compile_gated_gemm = KERNEL.compile
 GATED = Operation(
     gated_gemm,

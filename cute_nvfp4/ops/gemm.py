@@ -30,7 +30,7 @@ from .checks import (
     reads,
     split_alpha,
 )
-from .gemm_launch import check_operands, gemm_call, host, operand_record, output_record
+from .gemm_launch import HOST, check_operands, gemm_call, operand_record, output_record
 from .operation import Operation
 from .planned import Preparation
 from .prepared_weight.gemm import PREPARED_GEMM
@@ -135,7 +135,7 @@ def _prepared(r: Any, call: Any) -> Preparation:
     return call.preparation(r, ("a", "b", "out"))
 
 
-KERNEL = Kernel("gemm", GemmArguments, host, can_implement)
+KERNEL = Kernel("gemm", GemmArguments, HOST, can_implement)
 compile_gemm = KERNEL.compile
 GEMM = Operation(
     gemm,

@@ -10,7 +10,8 @@ import torch
 from ..errors import OperandError
 from ..formats import as_bytes
 from ..kernels.gemm.arguments import Bias, GemmArguments, Operand, Output, PartialSums, data_alignment
-from ..kernels.gemm.config import CTA_ROWS, UNPACKED_K, GemmConfig, epilogue_threads, kind_of
+from ..kernels.gemm.config import CTA_ROWS, UNPACKED_K, epilogue_threads, kind_of
+from ..lazy import ByGeneration, Lazily
 from ..operand import BlockScaledTensor, row_alignment
 from ..planning.gemm import GemmProblem, Plan, plan_for
 from ..runtime.backend import sm_count
@@ -24,6 +25,10 @@ from .scratch import scratch_for
 
 K_MULTIPLE = 32
 """TMA wants rows of a multiple of sixteen bytes: 32 elements of four bits."""
+HOST = ByGeneration(
+    sm100=Lazily("kernels.gemm.sm100.host", "Tcgen05Gemm"), sm120=Lazily("kernels.gemm.sm120.host", "MmaSyncGemm")
+)
+"""The host function of one product, or of two."""
 
 
 def check_operands(operands: Mapping[str, BlockScaledTensor], backend: str) -> None:
@@ -176,14 +181,3 @@ def _stream_k_size(plan: Plan) -> tuple[int, int]:
     ctas = plan.workers * config.ctas
     # a flag for each warp that stores
     return ctas * config.products * config.tile_n * CTA_ROWS, ctas * epilogue_threads(config) // 32
-
-
-def host(config: GemmConfig) -> Any:
-    """The host function of ``config``, of one product or of two."""
-    if config.arch.generation == "sm120":
-        from ..kernels.gemm.sm120 import host as sm120
-
-        return sm120.MmaSyncGemm(config)
-    from ..kernels.gemm.sm100 import host as sm100
-
-    return sm100.Tcgen05Gemm(config)

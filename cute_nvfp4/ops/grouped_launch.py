@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ..kernels.gemm.arguments import Group, GroupedArguments, GroupFactor, GroupTable, Output
-from ..kernels.gemm.grouped_config import GroupedConfig, can_implement_grouped
+from ..kernels.gemm.grouped_config import can_implement_grouped
+from ..lazy import ByGeneration, Lazily
 from ..planning.gemm_problem import Plan
 from ..planning.grouped import GroupedProblem, plan_for_groups
 from ..runtime.backend import sm_count
@@ -38,17 +39,11 @@ def planned_groups(problem: GroupedProblem, target: Target, device: torch.device
     return plan_for_groups(problem, target.arch, sm_count(target, device), config)
 
 
-def _host(config: GroupedConfig) -> Callable[..., Any]:
-    if config.arch.generation == "sm120":
-        from ..kernels.gemm.sm120 import host as sm120
-
-        return sm120.MmaSyncGroupedGemm(config)
-    from ..kernels.gemm.sm100 import host as sm100
-
-    return sm100.Tcgen05GroupedGemm(config)
-
-
-KERNEL = Kernel("grouped_gemm", GroupedArguments, _host, can_implement_grouped)
+_HOST = ByGeneration(
+    sm100=Lazily("kernels.gemm.sm100.host", "Tcgen05GroupedGemm"),
+    sm120=Lazily("kernels.gemm.sm120.host", "MmaSyncGroupedGemm"),
+)
+KERNEL = Kernel("grouped_gemm", GroupedArguments, _HOST, can_implement_grouped)
 compile_grouped_gemm = KERNEL.compile
 
 

@@ -14,6 +14,7 @@ from ..errors import OperandError
 from ..formats import NVFP4
 from ..operand import BlockScaledTensor
 from ..prepared_weight import PreparedWeight
+from ..row_scaled import RowScaledTensor
 from ..scale_layout import blocked_view
 from . import gradients
 from .dequantize import DEQUANTIZE
@@ -25,13 +26,13 @@ from .grouped_gemm import GROUPED, is_prepared
 from .grouped_gemm_contiguous import CONTIGUOUS
 from .moe.layer import MOE
 from .moe.operator import ARGUMENTS, ExpertsOperator
-from .moe.route import ROUTE, RouteOperator
-from .operator import Operator, flat_scale, rebuilt, refuse_gradients, weight_of
+from .moe.route import ROUTE, Routes
+from .operator import Operator, RecordOutput, flat_scale, rebuilt, refuse_gradients, weight_of
 from .prepared_weight.gemm import PREPARED_GEMM, quantized_scale
 from .quantize import QUANTIZE
 from .quantize_request import checked_global_scale, choose_backend
 from .quantize_rows import QUANTIZE_ROWS
-from .quantized_operators import DequantizedValues, QuantizedParts, Quantizer, RowsInFp8, SiluMulParts
+from .quantized_operators import DequantizedValues, QuantizedParts, Quantizer, SiluMulParts
 from .rmsnorm_quantize import RMSNORM
 from .silu_mul_quantize import SILU_MUL
 
@@ -204,12 +205,8 @@ TABLE = {
         "(Tensor, Tensor, Tensor)",
         _OUT_PARTS,
     ),
-    "quantize_rows": RowsInFp8(
-        "quantize_rows",
-        QUANTIZE_ROWS,
-        'Tensor x, *, str backend="auto"',
-        "(Tensor, Tensor)",
-        {"out": "Tensor(a!)", "out_scale": "Tensor(b!)"},
+    "quantize_rows": RecordOutput(
+        "quantize_rows", QUANTIZE_ROWS, 'Tensor x, *, str backend="auto"', RowScaledTensor, ("out", "out_scale")
     ),
     "rmsnorm_quantize": QuantizedParts(
         "rmsnorm_quantize",
@@ -290,13 +287,13 @@ TABLE = {
         gradients.ROWS,
     ),
     "moe": ExpertsOperator("moe", MOE, ARGUMENTS),
-    "route": RouteOperator(
+    "route": RecordOutput(
         "route",
         ROUTE,
         'Tensor logits, Tensor? correction=None, *, int top_k, str scoring="softmax", bool renormalize=True, '
         'float scale=1.0, ScalarType? dtype=None, ScalarType? ids_dtype=None, str backend="auto"',
-        "(Tensor, Tensor)",
-        {"out_ids": "Tensor(a!)", "out_weights": "Tensor(b!)"},
+        Routes,
+        ("out_ids", "out_weights"),
     ),
 }
 

@@ -10,6 +10,7 @@ they become a request.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -213,6 +214,31 @@ class Operator:
 
     def given(self, values: dict[str, Any]) -> None:
         """Makes of ``values`` what the request's own arguments are, where they are not those of the operator."""
+
+
+class RecordOutput(Operator):
+    """An operator whose results are two tensors, the fields of a record. outs: what the ``out`` variant calls them."""
+
+    def __init__(self, name: str, operation: Any, arguments: str, record: type, outs: tuple[str, str]) -> None:
+        self._record, self._outs = record, outs
+        self._fields = tuple(inspect.signature(record).parameters)
+        super().__init__(name, operation, arguments, "(Tensor, Tensor)", dict(zip(outs, ("Tensor(a!)", "Tensor(b!)"))))
+
+    def written(self, request: Any) -> dict[str, torch.Tensor] | None:
+        return None if request.out is None else dict(zip(self._outs, self._parts(request.out)))
+
+    def result(self, request: Any, found: Any) -> Any:
+        return self._record(*found)
+
+    def returned(self, request: Any, made: Any) -> tuple[torch.Tensor, ...] | None:
+        return None if request.out is not None else self._parts(made)
+
+    def given(self, values: dict[str, Any]) -> None:
+        parts = [values.get(name) for name in self._outs]
+        values["out"] = None if parts[0] is None else self._record(*parts)
+
+    def _parts(self, record: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(getattr(record, name) for name in self._fields)
 
 
 def part(request: Any, name: str) -> Any:

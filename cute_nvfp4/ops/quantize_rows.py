@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
-from ..errors import OperandError, OperandTypeError
-from ..kernels.quantize.fp8_config import MAX_K, VECTOR, Fp8RowsArguments, can_implement, rows_config
+from ..errors import OperandError
+from ..kernels.quantize.fp8_config import MAX_K, VECTOR, Fp8RowsArguments, can_implement, short_rows_config
 from ..lazy import Lazily
 from ..operand import address_of, is_wrapper, row_alignment
 from ..row_scaled import FP8, RowScaledTensor, by_rows
 from ..runtime.backend import Backend
 from ..runtime.kernel import Kernel
 from ..target import Target
+from ..tensors import check_tensor
 from .arguments import TENSOR, Argument
 from .checks import DTYPE_NAMES
 from .operation import quantizing
@@ -43,8 +44,7 @@ def check_no_options(given: Sequence[Any]) -> None:
 
 def check_rows(x: torch.Tensor) -> None:
     """Raises unless the kernel takes x."""
-    if x.dtype not in (torch.bfloat16, torch.float16):
-        raise OperandTypeError.of(f"dtype of x for {FP8}", got=x.dtype, expected="torch.bfloat16 or torch.float16")
+    check_tensor(f"x for {FP8}", x, dtypes=(torch.bfloat16, torch.float16))
     if x.ndim != 2 or x.shape[0] < 1 or not 0 < x.shape[1] <= MAX_K or x.shape[1] % VECTOR:
         expected = f"(M, K), K a multiple of {VECTOR}, at most {MAX_K}"
         raise OperandError.of(f"shape of x for {FP8}", got=tuple(x.shape), expected=expected)
@@ -55,19 +55,23 @@ def check_rows(x: torch.Tensor) -> None:
         )
 
 
-def _check(r: Any) -> RowScaledTensor | None:
-    if not isinstance(r.x, torch.Tensor):
-        raise OperandTypeError.of("x", got=type(r.x).__name__, expected="torch.Tensor")
+def _check(r: Any) -> RowScaledTensor:
     check_rows(r.x)
-    return r.out
+    return new_rows(r.x) if r.out is None else r.out
+
+
+def new_rows(x: torch.Tensor) -> RowScaledTensor:
+    """Rows in FP8 for x (M, K), not written yet."""
+    data = x.new_empty(x.shape, dtype=torch.float8_e4m3fn)
+    return RowScaledTensor(data, x.new_empty(x.shape[0], dtype=torch.float32))
 
 
 def rows_of(x: torch.Tensor) -> tuple[RowScaledTensor, Callable[..., RowScaledTensor]]:
     """Rows in FP8 for x (M, K), and what makes more of them in a planned call."""
-    data = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    scale = torch.empty(len(x), dtype=torch.float32, device=x.device)
+    like = new_rows(x)
+    data, scale = like.data, like.scale
     new_data, new_scale = allocator(torch.empty_like(data)), allocator(torch.empty_like(scale))
-    return RowScaledTensor(data, scale), lambda *given: RowScaledTensor(new_data(), new_scale())
+    return like, lambda *given: RowScaledTensor(new_data(), new_scale())
 
 
 def stored(found: RowScaledTensor, out: RowScaledTensor | None) -> RowScaledTensor:
@@ -80,11 +84,10 @@ def stored(found: RowScaledTensor, out: RowScaledTensor | None) -> RowScaledTens
 
 
 def _plan(r: Any, target: Target) -> PlannedCall:
-    (rows, k), (like, new) = r.x.shape, rows_of(r.x)
+    (rows, k), (_, new) = r.x.shape, rows_of(r.x)
     arguments = Fp8RowsArguments("x", "out.data", "out.scale", rows, k, r.x.stride(0) * r.x.element_size())
-    config = rows_config(DTYPE_NAMES[r.x.dtype], k, target.arch)
-    given = r._replace(out=like if r.out is None else r.out)
-    return QUANTIZE_ROWS.planned(KERNEL, config, target, arguments, given, new_of=new)
+    config = short_rows_config(DTYPE_NAMES[r.x.dtype], k, target.arch)
+    return QUANTIZE_ROWS.planned(KERNEL, config, target, arguments, r, new_of=new)
 
 
 KERNEL = Kernel("quantize_fp8_rows", Fp8RowsArguments, Lazily("kernels.quantize.fp8_rows", "Fp8Rows"), can_implement)

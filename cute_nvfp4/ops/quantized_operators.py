@@ -9,7 +9,6 @@ import torch
 from ..operand import BlockScaledTensor
 from ..quantization.hadamard import Hadamard
 from ..quantization.rules import resolve_format
-from ..row_scaled import RowScaledTensor
 from ..runtime.torch_private import is_exporting
 from ..scale_layout import blocked_bytes, blocked_view
 from .fused import Fused
@@ -159,30 +158,6 @@ class Quantizer(QuantizedParts):
         seed, signs = values["seed"], values["signs"]
         values |= {"rounding": "nearest" if seed is None else "stochastic", "generator": seed}
         values["hadamard"] = None if signs is None else Hadamard(tuple(signs))
-
-
-class RowsInFp8(Operator):
-    """The operator of ``quantize_rows``, whose results are data and scales."""
-
-    def written(self, request: Any) -> dict[str, Any] | None:
-        return None if request.out is None else {"out": request.out.data, "out_scale": request.out.scale}
-
-    def result(self, request: Any, found: Any) -> RowScaledTensor:
-        return RowScaledTensor(*found)
-
-    def returned(self, request: Any, made: RowScaledTensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        return None if request.out is not None else (made.data, made.scale)
-
-    def given(self, values: dict[str, Any]) -> None:
-        if values["out"] is not None:
-            values["out"] = RowScaledTensor(values["out"], values["out_scale"])
-
-    def _fake(self, *args: Any, **options: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
-        request = self._request(args, options)
-        self._operation.checked(request)
-        x = request.x
-        data, scale = x.new_empty(x.shape, dtype=torch.float8_e4m3fn), x.new_empty(x.shape[0], dtype=torch.float32)
-        return self.returned(request, RowScaledTensor(data, scale))
 
 
 class DequantizedValues(Operator):

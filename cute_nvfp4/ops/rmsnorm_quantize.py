@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..errors import OperandError, OperandTypeError
+from ..errors import OperandError
 from ..formats import Format
 from ..kernels.quantize.fused import RmsnormArguments
 from ..lazy import Lazily
@@ -19,7 +19,7 @@ from ..row_scaled import FP8, RowScaledTensor
 from ..runtime.backend import Backend, sm_count
 from ..runtime.kernel import Kernel
 from ..target import Target
-from ..tensors import check_dense
+from ..tensors import check_tensor
 from .arguments import TYPED, Argument
 from .checks import DTYPE_NAMES
 from .fp8_computed import computed_rows, refuse_options
@@ -190,26 +190,14 @@ def checked_inputs(
     """x, the residual and the place of the new one as (M, K), of arguments that fit together."""
     rows = checked_matrix("x to norm", x)
     old = None if residual is None else checked_matrix("residual", residual, rows)
-    _check_weight(weight, rows)
+    if weight is not None:
+        dtypes = dict.fromkeys((rows.dtype, torch.float32))
+        check_tensor("weight", weight, dtypes=dtypes, shapes=[rows.shape[1:]], device=rows.device)
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not (0 <= eps < math.inf):
         raise OperandError.of("eps", got=repr(eps), expected="a finite number that is not negative")
     if residual_out is not None and residual is None:
         raise OperandError.of("residual_out", got="one, without a residual", expected="None")
     return rows, old, None if residual_out is None else checked_matrix("residual_out", residual_out, rows)
-
-
-def _check_weight(weight: torch.Tensor | None, x: torch.Tensor) -> None:
-    if weight is None:
-        return
-    if not isinstance(weight, torch.Tensor):
-        raise OperandTypeError.of("weight", got=type(weight).__name__, expected="torch.Tensor or None")
-    check_dense("weight", weight)
-    if weight.dtype not in (x.dtype, torch.float32):
-        raise OperandTypeError.of("dtype of weight", got=weight.dtype, expected=f"{x.dtype} or torch.float32")
-    if tuple(weight.shape) != (x.shape[1],):
-        raise OperandError.of("shape of weight", got=tuple(weight.shape), expected=f"({x.shape[1]},)")
-    if weight.device != x.device:
-        raise OperandError.of("device of weight", got=weight.device, expected=x.device)
 
 
 KERNEL = Kernel("rmsnorm_quantize", RmsnormArguments, Lazily("kernels.quantize.rmsnorm", "RmsnormQuantize"))

@@ -96,8 +96,6 @@ def recorded(path: Path = RECORD) -> dict[str, float]:
 CONSTANTS, CONSTANTS_FP8, CONSTANTS_ROWS = (Constants.of(recorded(x)) for x in (RECORD, RECORD_FP8, RECORD_ROWS))
 COSTS = {"sm100": sm100_packed_model.packed_costs, "sm120": sm120_model.packed_costs}
 """By generation, the costs of tiles that nobody has measured."""
-START_US = CONSTANTS.start_us
-"""Launch, first bytes and last store of the WGMMA kernel."""
 
 
 def predict(plan: PackedPlan, p: PackedProblem, sm_count: int, by: Constants | None = None) -> float:

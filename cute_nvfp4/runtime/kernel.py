@@ -52,7 +52,7 @@ class Kernel:
 
     name: what caches and messages call it. arguments: the record of its arguments (:mod:`.signature`). host: makes the
     ``@cute.jit`` function ``host(arguments, stream)`` of a configuration; it imports the DSL, which takes seconds:
-    ``Lazily``, or where it is called.
+    ``Lazily``, ``ByGeneration``, or where it is called.
     can_implement: why no kernel can be made of a configuration, or an empty string. Configurations are frozen
     dataclasses with a field ``arch``, and hold all that the compiled code depends on.
     """

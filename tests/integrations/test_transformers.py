@@ -43,7 +43,7 @@ def small(tied: bool = False, **options: Any) -> Any:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 96}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(**sizes, **heads, tie_word_embeddings=tied, **options)
+    config = transformers.LlamaConfig(**(sizes | heads | {"tie_word_embeddings": tied} | options))
     model = transformers.LlamaForCausalLM(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -254,21 +254,22 @@ def test_other_checkpoints_of_compressed_tensors_stay_theirs() -> None:
 EXPERT = "model.layers.{}.mlp.experts.{}.{}"
 
 
-def mixture() -> Any:
+def mixture(**options: Any) -> Any:
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 96, "head_dim": 16}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
     torch.manual_seed(0)
-    model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes, **heads, **experts)).eval()
+    config = transformers.Qwen3MoeConfig(**(sizes | heads | experts | options))
+    model = transformers.Qwen3MoeForCausalLM(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.15) if parameter.ndim > 1 else None
     return model
 
 
-def published_mixture(folder: Path, layout: str) -> tuple[Any, Tensors]:
+def published_mixture(folder: Path, layout: str, **options: Any) -> tuple[Any, Tensors]:
     """A checkpoint of a small mixture, each expert by itself; attention of its first layer stays."""
-    model = mixture()
+    model = mixture(**options)
     state = {name: x.detach().clone() for name, x in model.state_dict().items() if ".experts." not in name}
     for name in projections(model):
         if ".1." in name:
@@ -373,9 +374,9 @@ def test_on_hopper_a_model_holds_one_copy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["tp_plan", "device_mesh"])
-def test_splitting_while_loading_is_refused(option: str) -> None:
-    """With what to do instead."""
+def test_plans_of_older_versions_are_refused(option: str) -> None:
+    """With what to do instead: those pass their plan here."""
     quantizer = module.CuteNvfp4Quantizer(module.CuteNvfp4Config())
     quantizer.validate_environment()
-    with pytest.raises(ValueError, match="parallelize_module with the styles"):
+    with pytest.raises(ValueError, match=r"needs transformers 5\.24.*parallelize_module with the styles"):
         quantizer.validate_environment(**{option: "auto"})

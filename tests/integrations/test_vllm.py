@@ -1,17 +1,23 @@
-"""The plug-in of vLLM, against stand-ins of the classes that it is called by: vLLM itself is not installed here."""
+"""The plug-in of vLLM, against stand-ins of the classes that it is called by: vLLM itself is not installed here.
+``support/vllm_contract.py`` holds it against vLLM's own, taken from a wheel.
+"""
 
 from __future__ import annotations
 
 import enum
+import inspect
 import sys
 import types
+import zipfile
 from abc import ABC, abstractmethod
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.checkpoints import pack, values
+from support.vllm_contract import LINEAR, TAKEN, held
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.errors import CuteNvfp4Error, OperandError
@@ -168,3 +174,42 @@ def test_the_entry_point() -> None:
     if not found:
         pytest.skip("the package was not installed since it has entry points")
     assert found[0].load() is module.register
+
+
+REGISTRY = """
+from vllm.platforms import PlatformEnum
+from vllm.model_executor.kernels.linear.nvfp4.marlin import MarlinNvFp4LinearKernel
+
+_POSSIBLE_NVFP4_KERNELS = {PlatformEnum.CUDA: [MarlinNvFp4LinearKernel]}
+
+def register_linear_kernel(kernel_class, platform, kernel_type="mp"):
+    _POSSIBLE_NVFP4_KERNELS[platform].append(kernel_class)
+"""
+HEAD = """
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.quantization.utils.quant_utils import QuantKey
+
+"""
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (("", ""), None),
+        ((", bias: torch.Tensor | None = None", ""), "where vLLM has (self, layer"),
+        (("process_weights_after_loading", "pack"), "pack is missing"),
+    ],
+)
+def test_a_wheel_that_asks_for_something_else(change: tuple[str, str], words: str | None, tmp_path: Path) -> None:
+    """``python -m tests.support.vllm_contract WHEEL`` says what does not fit: here a wheel of stand-ins."""
+    base = HEAD + inspect.getsource(NvFp4LinearKernel).replace(*change)
+    nvfp4 = f"from {LINEAR}.nvfp4.base import NvFp4LinearKernel"
+    with zipfile.ZipFile(tmp_path / "vllm.whl", "w") as wheel:
+        for place, source in zip(TAKEN.values(), (REGISTRY, nvfp4, base)):
+            wheel.writestr(place, source)
+    found = held(tmp_path / "vllm.whl")
+    assert not found if words is None else any(words in line for line in found)
+    assert "vllm" not in sys.modules

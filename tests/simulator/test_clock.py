@@ -9,18 +9,16 @@ import subprocess
 from collections import Counter
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from clock_lab import TEXTS, clocked, h200, kernel, needs_ptxas, timing
+from test_clock_memory import BOXES, DIRTY
 
 from cute_nvfp4.sim import Program
 from cute_nvfp4.sim.clock import tools
 from cute_nvfp4.sim.clock.flags import Flags
+from cute_nvfp4.sim.clock.last import largest, last
 from cute_nvfp4.sim.clock.machine import clock_of, machine
 from cute_nvfp4.sim.clock.matching import first_tries, machine_code
-from cute_nvfp4.sim.clock.memory import Port, Shared
-from cute_nvfp4.sim.clock.notes import Copy, Request
-from cute_nvfp4.sim.clock.recorder import sectors_of
 from cute_nvfp4.sim.clock.replay import Replay
 from cute_nvfp4.sim.clock.sampling import ctas_per_sm, sample, with_raisers
 from cute_nvfp4.sim.clock.sass import Placed, Slot, numbered, read
@@ -30,9 +28,7 @@ from cute_nvfp4.sim.machine.launch import Launch
 
 WGMMA = tuple(name for name in machine("h200").figures if name.startswith("wgmma."))
 LATENCIES = tuple(name for name in machine("h200").figures if name.startswith("latency."))
-DIRTY = ("l2.dirty_bytes", "dram.write_back", "dram.dirty_more", "dram.dirty_queue")
-BOXES = ("tma.first", "tma.bytes_per_draw", "tma.queue", "tma.store_latency")
-ALONE = ("sms", "dram.queue", "l2.bytes", *DIRTY, *BOXES)
+ALONE = ("sms", "dram.queue", "l2.bytes", "l2.together", "launch.undivided_bytes", "tma.interval", *DIRTY, *BOXES)
 """Figures with a test of their own."""
 FIGURES = tuple(name for name in machine("h200").figures if name not in (*WGMMA, *LATENCIES, *ALONE))
 
@@ -145,70 +141,29 @@ def test_every_figure_has_a_source():
     assert set(known.figures) == set(known.sources) and all(known.sources.values())
 
 
-def test_queues():
-    """DRAM serves one after the other at its rate; an SM that stands for ten takes ten times as long; L1 remembers."""
-    m = h200(**{f"dram__latency_{p}": 700 for p in (10, 50, 90, 99)})
-    shared = Shared(m)
-    port, ten = Port(m, shared, 1, 1 << 16), Port(m, shared, 10, 1 << 16)
-    miss = Request("load", 16, 16.0, (1, 2, 3, 4), True)
-    alone = port.load(0.0, miss)
-    assert alone.by == "dram" and alone.time == pytest.approx(
-        700 + 4 * m["l1.cycles_per_request"] + 512 / m["l2.to_sm"]
-    )
-    ten.load(0.0, miss)
-    shared.fetch(0.0, 10_000_000, 10_000_000, 1, 0)
-    behind = port.load(0.0, miss._replace(lines=(5, 6, 7, 8)))
-    assert behind.time == pytest.approx(700 + 4 + (10_000_000 + 12 * 512) / m["dram.bytes_per_cycle"])
-    hit = port.load(5000.0, miss._replace(new=0.0))
-    assert hit.by == "l1" and hit.time == 5000 + 4 * m["l1.cycles_per_request"] + m["l1.latency"]
+def test_the_last_of_many_ends_after_the_mean():
+    """Ends of few replays say how far the last of many SMs is behind; of one SM, or of one replay, the mean ends."""
+    assert (largest(1), round(largest(132), 2), last([[100.0], [103.0]], [66, 66])) == (0.0, 2.6, 103.0)
+    assert last([[90.0, 110.0], [95.0, 105.0]], [1, 1]) == 100.0
+    deviation = math.sqrt((2 * 10**2 + 2 * 5**2) / 2)
+    assert last([[90.0, 110.0], [95.0, 105.0]], [66, 66]) == pytest.approx(100 + deviation * largest(66))
 
 
-def test_a_busy_bank_makes_requests_wait():
-    """DRAM at half of its rate: nobody stands in the queue, and all wait for others of their bank."""
-
-    def last(queue: float) -> float:
-        shared, bytes_ = Shared(machine("h200")), 100 * machine("h200")["dram.bytes_per_cycle"]
-        return [shared.fetch(200.0 * k, bytes_, bytes_, 1, queue).time - 200.0 * k for k in range(100)][-1]
-
-    assert last(0) == pytest.approx(100) and last(900) == pytest.approx(900 * 0.5 / (2 - 2 * 0.5), rel=0.15)
-
-
-@pytest.mark.parametrize("gpu", ["h200", "b200"])
-@pytest.mark.parametrize("name", [*DIRTY, *BOXES, "dram.queue"])
-def test_every_figure_of_copies_counts(gpu, name):
-    """Boxes of 16 KB and loads through a dirty L2, and a store: what they wait for changes with each figure."""
-
-    def times(**figures: float) -> list[float]:
-        m = machine(gpu).changed(**{"l2__dirty_bytes": 1e6} | figures)
-        port = Port(m, Shared(m), 10, 0)
-        boxes = [port.copy(500.0 * k, Copy(False, 16384, 16384.0, 1, ()), 7) for k in range(8)]
-        loads = [port.load(5000.0 + k, Request("load", 4, 4.0, (k,), False)) for k in range(2)]
-        return [answer.time for answer in (*boxes, *loads, port.copy(9000.0, Copy(True, 4096, 4096.0, 1, ())))]
-
-    figure = name.replace(".", "__")
-    assert times(**{figure: 3e6 if "dirty_bytes" in name else 3 * machine(gpu)[name]}) != times()
+@needs_ptxas
+def test_sms_end_together_where_memory_is_always_as_late():
+    """The end of a launch lies behind that of a replay by what latencies differ, and by nothing else."""
+    alike = {
+        f"{at}__latency_{p}": 500 for at in ("dram", "l2") for p in (10, 50, 90, 99, 100)[: 5 if at == "dram" else 4]
+    }
+    for m, together in ((h200(**alike), True), (h200(), False)):
+        assert (timing("near", m).cycles == clocked("near")._replayed(m)[1]) == together
 
 
-def test_sectors_of_a_box_count_once():
-    """A box at the edge of a tensor is known by its chunks of 16 bytes, two a sector."""
-    assert sectors_of(np.array([[5, 5, 6, -1], [-1, -1, -1, -1], [4, 2, 3, 1]])).tolist() == [2, 0, 4]
-
-
-@pytest.mark.parametrize("gpu", ["h200", "b200"])
-def test_the_first_box_of_a_tensor_map_takes_longer(gpu):
-    port = Port(m := machine(gpu).changed(tma__first=1e6), Shared(m), 1, 0)
-    found = [port.copy(0.0, Copy(False, 4096, 0.0, 1, ()), tensor).time > 1e6 for tensor in (7, 7, 8, 0)]
-    assert found == [True, False, True, False]
-
-
-@pytest.mark.parametrize("gpu", ["h200", "b200"])
-def test_a_dirty_l2_is_written_back(gpu):
-    """What is read first costs DRAM more, the less the more has been read; requests take longer."""
-    clean = machine(gpu).changed(dram__bytes_per_cycle=1000)
-    m = clean.changed(l2__dirty_bytes=1e6, dram__write_back=0.5, dram__dirty_more=100)
-    shared, plain = Shared(m), Shared(clean)
-    more = [shared.fetch(1e9 * k, 1e6, 1e6, 1, 0).time - plain.fetch(1e9 * k, 1e6, 1e6, 1, 0).time for k in range(3)]
-    assert more == pytest.approx([math.exp(-k) * (100 + 0.5 * 1000) for k in (1, 2, 3)], rel=1e-3)
+@needs_ptxas
+def test_copies_of_a_thread_are_issued_one_after_the_other():
+    """Sixteen copies in a row: the last one is issued fifteen intervals after the first."""
+    first, other = clocked("row").timing(h200(tma__interval=50)), clocked("row").timing(h200(tma__interval=150))
+    assert other.cycles - first.cycles == pytest.approx(15 * 100, rel=0.2)
 
 
 def test_raisers_are_replayed():
@@ -308,8 +263,9 @@ def test_what_bounds_a_launch():
     assert warm.cycles < cold.cycles and cold.bound_by == "dram"
     moved = 2 * 600 * 256 * 16
     m = machine("h200")
-    assert cold.bounds_us["dram"] == pytest.approx(m.microseconds(moved / m["dram.bytes_per_cycle"]))
-    assert cold.busy["dram"] * cold.cycles == pytest.approx(moved / m["dram.bytes_per_cycle"], rel=1e-6)
+    alone = moved / 2 / m["dram.bytes_per_cycle"] + moved / 2 / m["dram.written_bytes_per_cycle"]
+    assert cold.bounds_us["dram"] == pytest.approx(m.microseconds(alone))
+    assert cold.busy["dram"] * cold.cycles == pytest.approx(alone, rel=1e-6)
     assert cold.roofline_us > cold.launch_us
 
 
@@ -317,7 +273,8 @@ def test_what_bounds_a_launch():
 def test_partial_stores_of_a_sector_are_joined():
     """Four stores of 4 bytes a thread: DRAM gets each sector once, L2 four times."""
     found, m = timing("parts"), machine("h200")
-    assert found.busy["dram"] * found.cycles == pytest.approx(600 * 256 * 16 / m["dram.bytes_per_cycle"], rel=1e-6)
+    written = 600 * 256 * 16 / m["dram.written_bytes_per_cycle"]
+    assert found.busy["dram"] * found.cycles == pytest.approx(written, rel=1e-6)
     assert found.busy["l2"] * found.cycles == pytest.approx(4 * 600 * 256 * 16 / m["l2.bytes_per_cycle"], rel=1e-6)
 
 
@@ -378,7 +335,8 @@ def test_a_kernel_of_the_dsl_and_what_the_command_says_of_it():
 
 @needs_ptxas
 def test_time_line_and_what_would_gain():
-    """Bars lie within the launch, waits within their warp; a copy gains by DRAM's latency and not by barriers."""
+    """Bars lie within the launch, waits within their warp; loads in a chain gain by the latency of memory, and not by
+    barriers."""
     found = timing("copy")
     bars = [event for event in found.events(1, "launch") if event["ph"] == "X"]
     whole = {(e["pid"], e["tid"]): e for e in bars if e["name"] == "runs"}
@@ -390,6 +348,6 @@ def test_time_line_and_what_would_gain():
     assert [p.begin for p in phases[1:]] == [p.end for p in phases[:-1]] and phases[0].begin == 0
     assert phases[-1].end == pytest.approx(found.cycles / found.cycles_per_us, abs=1e-3)
     assert "dram" in {p.bound_by for p in phases} and all(0 < p.share <= 1 for p in phases)
-    gains = found.gains()
+    gains = timing("near").gains()
     assert gains["memory's latency halved"] > 0.05 and abs(gains["barriers at no cost"]) < 1e-9
     assert list(gains.values()) == sorted(gains.values(), reverse=True)

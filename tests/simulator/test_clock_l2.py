@@ -50,8 +50,8 @@ def test_replayed_sms_fetch_for_all():
     sectors = SimpleNamespace(fetched=2500.0, again=32.0)
     recorder = SimpleNamespace(sectors=sectors, visits={(5, 0): [Visit(0, notes)]})
     launch = SimpleNamespace(recorder=recorder, sample=SimpleNamespace(places=(place,)))
-    assert Replay._more(launch) == pytest.approx(2500 / (10 * (64 + 36)))
+    assert Replay._more_from_dram(launch) == pytest.approx(2500 / (10 * (64 + 36)))
     sectors.again = 0.0
-    assert Replay._more(launch) == 1.0
+    assert Replay._more_from_dram(launch) == 1.0
     m = h200()
     assert Shared(m, 2.5).fetch(0.0, 1e6, 1e6, 1, 0).time == pytest.approx(2.5e6 / m["dram.bytes_per_cycle"])

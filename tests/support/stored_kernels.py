@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cute_nvfp4.errors import CompileError, OperandError
-from cute_nvfp4.lazy import Lazily
+from cute_nvfp4.lazy import ByGeneration, Lazily
 from cute_nvfp4.runtime import cache
 from cute_nvfp4.runtime.compile import CompiledKernel
 from cute_nvfp4.runtime.kernel import Kernel
@@ -75,7 +75,12 @@ def text_of(module: str) -> str:
 
 def digest(kernel: Kernel, config: Any, text_of: Callable[[str], str] = text_of) -> str:
     """A digest of all that ``kernel`` is compiled from for configurations like ``config``, but for their values."""
-    return _digest(kernel.host, kernel.arguments, type(config), text_of)
+    return _digest(host_of(kernel, config), kernel.arguments, type(config), text_of)
+
+
+def host_of(kernel: Kernel, config: Any) -> Callable:
+    """What makes the host function of a configuration."""
+    return kernel.host.of(config) if isinstance(kernel.host, ByGeneration) else kernel.host
 
 
 _versions = functools.cache(versions)
@@ -283,7 +288,7 @@ def load() -> None:
     """Reads all stored kernels, and of what those of each name are compiled."""
     for name, kernel in kernels().items():
         configs = (restored(x.configuration, words) for words, x in stored(name).items())
-        for config in {type(x): x for x in configs if x is not None}.values():
+        for config in {(type(x), x.arch): x for x in configs if x is not None}.values():
             digest(kernel, config)
 
 

@@ -74,7 +74,7 @@ SHARED = torch.zeros(4, 128, dtype=torch.bfloat16)
 OTHERS = {
     "K": (norm(X[:, :40], W[:40]), OperandError, "K of nvfp4: got 40, expected a multiple of 16"),
     "K of a gate": (gated(X[:, :40], X[:, :40]), OperandError, "K of nvfp4: got 40"),
-    "weight's type": (norm(weight=1.0), OperandTypeError, "weight: got float, expected torch.Tensor or None"),
+    "weight's type": (norm(weight=1.0), OperandTypeError, "weight: got float, expected torch.Tensor"),
     "weight's dtype": (norm(weight=W.half()), OperandTypeError, "dtype of weight: got torch.float16, expected torch"),
     "weight's shape": (norm(weight=W[:32]), OperandError, r"shape of weight: got \(32,\), expected \(64,\)"),
     "weight's device": (norm(weight=W.to("meta")), OperandError, "device of weight: got meta, expected cpu"),

@@ -68,7 +68,7 @@ def test_one_of_each_name_is_what_the_compiler_makes(name: str) -> None:
     assert difference_of(stored, compiled) == ""
     traced = {(module, stored_kernels.module_of(module, stored_kernels.text_of).at(line)) for module, line in run}
     decide = {x for x in traced if x[0].split(".")[1] in stored_kernels.DECIDES}
-    sources = stored_kernels.sources(kernel.host, kernel.arguments, type(config))
+    sources = stored_kernels.sources(stored_kernels.host_of(kernel, config), kernel.arguments, type(config))
     assert len(decide) > 1 and {x for x in decide - sources if (x[0], "*") not in sources} == set()
 
 

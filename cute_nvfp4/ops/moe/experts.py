@@ -14,7 +14,7 @@ from ...formats import MXFP4, NVFP4, as_bytes
 from ...operand import BlockScaledTensor
 from ...prepared_weight import PreparedWeight
 from ...scale_layout import to_blocked
-from ...tensors import check_dense
+from ...tensors import check_tensor
 from ..checks import check_format
 from ..prepare_weight import prepare_weight
 from .activation import ActivationFunction
@@ -121,9 +121,9 @@ def prepare_experts(
         gate_up_bias, down_bias: added to the products, (E, 2 I) in the order of the rows of gate_up, and (E, H).
         interleaved: rows of gate_up, and its bias, are gate, up, gate, up, as those of gpt-oss.
         dtype: bfloat16 or float16, that of x, which stays in 16 bits; kernels decode the weights' 4 bits for it;
-            float8_e4m3fn, on sm_90a: rows are quantized to FP8 before each product, each with a scale, which is faster
-            from about 64 tokens on; or None: x is quantized to the format of the weights by each call, for sm_100a,
-            sm_103a and sm_120a.
+            float8_e4m3fn, on sm_90a: rows are quantized to FP8 before each product, each with a scale, but where
+            experts have few, which stay in 16 bits; or None: x is quantized to the format of the weights by each call,
+            for sm_100a, sm_103a and sm_120a.
 
     Raises:
         OperandError, OperandTypeError: tensors that do not fit together, or global scales of gate and up that differ.
@@ -242,10 +242,7 @@ def _bias(name: str, bias: torch.Tensor | None, weight: Matrix) -> torch.Tensor 
     """A bias in float32, contiguous, without a gradient."""
     if bias is None:
         return None
-    check_dense(name, bias)
-    if tuple(bias.shape) != (weight.batch, weight.rows) or bias.device != weight.device:
-        expected = f"{(weight.batch, weight.rows)} on {weight.device}"
-        raise OperandError.of(name, got=f"shape {tuple(bias.shape)} on {bias.device}", expected=expected)
+    check_tensor(name, bias, shapes=[(weight.batch, weight.rows)], device=weight.device)
     if not bias.is_floating_point():
         raise OperandTypeError.of(f"dtype of {name}", got=bias.dtype, expected="a floating-point dtype")
     return bias.detach().to(torch.float32, copy=True).contiguous()

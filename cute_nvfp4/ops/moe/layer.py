@@ -12,7 +12,7 @@ from ...operand import BlockScaledTensor, row_alignment
 from ...planning.packed_groups import sorts_slots
 from ...runtime.backend import Backend
 from ...target import Target
-from ...tensors import check_dense
+from ...tensors import check_tensor
 from ..arguments import TENSOR, TYPED, Argument
 from ..checks import DTYPE_NAMES, check_overlap, checked_output
 from ..fused import readable
@@ -21,7 +21,7 @@ from ..operation import Operation
 from ..quantize import quantize
 from .experts import DTYPES, FP8, Experts
 from .maps import ID_DTYPES, Maps, routing_maps
-from .product import expert_product
+from .product import expert_product, in_16_bits
 from .rows import activated, combined, gathered
 
 MAX_EXPERTS = 1024
@@ -72,25 +72,17 @@ def _check(r: Any) -> torch.Tensor:
     x, experts = r.x, r.experts
     if not isinstance(experts, Experts):
         raise OperandTypeError.of("experts", got=type(experts).__name__, expected="what prepare_experts makes")
-    for name in ("x", "topk_ids", "topk_weights"):
-        check_dense(name, getattr(r, name))
-    dtypes = (experts.dtype,) if experts.dtype in DTYPES else DTYPES
-    for name, tensor, allowed in (
-        ("x", x, dtypes),
-        ("topk_ids", r.topk_ids, ID_DTYPES),
-        ("topk_weights", r.topk_weights, DTYPE_NAMES),
-    ):
-        if tensor.dtype not in allowed:
-            raise OperandTypeError.of(f"dtype of {name}", got=tensor.dtype, expected=" or ".join(map(str, allowed)))
-        if tensor.device != experts.device:
-            raise OperandError.of(f"device of {name}", got=tensor.device, expected=f"{experts.device}, the experts'")
+    of_x = (experts.dtype,) if experts.dtype in DTYPES else DTYPES
+    for name, dtypes in (("x", of_x), ("topk_ids", ID_DTYPES), ("topk_weights", DTYPE_NAMES)):
+        check_tensor(name, getattr(r, name), dtypes=dtypes, device=experts.device)
     if x.ndim != 2 or x.shape[1] != experts.hidden or x.shape[0] < 1:
         raise OperandError.of("shape of x", got=tuple(x.shape), expected=f"(T, {experts.hidden}) with T ≥ 1")
     ids, weights = tuple(r.topk_ids.shape), tuple(r.topk_weights.shape)
     if len(ids) != 2 or ids[0] != len(x) or ids[1] < 1 or weights != ids:
         expected = f"({len(x)}, k) both"
         raise OperandError.of("shapes of topk_ids and topk_weights", got=f"{ids} and {weights}", expected=expected)
-    _check_shared(r.shared, x)
+    if r.shared is not None:
+        check_tensor("shared", r.shared, dtypes=[x.dtype], shapes=[x.shape], device=x.device)
     if not isinstance(r.deterministic, bool):
         raise OperandTypeError.of("deterministic", got=type(r.deterministic).__name__, expected="bool")
     if isinstance(r.offset, bool) or not isinstance(r.offset, int):
@@ -104,16 +96,6 @@ def _check(r: Any) -> torch.Tensor:
         got = f"address {out.data_ptr():#x}, strides {out.stride()}"
         raise OperandError.of("out", got=got, expected="1 along H, rows at multiples of 16 bytes")
     return out
-
-
-def _check_shared(shared: torch.Tensor | None, x: torch.Tensor) -> None:
-    """Raises unless what shared experts gave can be added to the result for x."""
-    if shared is None:
-        return
-    check_dense("shared", shared)
-    if shared.dtype is not x.dtype or shared.shape != x.shape or shared.device != x.device:
-        got, expected = (f"{y.dtype} {tuple(y.shape)} on {y.device}" for y in (shared, x))
-        raise OperandError.of("shared", got=got, expected=f"{expected}, as x")
 
 
 def _read(r: Any) -> dict[str, torch.Tensor]:
@@ -159,7 +141,7 @@ def layer(r: Any, out: torch.Tensor | None, backend: Backend) -> torch.Tensor:
         first = e.gate_up_factor, e.gate_up_bias, e.activation, None
         routed = maps.offsets, maps.slots, top
         inner = expert_product(x, e.gate_up, *routed, True, *first, backend=backend)
-        if e.dtype is FP8:
+        if e.dtype is FP8 and not in_16_bits(e.down, ids.numel()):
             rows = CONTIGUOUS.run(inner, e.down, maps.offsets, "", e.down_factor, None, x.dtype, None, None, backend)
             return combined(rows, weights, e.down_bias, whole, e.count, top, shared, out, backend)
         second = e.down_factor, e.down_bias, None, weights
@@ -175,6 +157,13 @@ def layer(r: Any, out: torch.Tensor | None, backend: Backend) -> torch.Tensor:
     return combined(rows, weights, e.down_bias, whole, e.count, top, shared, out, backend)
 
 
+def _streams(experts: Experts, slots: int) -> bool:
+    """Whether both products of experts stream rows in 16 bits, and sort their slots."""
+    if experts.dtype is FP8 and not all(in_16_bits(x, slots) for x in (experts.gate_up, experts.down)):
+        return False
+    return experts.dtype is not None and sorts_slots(slots, experts.count)
+
+
 def _plan(r: Any, target: Target) -> Any:
     generation = target.arch.generation
     if r.experts.dtype is None and generation == "sm90":
@@ -182,7 +171,7 @@ def _plan(r: Any, target: Target) -> Any:
         expected = f"prepared ones on {generation}"
         raise OperandError.of("experts", got="block-scaled weights", expected=expected, hint=hint)
 
-    few = generation == "sm90" and r.experts.dtype in DTYPES and sorts_slots(r.topk_ids.numel(), r.experts.count)
+    few = generation == "sm90" and _streams(r.experts, r.topk_ids.numel())
 
     def call(*given: Any) -> torch.Tensor:
         request = MOE.request(*given)

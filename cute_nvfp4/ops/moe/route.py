@@ -12,11 +12,10 @@ from ...lazy import Lazily
 from ...runtime.backend import Backend, resolve
 from ...runtime.kernel import Kernel
 from ...target import Target
-from ...tensors import check_dense
+from ...tensors import check_dense, check_tensor
 from ..arguments import TENSOR, TYPED, Argument
 from ..checks import DTYPE_NAMES, check_memory, number, reads
 from ..operation import Operation
-from ..operator import Operator
 from ..planned import PlannedCall, allocator
 from .maps import ID_DTYPES
 
@@ -81,10 +80,7 @@ def route(
 
 def _check(r: Any) -> Routes:
     logits = r.logits
-    check_dense("logits", logits)
-    if logits.dtype not in DTYPE_NAMES:
-        expected = " or ".join(map(str, DTYPE_NAMES))
-        raise OperandTypeError.of("dtype of logits", got=logits.dtype, expected=expected)
+    check_tensor("logits", logits, dtypes=DTYPE_NAMES)
     if logits.ndim != 2 or len(logits) < 1 or not 1 <= logits.shape[1] <= MAX_ROUTED:
         expected = f"(T, E) with T ≥ 1 and E up to {MAX_ROUTED}"
         raise OperandError.of("shape of logits", got=tuple(logits.shape), expected=expected)
@@ -109,16 +105,12 @@ def _check_correction(r: Any) -> None:
     bias = r.correction
     if bias is None:
         return
-    check_dense("correction", bias)
+    shapes = [r.logits.shape[1:]]
+    check_tensor("correction", bias, dtypes=[torch.float32], shapes=shapes, device=r.logits.device)
     if r.scoring != "sigmoid":
         raise OperandError.of("correction", got=f"one with scoring {r.scoring!r}", expected="scoring 'sigmoid' with it")
-    if bias.dtype is not torch.float32:
-        raise OperandTypeError.of("dtype of correction", got=bias.dtype, expected="torch.float32")
-    if bias.shape != r.logits.shape[1:] or not bias.is_contiguous():
-        expected = f"({r.logits.shape[1]},), contiguous"
-        raise OperandError.of("shape of correction", got=f"{tuple(bias.shape)}", expected=expected)
-    if bias.device != r.logits.device:
-        raise OperandError.of("device of correction", got=bias.device, expected=f"{r.logits.device}, the logits'")
+    if not bias.is_contiguous():
+        raise OperandError.of("strides of correction", got=bias.stride(), expected="1")
 
 
 def _checked_output(r: Any) -> Routes:
@@ -221,20 +213,3 @@ ROUTE = Operation(
     overlaps=_check_memory,
     count="increment_versions(out)",
 )
-
-
-class RouteOperator(Operator):
-    """The operator of ``route``, whose results are ids and weights."""
-
-    def written(self, request: Any) -> dict[str, torch.Tensor] | None:
-        return None if request.out is None else dict(zip(("out_ids", "out_weights"), request.out))
-
-    def result(self, request: Any, found: Any) -> Routes:
-        return Routes(*found)
-
-    def returned(self, request: Any, made: Routes) -> tuple[torch.Tensor, torch.Tensor] | None:
-        return None if request.out is not None else tuple(made)
-
-    def given(self, values: dict[str, Any]) -> None:
-        ids = values.get("out_ids")
-        values["out"] = None if ids is None else Routes(ids, values["out_weights"])

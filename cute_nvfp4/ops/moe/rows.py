@@ -31,17 +31,16 @@ from .activation import ActivationFunction
 from .maps import ID_DTYPES, Maps, routing_maps
 
 
+def _rows(r: Any, like: torch.Tensor, count: int, columns: int) -> torch.Tensor:
+    """The output of a request: the caller's, or new rows of the dtype of ``like``."""
+    return like.new_empty((count, columns)) if r.out is None else r.out
+
+
 def gathered(
     x: torch.Tensor, maps: torch.Tensor, experts: int, top: int, out: torch.Tensor | None, backend: Backend
 ) -> torch.Tensor:
     """Rows (T · top, H) of x (T, H) in the order of experts, and zeros after the last."""
     return GATHER.call(x, maps, experts, top, out, backend)
-
-
-def _check_gathered(r: Any) -> torch.Tensor:
-    if r.out is not None:
-        return r.out
-    return torch.empty((r.x.shape[0] * r.top, r.x.shape[1]), dtype=r.x.dtype, device=r.x.device)
 
 
 def _plan_gathered(r: Any, target: Target) -> PlannedCall:
@@ -70,13 +69,6 @@ def activated(
     """The activation (rows, I) of a product [gate, up] (rows, 2 I), or (rows, I) where there is one matrix, plus the
     bias of each row's expert; in fp32, rounded once. Zeros after the last row of an expert."""
     return ACTIVATE.call(product, bias, maps, experts, activation, out, backend)
-
-
-def _check_activated(r: Any) -> torch.Tensor:
-    if r.out is not None:
-        return r.out
-    inner = r.product.shape[1] // r.activation.halves
-    return torch.empty((len(r.product), inner), dtype=r.product.dtype, device=r.product.device)
 
 
 def _plan_activated(r: Any, target: Target) -> PlannedCall:
@@ -114,12 +106,6 @@ def combined(
     In fp32, rounded once. Slots without a row are left out. offset: ``maps`` are the ids of the experts of up to 32
     slots, of which this is that of expert 0, and there is no bias."""
     return COMBINE.call(rows, weights, bias, maps, experts, top, shared, out, backend, offset)
-
-
-def _check_combined(r: Any) -> torch.Tensor:
-    if r.out is not None:
-        return r.out
-    return torch.empty((len(r.rows) // r.top, r.rows.shape[1]), dtype=r.rows.dtype, device=r.rows.device)
 
 
 def _plan_combined(r: Any, target: Target) -> PlannedCall:
@@ -167,21 +153,21 @@ COMBINE_KERNEL = Kernel("moe_combine", CombineArguments, Lazily("kernels.moe.row
 GATHER = Operation(
     gathered,
     {"x": TENSOR, "maps": TENSOR},
-    check=_check_gathered,
+    check=lambda r: _rows(r, r.x, len(r.x) * r.top, r.x.shape[1]),
     reference=_gather_reference,
     plan=_plan_gathered,
 )
 ACTIVATE = Operation(
     activated,
     {"product": TENSOR, "bias": TENSOR, "maps": TENSOR},
-    check=_check_activated,
+    check=lambda r: _rows(r, r.product, len(r.product), r.product.shape[1] // r.activation.halves),
     reference=_activation_reference,
     plan=_plan_activated,
 )
 COMBINE = Operation(
     combined,
     {"rows": TENSOR, "weights": TENSOR, "bias": TENSOR, "maps": TENSOR, "shared": STATUS},
-    check=_check_combined,
+    check=lambda r: _rows(r, r.rows, len(r.rows) // r.top, r.rows.shape[1]),
     reference=_combine_reference,
     plan=_plan_combined,
 )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.gemm.sm90.arguments import RowScales, RowsOfX
-from ...kernels.quantize.fp8_config import Fp8RowsArguments, Fp8RowsConfig, rows_config
+from ...kernels.quantize.fp8_config import Fp8RowsArguments, Fp8RowsConfig, short_rows_config
 from ...prepared_weight import PreparedWeight
 from ...row_scaled import RowScaledTensor
 from ...target import Architecture
@@ -47,7 +47,12 @@ class XRows(NamedTuple):
         floats = Fp8RowsArguments("a", "scratch.data", "scratch.scale", rows, k, stride * x.element_size())
         places = {"data": ((rows, k), torch.float8_e4m3fn), "scale": ((rows,), torch.float32)}
         scales = RowScales("b.row_factor", "scratch.scale")
-        return cls("scratch.data", k, scales, rows_config(DTYPE_NAMES[x.dtype], k, arch), floats, places)
+        return cls("scratch.data", k, scales, short_rows_config(DTYPE_NAMES[x.dtype], k, arch), floats, places)
+
+    @classmethod
+    def in_16_bits(cls, x: Tensor, weight: PreparedWeight) -> XRows:
+        """Makes it of ``a`` as it is, for a weight for FP8 that is decoded to 16 bits."""
+        return cls("a", row_stride(x.stride(0), len(x), weight.k), RowScales("b.row_factor", None))
 
 
 def natural_dtype(x: Any, weight: PreparedWeight) -> torch.dtype:

@@ -18,7 +18,7 @@ from ...kernels.gemm.packed.stream_config import can_implement as can_stream
 from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight, RowBias, RowWeight, WgmmaArguments
 from ...kernels.gemm.sm90.config import WgmmaConfig
 from ...kernels.gemm.sm90.config import can_implement as can_wgmma
-from ...lazy import Lazily
+from ...lazy import ByGeneration, Lazily
 from ...operand import BlockScaledTensor, row_alignment
 from ...planning.packed import PackedPlan, PackedProblem, choose
 from ...planning.packed_problem import helped_steps
@@ -178,21 +178,18 @@ def _reference(r: Any) -> Tensor:
 
 
 def _wgmma(config: WgmmaConfig) -> Callable[..., Any]:
-    if config.arch.generation == "sm120":
-        from ...kernels.gemm.sm120.packed import PackedGemm
-
-        return PackedGemm(config)
-    if config.in_tensor_memory:
-        from ...kernels.gemm.sm100.packed import TensorPackedGemm
-
-        return TensorPackedGemm(config)
     from ...kernels.gemm.sm90.overlapped import OverlappedWgmma
     from ...kernels.gemm.sm90.wgmma import WgmmaGemm
 
     return (OverlappedWgmma if config.overlap else WgmmaGemm)(config)
 
 
-WGMMA = Kernel("wgmma_gemm", WgmmaArguments, _wgmma, can_wgmma)
+_HOST = ByGeneration(
+    sm90=_wgmma,
+    sm100=Lazily("kernels.gemm.sm100.packed", "TensorPackedGemm"),
+    sm120=Lazily("kernels.gemm.sm120.packed", "PackedGemm"),
+)
+WGMMA = Kernel("wgmma_gemm", WgmmaArguments, _HOST, can_wgmma)
 STREAM = Kernel("stream_gemm", StreamArguments, Lazily("kernels.gemm.packed.stream", "Stream"), can_stream)
 PREPARED_GEMM = Operation(
     prepared_gemm,

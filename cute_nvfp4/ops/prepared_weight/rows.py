@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +15,8 @@ from ...kernels.gemm.packed.grouped_stream_config import GroupedStreamArguments
 from ...kernels.gemm.packed.grouped_stream_config import can_implement_groups as can_stream_groups
 from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight
 from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RoutedRows, RowsOfGroups
-from ...kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
-from ...lazy import Lazily
+from ...kernels.gemm.sm90.grouped_config import can_implement_groups
+from ...lazy import ByGeneration, Lazily
 from ...operand import row_alignment
 from ...planning.packed_groups import PackedGroups, RoutedGroups, choose_groups
 from ...row_scaled import RowScaledTensor
@@ -77,6 +77,9 @@ def plan_prepared_rows(
     a, b, out = r.a, r.b, r.out
     scalar, factors = factors_of_products(r, len(b.global_scales))
     rows = out.shape[0] if slots is None else len(r.slots)
+    # rows of experts are not quantized where they stream
+    in_fp8 = routed is not None and b.row_factor is not None and isinstance(a, torch.Tensor)
+    floats = DTYPE_NAMES[a.dtype] if in_fp8 else ""
     problem = PackedGroups(
         sizes=((rows, b.rows, b.k),),
         stack=b.batch,
@@ -90,9 +93,10 @@ def plan_prepared_rows(
         promoted=b.promoted,
         decoded=isinstance(a, GroupedRows),
         ids=ids,
+        floats=floats,
     )
     plan = choose_groups(problem, target.arch, sm_count(target, b.device), r.config)
-    x = XRows.of(a, b, target.arch)
+    x = XRows.in_16_bits(a, b) if floats and plan.streams else XRows.of(a, b, target.arch)
 
     def of_group(path: str) -> GroupFactor:
         return GroupFactor(path, int(path == "alpha" and r.alpha.numel() > 1))
@@ -118,43 +122,25 @@ def plan_prepared_rows(
     elif isinstance(a, GroupedRows):
         like = torch.empty((rows, b.k), dtype=dtype, device="meta")
         extra = "decoded", lambda given, kept: decoded(given[0], dtype, backend), like
-    kernel, config = KERNEL if routed is None else ROUTED, replace(plan.config, first=x.first)
+    kernel, first = KERNEL if routed is None else ROUTED, x.first
+    if routed is not None and first is not None:
+        # the launch before makes the routing maps
+        first = replace(first, early=True)
+    config = replace(plan.config, first=first)
     return operation.planned(kernel, config, target, arguments, r, extra=extra, new=status_of(b.device))
 
 
-def _host(config: GroupedWgmmaConfig) -> Callable[..., Any]:
-    if config.arch.generation == "sm120":
-        from ...kernels.gemm.sm120.packed import GroupedPackedGemm
-
-        return GroupedPackedGemm(config)
-    if config.in_tensor_memory:
-        from ...kernels.gemm.sm100.packed import GroupedTensorPackedGemm
-
-        return GroupedTensorPackedGemm(config)
-    from ...kernels.gemm.sm90.grouped import GroupedWgmma
-
-    return GroupedWgmma(config)
-
-
-KERNEL = Kernel("grouped_wgmma", GroupedWgmmaArguments, _host, can_implement_groups)
-
-
-def _routed(config: GroupedWgmmaConfig) -> Callable[..., Any]:
-    if config.arch.generation == "sm120":
-        from ...kernels.gemm.sm120.packed import RoutedPackedGemm
-
-        return RoutedPackedGemm(config)
-    if config.in_tensor_memory:
-        from ...kernels.gemm.sm100.packed import RoutedTensorPackedGemm
-
-        return RoutedTensorPackedGemm(config)
-    from ...kernels.gemm.sm90.routed import RoutedWgmma
-
-    return RoutedWgmma(config)
-
-
-ROUTED = Kernel("moe_product", GroupedWgmmaArguments, _routed, can_implement_groups)
-
-
+_GROUPS = ByGeneration(
+    sm90=Lazily("kernels.gemm.sm90.grouped", "GroupedWgmma"),
+    sm100=Lazily("kernels.gemm.sm100.packed", "GroupedTensorPackedGemm"),
+    sm120=Lazily("kernels.gemm.sm120.packed", "GroupedPackedGemm"),
+)
+_ROUTED = ByGeneration(
+    sm90=Lazily("kernels.gemm.sm90.routed", "RoutedWgmma"),
+    sm100=Lazily("kernels.gemm.sm100.packed", "RoutedTensorPackedGemm"),
+    sm120=Lazily("kernels.gemm.sm120.packed", "RoutedPackedGemm"),
+)
+KERNEL = Kernel("grouped_wgmma", GroupedWgmmaArguments, _GROUPS, can_implement_groups)
+ROUTED = Kernel("moe_product", GroupedWgmmaArguments, _ROUTED, can_implement_groups)
 _STREAM = Lazily("kernels.gemm.packed.grouped_stream", "GroupedStream")
 STREAM_GROUPS = Kernel("stream_groups", GroupedStreamArguments, _STREAM, can_stream_groups)

@@ -41,6 +41,11 @@ def product(what: Product, machine: Machine) -> tuple[float, float]:
     return max(multiply, read), latency + multiply
 
 
+def _width(opcode: str) -> int:
+    """Bytes that a lane stores."""
+    return next((int(word) // 8 for word in opcode.split(".") if word in ("64", "128")), 4)
+
+
 def in_short(reason: str) -> str:
     """A reason without what ended the wait: "mbarrier" of "mbarrier: copies"."""
     return reason.partition(":")[0]
@@ -175,7 +180,7 @@ class Effects:
     def _bulk(self, warp: Warp, step: Step, what: Copy | None, time: float) -> float:
         if what is None:
             return time
-        warp.sm.pipes[warp.sub][step.pipe] = time + self.machine["tma.issue"]
+        warp.sm.pipes[warp.sub][step.pipe] = time + self.machine["tma.interval"]
         tensor = step.source if step.slot.base == "UTMALDG" else 0
         answer = warp.sm.port.copy(time + self.machine["tma.issue"], what, tensor)
         for key in what.keys:
@@ -185,9 +190,11 @@ class Effects:
         return time
 
     def _far(self, warp: Warp, step: Step, what: Copy | None, time: float) -> float:
-        """A store of a thread into another CTA's shared memory, which an mbarrier there counts."""
-        for key in what.keys if what is not None else ():
-            self._contribute(key, time + self.machine["mbarrier.remote"])
+        """A warp's stores into another CTA's shared memory, which an mbarrier there counts."""
+        keys = what.keys if what is not None else ()
+        there = warp.sm.port.send(time, len(keys) * _width(step.slot.opcode)) + self.machine["mbarrier.remote"]
+        for key in keys:
+            self._contribute(key, there)
         return time
 
     def _wgmma(self, warp: Warp, step: Step, what: Any, time: float) -> float:

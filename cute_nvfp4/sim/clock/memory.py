@@ -19,19 +19,22 @@ class Answer(NamedTuple):
     by: str
 
 
-PERCENTILES = (10, 50, 90, 99)
+PERCENTILES = (10, 50, 90, 99, 100)
 MULTIPLIER, INCREMENT, MODULUS = 1664525, 1013904223, 1 << 32
 """Of a linear congruential generator ("Numerical Recipes", 7.1): the same latencies in the same order always."""
+APART = 0x9E3779B9
+"""Between the first states of two sequences."""
 WINDOW, FULLEST = 2000.0, 0.85
 """Cycles over which DRAM's load is averaged, and the load at which waiting grows no more."""
 
 
 class Latency:
-    """Latencies as they were measured: each request gets the next of a random sequence that has their distribution."""
+    """Latencies as they were measured: each request gets the next of a random sequence that has their distribution.
+    ``sequence`` says which of several; where a machine does not say how long the last percent takes, as p99."""
 
-    def __init__(self, machine: Machine, name: str) -> None:
-        self._known = [machine[f"{name}.latency_{p}"] for p in PERCENTILES]
-        self._drawn = 1
+    def __init__(self, machine: Machine, name: str, sequence: int = 0) -> None:
+        self._known = [machine.first(f"{name}.latency_{p}", f"{name}.latency_99") for p in PERCENTILES]
+        self._drawn = (1 + sequence * APART) % MODULUS
 
     def next(self, lines: int = 1) -> float:
         """The longest of so many."""
@@ -45,21 +48,22 @@ class Latency:
 
 class Shared:
     """L2 and DRAM. A request of an SM that stands for ``weight`` SMs takes that many times its bytes; ``more`` times
-    as many come from DRAM as the replayed SMs have fetched."""
+    as many come from DRAM as the replayed SMs have fetched. ``sequence`` is that of the latencies."""
 
-    def __init__(self, machine: Machine, more: float = 1.0) -> None:
+    def __init__(self, machine: Machine, more: float = 1.0, sequence: int = 0) -> None:
         self._more = more
         self._l2_rate, self._dram_rate = machine["l2.bytes_per_cycle"], machine["dram.bytes_per_cycle"]
-        self.latency = {name: Latency(machine, name) for name in ("l2", "dram")}
+        self._written_rate, self._together = machine["dram.written_bytes_per_cycle"], machine["l2.together"]
+        self.latency = {name: Latency(machine, name, sequence) for name in ("l2", "dram")}
         self._l2_free = self._dram_free = self._asked = self._load = 0.0
         self._dirty, self._write_back = machine["l2.dirty_bytes"], machine["dram.write_back"]
         self._dirty_more, self._dirty_queue, self._read = machine["dram.dirty_more"], machine["dram.dirty_queue"], 0.0
         self.l2_busy = self.dram_busy = self.drained = 0.0
 
-    def fetch(self, time: float, size: float, new: float, weight: float, queue: float) -> Answer:
+    def fetch(self, time: float, size: float, new: float, weight: float, queue: float, alike: int = 1) -> Answer:
         """``size`` bytes, ``new`` of them from DRAM, asked for at ``time``: when the queues have served them. A bank is
-        busy for ``queue`` cycles with a request of this kind."""
-        busy = weight * size / self._l2_rate
+        busy for ``queue`` cycles with a request of this kind. Of ``alike`` requests L2 serves some at once."""
+        busy = weight * size / self._l2_rate / min(alike, self._together)
         self._l2_free = max(time, self._l2_free) + busy
         self.l2_busy += busy
         if new <= 0:
@@ -86,7 +90,7 @@ class Shared:
     def write(self, time: float, size: float, new: float, weight: float) -> float:
         """``size`` bytes for L2, and then ``new`` of them for DRAM; when L2 has taken them. ``drained`` is when all is
         written."""
-        busy, later = weight * size / self._l2_rate, weight * new / self._dram_rate
+        busy, later = weight * size / self._l2_rate, weight * new / self._written_rate
         self._l2_free = max(time, self._l2_free) + busy
         self._dram_free = max(time, self._dram_free) + later
         self.l2_busy, self.dram_busy = self.l2_busy + busy, self.dram_busy + later
@@ -103,11 +107,12 @@ class Port:
         self._l1, self._in, self._out = machine["l1.latency"], machine["l2.to_sm"], machine["l2.from_sm"]
         self._more = {"l2": -machine["tma.l2_less"], "dram": machine["tma.dram_more"]}
         self._tma_rate, self._tma_store = machine["tma.bytes_per_cycle"], machine["tma.store_latency"]
-        self._part, self._queue = machine["tma.bytes_per_draw"], machine["dram.queue"]
+        self._part, self._queue = int(machine["dram.bytes_per_draw"]), machine["dram.queue"]
         self._tma_queue = machine["tma.queue"]
         self._first, self._used = machine["tma.first"], set[int]()
         self._lines: OrderedDict[int, None] = OrderedDict()
         self._room = max(0, l1_bytes // LINE)
+        self._across, self._sent = machine["cluster.bytes_per_cycle"], 0.0
         self._turns = self._arrivals = self._leavings = 0.0
         self.busy, self.asked, self.held = 0.0, 0, 0
         """Cycles of turns; sectors that loads have asked for, and those of them that L1 had."""
@@ -135,7 +140,9 @@ class Port:
         size = request.sectors * SECTOR
         self._arrivals = max(time, self._arrivals) + size / self._in
         served = self._shared.fetch(time, size, request.new * SECTOR, self._weight, self._queue)
-        latency = self._shared.latency[served.by].next(len(request.lines))
+        lines = request.lines
+        blocks = {(line - lines[0]) * LINE // self._part for line in lines} if served.by == "dram" else lines
+        latency = self._shared.latency[served.by].next(len(blocks))
         return Answer(max(served.time, self._arrivals) + latency, served.by)
 
     def _once(self, tensor: int) -> float:
@@ -162,6 +169,11 @@ class Port:
         self._shared.write(self._leavings, request.sectors * SECTOR, request.new * SECTOR, self._weight)
         return self._turns
 
+    def send(self, time: float, size: int) -> float:
+        """When so many bytes have left for another SM of the cluster."""
+        self._sent = max(time, self._sent) + size / self._across
+        return self._sent
+
     def atomic(self, time: float, request: Request) -> Answer:
         self.store(time, request)
         return self._fetch(self._turns, request._replace(new=0.0))
@@ -172,7 +184,7 @@ class Port:
             self._leavings = max(time, self._leavings) + copy.size / self._out
             return Answer(self._shared.write(self._leavings, copy.size, copy.new, self._weight) + self._tma_store, "l2")
         self._arrivals = max(time, self._arrivals) + copy.size / self._tma_rate
-        served = self._shared.fetch(time, copy.size, copy.new, self._weight, self._tma_queue)
+        served = self._shared.fetch(time, copy.size, copy.new, self._weight, self._tma_queue, copy.alike)
         draws = -(-int(copy.size) // self._part) if served.by == "dram" else 1
         latency = self._shared.latency[served.by].next(draws) + self._more[served.by] + self._once(tensor)
         return Answer(max(served.time, self._arrivals) + latency, served.by)

@@ -48,12 +48,13 @@ class Await(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A bulk or tensor copy: ``size`` bytes of which ``new`` come from DRAM; whom it tells, "" for nobody."""
+    """A bulk or tensor copy: ``size`` bytes of which ``new`` come from DRAM; whom it tells. ``alike`` copies of a step
+    bring the same bytes to some SM, this one among them."""
 
     store: bool
     size: int
     new: float
-    boxes: int
+    alike: int
     keys: tuple[Key, ...]
 
 

@@ -197,7 +197,7 @@ class Recorder(Listener):
             self._tensor(pending)
         if pending.engine not in ("tma", "store"):
             return
-        size, new = self._copied(pending)
+        size, new, alike = self._copied(pending)
         done = pending.completion
         rows, slots = self._rows(pending.warps)
         taken = dict(zip(rows, slots))
@@ -210,7 +210,7 @@ class Recorder(Listener):
                     keys[k // max(each, 1) % len(keys)].append(key)
                     self.expected[key] += 1
         for row, slot in taken.items():
-            copy = Copy(pending.engine == "store", int(size[row]), float(new[row]), 1, tuple(keys[row]))
+            copy = Copy(pending.engine == "store", int(size[row]), float(new[row]), int(alike[row]), tuple(keys[row]))
             self._note(slot, pending.instruction, copy)
 
     def _tensor(self, pending: Pending) -> None:
@@ -252,10 +252,11 @@ class Recorder(Listener):
     def ended(self, pending: Pending) -> None:
         self._working = False
 
-    def _copied(self, pending: Pending) -> tuple[np.ndarray, np.ndarray]:
-        """(bytes of global memory, those of them from DRAM) of each operation of a batch."""
+    def _copied(self, pending: Pending) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(bytes of global memory, those of them from DRAM, operations that begin at its address) of each operation of
+        a batch."""
         count = len(pending.warps)
-        size, new = np.zeros(count), np.zeros(count)
+        size, new, alike = np.zeros(count), np.zeros(count), np.ones(count, int)
         store = pending.engine == "store"
         for f in pending.footprints(self._wave):
             if f.space != "global" or f.write != store:
@@ -269,9 +270,11 @@ class Recorder(Listener):
             inside = each <= last[..., None]
             fresh = self._touch(each, inside, "store" if store else "load")
             rows = np.arange(count) if f.rows is None else f.rows
+            _, which, many = np.unique(first.reshape(len(rows), -1)[:, 0], return_inverse=True, return_counts=True)
+            alike[rows] = many[which.ravel()]
             np.add.at(size, rows, sectors_of(np.where(inside, each, -1).reshape(len(rows), -1)) * SECTOR)
             np.add.at(new, rows, fresh.reshape(len(rows), -1).sum(axis=1) * SECTOR)
-        return size, new
+        return size, new, alike
 
     # barriers
 

@@ -26,19 +26,31 @@ from cute_nvfp4.sim.errors import ClockError
 
 INSTRUCTION = 16
 """Bytes of one."""
+Program = list[tuple[list[Step], Happened]]
+"""What a warp issues, and what happened at it."""
 
 
 class Replay(Effects):
     """Replays what a recorder has heard; ``run`` returns the cycles until the last sampled warp has ended."""
 
-    def __init__(self, recorder: Recorder, code: MachineCode, sample: Sample, machine: Machine, l1_bytes: int) -> None:
+    def __init__(
+        self, recorder: Recorder, code: MachineCode, sample: Sample, machine: Machine, l1_bytes: int,
+        before: Replay | None = None,
+    ) -> None:  # fmt: skip
+        """``before``: a replay of the same on the same machine, which this one repeats with other latencies."""
         super().__init__(recorder.expected)
         self.machine, self.code, self.sample, self.recorder = machine, code, sample, recorder
-        self.shared = Shared(machine, self._more())
-        self._step = stepper(machine)
-        self._lists = [[self._step(slot) for slot in slots] for slots in code.blocks]
-        self._made = {s.source: b for b, steps in enumerate(self._lists) for s in steps if s.kind != "plain"}
-        self._moved = dict(self._moves(recorder))
+        self._sequence = before._sequence + 1 if before else 0
+        self._programs: dict[tuple[int, int], Program] = before._programs if before else {}
+        if before:
+            self._more, self._lists, self._made, self._moved = before._more, before._lists, before._made, before._moved
+        else:
+            step = stepper(machine)
+            self._more = self._more_from_dram()
+            self._lists = [[step(slot) for slot in slots] for slots in code.blocks]
+            self._made = {s.source: b for b, steps in enumerate(self._lists) for s in steps if s.kind != "plain"}
+            self._moved = dict(self._moves(recorder))
+        self.shared = Shared(machine, self._more, self._sequence)
         self._queue: list[tuple[float, int, Warp]] = []
         self._order = 0
         self._places: list[tuple[Place, list[Sm]]] = []
@@ -49,10 +61,12 @@ class Replay(Effects):
         self._place_of: dict[int, int] = {}
         self._cluster_of: dict[int, tuple[int, ...]] = {}
         self._still: Counter[tuple[int, ...]] = Counter()
-        self.end, self.events, self.unmatched = 0.0, 0, 0
+        self.events, self.unmatched = 0, 0
+        self.ends: dict[int, float] = {}
+        """When the last warp of each place has ended."""
         self.flags_given_up = 0
 
-    def _more(self) -> float:
+    def _more_from_dram(self) -> float:
         """How many times what the sampled SMs stand for comes from DRAM. Where sectors are fetched again, who does it
         is chance, and a few SMs do not tell; else 1."""
         sectors = self.recorder.sectors
@@ -78,7 +92,8 @@ class Replay(Effects):
             self._places.append((place, sms))
             self.sms += sms
             self._next[number] = iter(place.clusters)
-            begin = self.machine["launch.cta_skew"] * place.number / max(1, self.machine.sms // size)
+            skew = self.machine["launch.cluster_skew" if size > 1 else "launch.cta_skew"]
+            begin = skew * place.number / max(1, self.machine.sms // size)
             for k in range(place.together):
                 self._start(number, begin + k * self.machine["launch.cta_interval"])
         while self._queue or self._give_up_a_flag():
@@ -87,7 +102,12 @@ class Replay(Effects):
         stuck = [w for waiting in self._waiting.values() for w in waiting]
         if stuck:
             raise ClockError.of("the replay", got=f"{len(stuck)} warps that wait for ever", expected="an end")
-        return max(self.end, self.shared.drained + self.machine["launch.drain"] if self.shared.drained else 0.0)
+        return max(self.drained, *self.ends.values())
+
+    @property
+    def drained(self) -> float:
+        """When all that was stored has been written; 0 where nothing was."""
+        return self.shared.drained + self.machine["launch.drain"] if self.shared.drained else 0.0
 
     def _give_up_a_flag(self) -> bool:
         """Lets those go on who wait for a flag that is raised later in the replay than in the functional run."""
@@ -107,8 +127,9 @@ class Replay(Effects):
         for rank, cta in enumerate(cluster):
             self._place_of[cta], self._cluster_of[cta] = number, cluster
             for w in self._warps_of(cta):
-                program = self._program(self.recorder.visits[cta, w])
-                warp = Warp(len(self.warps), cta, w, sms[rank], program)
+                if (cta, w) not in self._programs:
+                    self._programs[cta, w] = self._program(self.recorder.visits[cta, w])
+                warp = Warp(len(self.warps), cta, w, sms[rank], self._programs[cta, w])
                 warp.begin, warp.ready = time, time + self.machine["launch.constants"]
                 self.warps.append(warp)
                 self._still[cluster] += 1
@@ -132,12 +153,12 @@ class Replay(Effects):
             w += 1
         return out
 
-    def _program(self, visits: list[Visit]) -> list[tuple[list[Step], Happened]]:
+    def _program(self, visits: list[Visit]) -> Program:
         """The lists of steps that a warp goes through, each with what happened at its instructions."""
         leads, holders, passes = self.code.leads, self.code.holders, self.code.passes
         visits = self._looked_once(visits)
         self.events += sum(len(what) for visit in visits for what in visit.happened.values())
-        out: list[tuple[list[Step], Happened]] = []
+        out: Program = []
         latest: dict[int, Happened] = {}
         sunk: dict[int, Happened] = {}  # of instructions that ptxas has moved to a block that runs later
         before, count = -1, 0
@@ -277,9 +298,9 @@ class Replay(Effects):
                     self._contribute(told, warp.ready)
 
     def _finish(self, warp: Warp, time: float) -> None:
-        cluster = self._cluster_of[warp.cta]
+        cluster, number = self._cluster_of[warp.cta], self._place_of[warp.cta]
         self._still[cluster] -= 1
         if not self._still[cluster]:
-            time = max(sm.leave(time) for sm in self._places[self._place_of[warp.cta]][1])
-            self._start(self._place_of[warp.cta], time + self.machine["launch.cta_gap"])
-        self.end = max(self.end, time)
+            time = max(sm.leave(time) for sm in self._places[number][1])
+            self._start(number, time + self.machine["launch.cta_gap"])
+        self.ends[number] = max(self.ends.get(number, 0.0), time)

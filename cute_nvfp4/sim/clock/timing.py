@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from cute_nvfp4.sim.clock.costs import costs, pipes, sm_times
 from cute_nvfp4.sim.clock.effects import in_short
+from cute_nvfp4.sim.clock.last import last
 from cute_nvfp4.sim.clock.machine import Machine, machine
 from cute_nvfp4.sim.clock.matching import MachineCode, differing, machine_code
 from cute_nvfp4.sim.clock.recorder import Recorder
@@ -27,6 +29,8 @@ from cute_nvfp4.sim.observe.timing import Timing, WarpTime
 from cute_nvfp4.sim.program import Program
 
 SAMPLES, LOST = 2, 0.05
+REPLAYS = 4
+"""Replays of a launch, each with other latencies of memory: how far they differ says when the last SM ends."""
 
 
 class Clock:
@@ -49,7 +53,9 @@ class Clock:
         capacity = self.machine["l2.bytes"]
         self._record = lambda: Recorder(kernel, memory, self._sample, Sectors(memory, warm, capacity))
         self.recorder = self._record()
-        self._l1_bytes = 256 * 1024 - min(SHARED, self._sample.ctas_per_sm * (static + launch.dynamic_smem + 1024))
+        shared = self._sample.ctas_per_sm * (static + launch.dynamic_smem)
+        self._l1_bytes = 256 * 1024 - min(SHARED, shared + self._sample.ctas_per_sm * 1024)
+        self._divides = shared > self.machine["launch.undivided_bytes"]
 
     def listeners(self, wave: Wave) -> Iterable[Listener]:
         return self.recorder.listeners(wave)
@@ -70,7 +76,8 @@ class Clock:
     def timing(self, on: Machine | None = None) -> Timing:
         """Replays the launch, on another machine with as many SMs if one is given."""
         m = on or self.machine
-        replay, cycles = self._replayed(m)
+        replay, first = self._replayed(m)
+        cycles = self._last(m, replay)
         if replay.unmatched > LOST * replay.events:
             got = f"{replay.unmatched} of {replay.events} accesses and arrivals without an instruction"
             raise ClockError.of(f"the machine code of {self._launch.kernel}", got=got, expected=f"at most {LOST:.0%}")
@@ -80,12 +87,14 @@ class Clock:
         alive = sum(w.sm.weight * (w.ready - w.begin) for w in replay.warps)
         issued = sum(sm.issued * sm.weight for sm in replay.sms) / (4 * m.sms)
         moved = self._bytes(replay)
-        bounds = {"dram": (moved["dram_read"] + moved["dram_written"]) / m["dram.bytes_per_cycle"], "issue": issued}
+        reading = moved["dram_read"] / m["dram.bytes_per_cycle"]
+        writing = moved["dram_written"] / m["dram.written_bytes_per_cycle"]
+        bounds = {"dram": reading + writing, "issue": issued}
         busy = {"dram": replay.shared.dram_busy, "issue": issued, "l2": replay.shared.l2_busy}
         busy["l1"] = sum(sm.weight * sm.port.busy for sm in replay.sms) / m.sms
         return Timing(
             machine=m.name,
-            microseconds=_microseconds(m, cycles),
+            microseconds=self._microseconds(m, cycles),
             launch_us=m["launch.empty_us"],
             launch_from=m.sources["launch.empty_us"],
             cycles=cycles,
@@ -97,7 +106,7 @@ class Clock:
             waits=tuple((w.cta, w.warp, wait) for w in replay.warps for wait in w.waits),
             warps=tuple(WarpTime(w.cta, w.warp, _role(w), w.begin, w.ready) for w in replay.warps),
             cycles_per_us=m["clock_mhz"],
-            again=self._again,
+            again=functools.partial(self._again, more=cycles - first),
             coverage={"code": self.code.coverage.issued, "events": 1 - replay.unmatched / max(1, replay.events)},
             notes=tuple(self._notes(replay)),
             pipes=pipes(replay, code, cycles),
@@ -108,10 +117,19 @@ class Clock:
             sms=sm_times(replay),
         )
 
-    def _replayed(self, m: Machine) -> tuple[Replay, float]:
-        """A replay that has run, and its cycles."""
-        replay = Replay(self.recorder, self.code, self._sample, m, self._l1_bytes)
+    def _replayed(self, m: Machine, before: Replay | None = None) -> tuple[Replay, float]:
+        """A replay that has run, after ``before``, and its cycles."""
+        replay = Replay(self.recorder, self.code, self._sample, m, self._l1_bytes, before)
         return replay, replay.run()
+
+    def _last(self, m: Machine, first: Replay) -> float:
+        """Cycles until the last of all SMs ends, and all is written; ``first`` is the first of ``REPLAYS`` replays."""
+        replays = [first]
+        while len(replays) < REPLAYS:
+            replays.append(self._replayed(m, replays[-1])[0])
+        places = self._sample.places
+        ends = last([[replay.ends[n] for replay in replays] for n in range(len(places))], [p.weight for p in places])
+        return max(ends, statistics.fmean(replay.drained for replay in replays))
 
     def _bytes(self, replay: Replay) -> dict[str, float]:
         """``Timing.bytes``."""
@@ -124,11 +142,16 @@ class Clock:
             "held": SECTOR * sectors["held"],
         }
 
-    def _again(self, factors: Mapping[str, float]) -> float:
-        """Microseconds with figures of the machine multiplied."""
+    def _microseconds(self, m: Machine, cycles: float) -> float:
+        """What two events around a launch of so many cycles show, L1 divided anew where it needs much shared memory."""
+        divided = m["launch.divide"] if self._divides else 0.0
+        return m["launch.empty_us"] + m.microseconds(divided + max(0.0, cycles - m["launch.hidden"]))
+
+    def _again(self, factors: Mapping[str, float], more: float) -> float:
+        """Microseconds with figures of the machine multiplied: of one replay, and ``more`` cycles until the last SM."""
         known = {name: self.machine[name] * factor for name, factor in factors.items() if name in self.machine.figures}
         on = self.machine.with_figures(known)
-        return _microseconds(on, self._replayed(on)[1])
+        return self._microseconds(on, self._replayed(on)[1] + more)
 
     def _notes(self, replay: Replay) -> Iterator[str]:
         """What may make the time wrong, in words."""
@@ -140,11 +163,6 @@ class Clock:
             yield f"{replay.flags_given_up} polls of flags went on before the flag was raised"
         if self._launch.cubin and (differ := _differing(self.code, self._launch.cubin, self._launch.kernel)):
             yield f"the launch's own cubin differs from this machine code: {differ} of {len(self.code.opcodes)} opcodes"
-
-
-def _microseconds(m: Machine, cycles: float) -> float:
-    """What two events around a launch of so many cycles show."""
-    return m["launch.empty_us"] + m.microseconds(max(0.0, cycles - m["launch.hidden"]))
 
 
 def _role(warp: Warp) -> str:

@@ -70,9 +70,9 @@ class SmTime(NamedTuple):
 
 
 GAINS = {
-    "DRAM twice as fast": {"dram.bytes_per_cycle": 2.0},
+    "DRAM twice as fast": {"dram.bytes_per_cycle": 2.0, "dram.written_bytes_per_cycle": 2.0},
     "L2 twice as fast": {"l2.bytes_per_cycle": 2.0, "l2.to_sm": 2.0},
-    "memory's latency halved": {f"{at}.latency_{p}": 0.5 for at in ("l2", "dram") for p in (10, 50, 90, 99)},
+    "memory's latency halved": {f"{at}.latency_{p}": 0.5 for at in ("l2", "dram") for p in (10, 50, 90, 99, 100)},
     "arithmetic twice as fast": {f"interval.{pipe}": 0.5 for pipe in ("alu", "heavy", "lite", "xu", "fp64")},
     "tensor cores twice as fast": {
         **{f"mma.{name}.interval": 0.5 for name in ("HMMA.16", "HMMA.8", "IMMA.32")},

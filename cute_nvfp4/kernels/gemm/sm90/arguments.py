@@ -104,10 +104,10 @@ class RowBias(NamedTuple):
 
 
 class RowScales(NamedTuple):
-    """Float32 factors of the rows of the packed weight and of x, both in FP8."""
+    """Float32 factors of the rows of the packed weight and, where that is in FP8, of x."""
 
     weight: Pointer = Pointer("Float32", 4)
-    x: Pointer = Pointer("Float32", 4)
+    x: Pointer | None = PerConfig(lambda c: Pointer("Float32", 4) if c.weights.by_table else None)
 
 
 class WgmmaArguments(NamedTuple):

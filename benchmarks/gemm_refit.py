@@ -1,0 +1,195 @@
+"""The analytic model of sm_100a's GEMM against the clock: ``python benchmarks/gemm_refit.py --plans 300 --choices 60``.
+
+Draws problems of NVFP4 operands, and for each one random plan that the model has within twice its fastest; the clock
+of a B200 times it. The model's constants that nobody has published (``CONSTANTS``) are fitted to these times. Then it
+draws fresh problems, and the clock times the first plans of the model with these constants: the loss of a choice is
+how much longer the model's first plan takes than the fastest of them. Measures nothing: all times are modelled.
+
+The record (``results/gemm_refit_b200.json``) is written after every plan; a second call goes on from there. Without an
+option, the record's fit and losses are printed. Times do not depend on values, so products are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from clocked_plans import ARCH, Problem, time_of
+from common import RESULTS
+from timing_b200 import version
+
+from cute_nvfp4.planning import gemm, rates
+from cute_nvfp4.planning.gemm_problem import GemmProblem, Plan
+from cute_nvfp4.target import ARCHITECTURES
+
+RECORD = RESULTS / "gemm_refit_b200.json"
+CONSTANTS = ("START_US", "STAGE_LATENCY_US", "CLUSTER_US", "DSMEM_LATENCY_US", "DSMEM_BYTES_S", "EPI_TILE_US")
+"""Constants of ``planning.rates`` that are fitted or assumed; but for ``DIRECT_FACTOR``, whose term is that of
+``EPI_TILE_US``."""
+FARTHEST, TRIED, NEAR = 2.0, 4, 1.25
+
+
+def problems(seed: int) -> Iterator[tuple[int, int, int]]:
+    """m, n, k, each drawn evenly on a logarithmic scale: launches of up to a few hundred tiles with short K, which the
+    clock executes in seconds."""
+    drawn = random.Random(seed)
+
+    def between(low: int, high: int, step: int) -> int:
+        return max(step, round(math.exp(drawn.uniform(math.log(low), math.log(high))) / step) * step)
+
+    while True:
+        yield between(1, 512, 1), between(256, 8192, 128), between(256, 4096, 256)
+
+
+def ranked(sizes: tuple[int, int, int]) -> list[tuple[float, Plan]]:
+    """The model's microseconds and static plans, fastest first."""
+    return Problem("", 1, False, (sizes,)).candidates()
+
+
+def described(plan: Plan) -> dict[str, Any]:
+    return {"swap": plan.swap, "tiling": plan.config.tiling}
+
+
+def plan_of(sizes: tuple[int, int, int], entry: dict[str, Any]) -> tuple[GemmProblem, Plan]:
+    tiling = entry["tiling"] | {"cluster": tuple(entry["tiling"]["cluster"])}
+    problem = GemmProblem(*sizes)
+    return problem, gemm.plan_with(problem, ARCHITECTURES[ARCH], rates.SM_COUNT, entry["swap"], tiling)
+
+
+def clocked(sizes: tuple[int, int, int], plan: Plan) -> float:
+    return time_of(lambda: Problem("", 1, False, (sizes,)).call(plan), plan).us
+
+
+@contextlib.contextmanager
+def constants(values: dict[str, float]) -> Iterator[None]:
+    """The model with other constants."""
+    before = {name: getattr(rates, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(rates, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(rates, name, value)
+
+
+def errors(plans: list[dict[str, Any]], values: dict[str, float]) -> list[float]:
+    """Relative errors of the model with these constants."""
+    with constants(values):
+        return [gemm.predict_plan(plan, problem, rates.SM_COUNT).us / us - 1 for problem, plan, us in _known(plans)]
+
+
+def _known(plans: list[dict[str, Any]]) -> Iterator[tuple[GemmProblem, Plan, float]]:
+    for entry in plans:
+        yield *plan_of(tuple(entry["sizes"]), entry), entry["us"]
+
+
+def fit(plans: list[dict[str, Any]]) -> dict[str, float]:
+    """The constants of the least mean square of relative errors: a search along one after the other, in steps that are
+    shares of today's values."""
+    known = list(_known(plans))
+
+    def loss(shares: dict[str, float]) -> float:
+        with constants({name: share * start[name] for name, share in shares.items()}):
+            return sum(
+                (gemm.predict_plan(plan, problem, rates.SM_COUNT).us / us - 1) ** 2 for problem, plan, us in known
+            )
+
+    start = {name: float(getattr(rates, name)) for name in CONSTANTS}
+    at, step = dict.fromkeys(CONSTANTS, 1.0), 0.4
+    least = loss(at)
+    while step > 0.005:
+        tried = [at | {name: at[name] * factor} for name in CONSTANTS for factor in (1 + step, 1 / (1 + step))]
+        losses = [loss(shares) for shares in tried]
+        if min(losses) < least:
+            least, at = min(losses), tried[losses.index(min(losses))]
+        else:
+            step /= 2
+    return {name: float(f"{share * start[name]:.4g}") for name, share in at.items()}
+
+
+def draw_plans(record: dict[str, Any], count: int, save: Callable[[], None]) -> None:
+    drawn = problems(1)
+    for number in range(count):
+        sizes = next(drawn)
+        if number < len(record["plans"]):
+            continue
+        found = ranked(sizes)
+        near = [plan for us, plan in found if us <= FARTHEST * found[0][0]]
+        plan, begin = random.Random(number).choice(near), time.perf_counter()
+        us = clocked(sizes, plan)
+        seconds = round(time.perf_counter() - begin, 1)
+        record["plans"].append({"sizes": sizes, **described(plan), "us": round(us, 3), "seconds": seconds})
+        save()
+
+
+def draw_choices(record: dict[str, Any], count: int, save: Callable[[], None]) -> None:
+    """The first plans of the model with the fitted constants, and the first with today's."""
+    drawn = problems(2)
+    for number in range(count):
+        sizes = next(drawn)
+        if number < len(record["choices"]):
+            continue
+        today = ranked(sizes)[0][1]
+        with constants(record["fitted"]):
+            found = ranked(sizes)
+            plans = [plan for us, plan in found[:TRIED] if us <= NEAR * found[0][0]]
+        plans += [] if described(today) in map(described, plans) else [today]
+        times = [described(plan) | {"us": round(clocked(sizes, plan), 3)} for plan in plans]
+        of_today = next(t["us"] for t in times if (t["swap"], t["tiling"]) == tuple(described(today).values()))
+        record["choices"].append({"sizes": sizes, "today_us": of_today, "times": times})
+        save()
+
+
+def report(record: dict[str, Any]) -> None:
+    plans, choices = record["plans"], record["choices"]
+    print(f"{len(plans)} plans by the clock {record['clock']}, {sum(p['seconds'] for p in plans):.0f} s")
+    for name, values in (("today's constants", {}), ("fitted", record["fitted"])):
+        found = errors(plans, values) if plans else [0.0]
+        print(f"{name:18} mean error {statistics.mean(map(abs, found)):.1%}, with sign {statistics.mean(found):+.1%}")
+    for name, value in record["fitted"].items():
+        print(f"  {name:18} {getattr(rates, name):12.4g} in use {value:12.4g} fitted")
+    if choices:
+        best = [min(t["us"] for t in c["times"]) for c in choices]
+        for name, chosen in (
+            ("fitted", [c["times"][0]["us"] for c in choices]),
+            ("today's", [c["today_us"] for c in choices]),
+        ):
+            lost = [mine / least - 1 for mine, least in zip(chosen, best)]
+            print(f"{len(lost)} choices, {name}: mean loss {statistics.mean(lost):.1%}, worst {max(lost):.1%}, "
+                  f"{sum(x <= 0.05 for x in lost)} within 5 %")  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--plans", type=int, default=0, metavar="N", help="times of N random plans")
+    parser.add_argument("--choices", type=int, default=0, metavar="N", help="choices for N fresh problems")
+    given = parser.parse_args()
+    record = json.loads(RECORD.read_text()) if RECORD.exists() else {"plans": [], "fitted": {}, "choices": []}
+    record["clock"] = record.get("clock", version())
+
+    def save() -> None:
+        RECORD.write_text(json.dumps(record) + "\n")
+
+    draw_plans(record, given.plans, save)
+    if given.plans:
+        record["fitted"] = fit(record["plans"])
+        save()
+    draw_choices(record, given.choices, save)
+    report(record)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""The shards of layers that a loader reads: which part a rank has, and the whole tensors when a model is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from cute_nvfp4.errors import OperandError
+from cute_nvfp4.nn.shard import LinearShard
+
+_FEWER = "Use fewer ranks, or load in one process."
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """The part of a layer's tensors that this rank has, as the distributed tensors say that a loader filled.
+
+    axis: as of ``LinearShard``. parts: how many equal matrices the rows of a fused weight are of; a rank has its share
+    of each.
+    """
+
+    axis: str
+    like: DTensor
+    parts: int = 1
+
+    @classmethod
+    def of(cls, tensors: Iterable[torch.Tensor]) -> Cut | None:
+        """The cut of the first distributed tensor with two dimensions; None where no tensor is distributed."""
+        for x in tensors:
+            if isinstance(x, DTensor):
+                (placement,) = x.placements
+                axis = "columns" if placement.dim % x.ndim == 0 else "rows"
+                return cls(axis, x, getattr(placement, "split_factor", 1))
+        return None
+
+    @property
+    def count(self) -> int:
+        """How many ranks there are."""
+        return self.like.device_mesh.size()
+
+    def sizes(self, n: int, k: int) -> tuple[int, int]:
+        """The rank's (N, K) of the whole layer's."""
+        return (n // self.count, k) if self.axis == "columns" else (n, k // self.count)
+
+    def mine(self, x: torch.Tensor) -> torch.Tensor:
+        """The rank's elements of a vector along the axis that is cut."""
+        rank = self.like.device_mesh.get_local_rank()
+        return x.unflatten(0, (self.parts, self.count, -1))[:, rank].flatten().clone()
+
+    def shard(self, *, gathered: bool = False, split: bool = False) -> LinearShard:
+        """What a layer with this part exchanges."""
+        group = self.like.device_mesh.get_group()
+        return LinearShard(self.axis, group, gathered=gathered, split=split, parts=self.parts)
+
+
+def local(x: torch.Tensor) -> torch.Tensor:
+    """The elements that this rank has."""
+    return x.detach().to_local() if isinstance(x, DTensor) else x.detach()
+
+
+def check_cut(name: str, axis: str, n: int, k: int, block: int, count: int) -> None:
+    """Raises unless a layer (N, K), whose scales are of ``block`` elements, divides among ``count`` ranks.
+
+    Raises:
+        OperandError: it does not.
+    """
+    if axis == "columns" and n % count:
+        got, expected = n, f"a multiple of {count}"
+        raise OperandError.of(f"rows (N) of {name} over {count} ranks", got=got, expected=expected, hint=_FEWER)
+    if axis == "rows" and k % (count * block):
+        expected = f"a multiple of {count * block} (ranks times {block}, which share a scale)"
+        raise OperandError.of(f"columns (K) of {name} over {count} ranks", got=k, expected=expected, hint=_FEWER)
+
+
+_CUT_ALONG = {
+    "columns": {"weight": 0, "weight_packed": 0, "weight_scale": 0, "bias": 0},
+    "rows": {"weight": 1, "weight_packed": 1, "weight_scale": 1, "pre_quant_scale": 0},
+}
+"""Along which dimension the tensors of a checkpoint's layer are cut, by their names within it."""
+
+
+def whole_tensors(found: dict[str, torch.Tensor], shard: LinearShard | None) -> dict[str, torch.Tensor]:
+    """The tensors of a layer of which each rank has the shard ``found``, by their names within it: every rank calls
+    it."""
+    cut = {} if shard is None else _CUT_ALONG[shard.axis]
+    return {name: _whole(x, cut[name], shard) if name in cut else x for name, x in found.items()}
+
+
+def whole_experts(found: dict[str, torch.Tensor], shard: LinearShard | None) -> dict[str, torch.Tensor]:
+    """The tensors of all experts of which each rank has shards, named by expert, matrix and tensor: all matrices but
+    ``down_proj`` are cut by rows."""
+    if shard is None:
+        return found
+    made = {}
+    for name, x in found.items():
+        matrix, part = name.split(".")[-2:]
+        axis = "rows" if matrix == "down_proj" else "columns"
+        made[name] = _whole(x, _CUT_ALONG[axis][part], shard) if part in _CUT_ALONG[axis] else x
+    return made
+
+
+def _whole(x: torch.Tensor, dim: int, shard: LinearShard) -> torch.Tensor:
+    """A tensor of the shards that the ranks have."""
+    mine = x.detach().contiguous()
+    sent = mine.view(torch.uint8) if mine.element_size() == 1 else mine
+    every = [torch.empty_like(sent) for _ in range(dist.get_world_size(shard.group))]
+    dist.all_gather(every, sent, group=shard.group)
+    if dim == 0 and shard.parts > 1:
+        return torch.cat([y.unflatten(0, (shard.parts, -1)) for y in every], dim=1).flatten(0, 1).view(x.dtype)
+    return torch.cat(every, dim=dim).view(x.dtype)

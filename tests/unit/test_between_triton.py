@@ -1,0 +1,78 @@
+"""The Triton kernels of ``benchmarks/generate.py``, run by Triton's interpreter: what torch's operations give."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.ranks import ranks
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+GROUP, KV, SIZE, LENGTH = 3, 2, 32, 200
+EPS = 1e-5
+
+
+def near(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Whether bf16 results are the same but for sums' order, and for the interpreter's rounding, which cuts off."""
+    return float((x.double() - y.double()).norm()) < 0.03 * float(y.double().norm())
+
+
+def interpreted() -> None:
+    """Triton interprets kernels in this process, which has not imported it yet. Its interpreter multiplies the bits of
+    matrices in bf16: their values here."""
+    assert "triton" not in sys.modules
+    os.environ["TRITON_INTERPRET"] = "1"
+    import numpy as np
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    dot = interpreter.InterpreterBuilder.create_dot
+
+    def of_values(builder: Any, a: Any, b: Any, *rest: Any) -> Any:
+        wide = [interpreter._convert_float(x.data, tl.bfloat16, tl.float32, None).view(np.float32) for x in (a, b)]
+        return dot(builder, *(interpreter.TensorHandle(x, tl.float32) for x in wide), *rest)
+
+    interpreter.InterpreterBuilder.create_dot = of_values
+
+
+def compare(rank: int) -> None:
+    """What the test below asserts, in a process of its own."""
+    interpreted()
+    sys.path.insert(0, str(BENCHMARKS))
+    import between_triton
+    from generate_model import add_norm, attention, rotate
+
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).bfloat16()
+
+    heads = (GROUP + 2) * KV
+    rates = 1e4 ** -(torch.arange(0, SIZE, 2) / SIZE)
+    for norms in (None, 1 + 0.1 * drawn(heads, SIZE)):
+        for batch, tokens, position in ((1, 1, 130), (2, 1, 0), (33, 1, 199), (2, 21, None)):
+            x, cache = drawn(batch, tokens, heads, SIZE), drawn(batch, 2 * KV, LENGTH, SIZE)
+            at = None if position is None else torch.tensor([position])
+            angles = (torch.arange(tokens) if at is None else at)[:, None, None] * rates
+            turn, mine = (angles.cos(), angles.sin()), cache.clone()
+            want = attention(rotate(x, *turn, KV, norms), cache, at)
+            for _ in range(2):  # a launch leaves its counters as it found them
+                got = between_triton.attention(x, turn, norms, mine, at, EPS)
+                assert near(got, want), (batch, tokens, norms is None)
+                assert near(mine, cache)
+            assert not near(got, want.roll(1, -1))
+    assert [between_triton.splits_of(batch * KV, LENGTH) for batch in (1, 33)] == [2, 1]
+    x, residual, weight = drawn(3, 100), drawn(3, 100), drawn(100)
+    for got, want in zip(between_triton.add_norm(x, residual, weight, EPS), add_norm(x, residual, weight)):
+        assert near(got, want) and not near(got, want.roll(1, 0))
+
+
+def test_kernels_give_what_torch_gives() -> None:
+    """With two CTAs for a group of heads, and with one: a batch of 33."""
+    ranks(compare, count=1, seconds=300)
