@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -13,7 +14,7 @@ from ...dequantize.config import DequantizeConfig
 from ...quantize.fp8_config import Fp8RowsConfig
 from ..config import GATE_NAMES, OUT_BYTES
 from ..sm100.packed_plan import TENSOR_COLUMNS, divided, refused_by_tensor_memory
-from .schedules import limit_of_mma_groups, limit_of_mma_m, limit_of_rows, schedule_of
+from .schedules import limit_of_mma, limit_of_rows, schedule_of
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
@@ -23,8 +24,7 @@ MMA_ROWS = 64
 """Rows of A of a wgmma: one warpgroup's."""
 LOADING_WARPS = 2
 """One for weights, one for x."""
-GATHER_THREADS = 64
-"""Threads that copy rows of x which lie anywhere: of two warps."""
+GATHER_THREADS = 64  # of two warps, which copy rows of x that lie anywhere, or rows of a weight
 STAGE_TILES = 2
 """Packed tiles along K of a work tile's step: while one is multiplied the other is decoded."""
 RESERVED_SHARED = 1024
@@ -49,12 +49,13 @@ class WgmmaConfig:
     stores some of its rows of x; with either there are as many clusters as tiles, and helpers. overlap: k-tiles during
     whose products sums go to the other CTA. stage_tiles: packed tiles along K in a stage. stages: 0 for as many as fit.
     raster: as in ``GemmTiling``. scheduler: "static", "stream_k", or "helped": a CTA, or a cluster, for each tile, and
-    others that multiply the ends of K.
-    factors: device scalars that multiply alpha. vector: whether rows of the output are 16-bit numbers and start at
-    multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
-    eight of each, and the output is gate(first) · second: ``factors`` are of each of them. promoted: whether sums of
-    FP8 products, of which tensor cores keep about 14 bits, are added in fp32 after each k-tile.
-    first: a kernel that quantizes or decodes x before; this one starts meanwhile. programmatic: as in ``StreamConfig``.
+    others that multiply the ends of K. factors: device scalars that multiply alpha. vector: whether rows of the output
+    are 16-bit numbers and start at multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the
+    weight has rows of two in turn, eight of each, and the output is gate(first) · second: ``factors`` are of each of
+    them. promoted: whether sums of FP8 products, of which tensor cores keep about 14 bits, are added in fp32 after each
+    k-tile. first: a kernel that quantizes or decodes x before; this one starts meanwhile. decodes_x: whether x is NVFP4
+    as it lies, which the loading warps decode. batched: whether operands that nobody packed are batches. programmatic:
+    as in ``StreamConfig``.
     """
 
     dtype: str = "bfloat16"
@@ -79,6 +80,8 @@ class WgmmaConfig:
     gate: str = ""
     promoted: bool = False
     first: Fp8RowsConfig | DequantizeConfig | None = None
+    decodes_x: bool = False
+    batched: bool = False
     programmatic: str = ""
     arch: Architecture = ARCHITECTURES["sm_90a"]
 
@@ -153,8 +156,7 @@ class WgmmaConfig:
 
     @property
     def group_rows(self) -> int:
-        """Rows of the weight of each warpgroup that multiplies: of tcgen05 those of two of ``warpgroups``, one after
-        the other in the epilogue."""
+        """Rows of the weight of each warpgroup that multiplies: of tcgen05 those of two of ``warpgroups``."""
         return MMA_ROWS * (2 if self.in_tensor_memory else self.mma_m)
 
     @property
@@ -181,6 +183,11 @@ class WgmmaConfig:
     @property
     def weights(self) -> Packing:
         return PACKINGS[self.packing][DTYPES[self.dtype]]
+
+    @property
+    def left_out(self) -> float:
+        """What sums are multiplied with: decoded weights are so much smaller, and x where loading warps decode it."""
+        return self.weights.factor ** (2 if self.decodes_x else 1)
 
     @property
     def fp8(self) -> bool:
@@ -275,7 +282,8 @@ class WgmmaConfig:
     @property
     def sums_columns(self) -> int:
         """Columns of an epilogue tile: those of which sums are received, and stored, together."""
-        return min(self.part_columns, self.epilogue_columns) if self.split_k > 1 else self.part_columns
+        part, most = self.part_columns, self.epilogue_columns
+        return part if self.split_k == 1 or part <= most else math.gcd(part, most)
 
     @property
     def part_epilogue_tiles(self) -> int:
@@ -308,8 +316,7 @@ class WgmmaConfig:
 
 def can_implement(c: WgmmaConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
-    of_mma = limit_of_mma_m, limit_of_mma_groups
-    limits = _architecture, limit_of_rows, _tile, *of_mma, _sums, _schedule, _output, _stages
+    limits = _architecture, limit_of_rows, _tile, limit_of_mma, _sums, _schedule, _output, _stages
     return next((reason for limit in limits if (reason := limit(c))), "")
 
 
@@ -338,8 +345,7 @@ def _tile(c: WgmmaConfig) -> str:
     if c.warpgroups not in (2, 3, 4):
         return explain("warpgroups", got=c.warpgroups, expected="2, 3 or 4")
     if c.tile_n > 128 and c.warpgroups > 2 and not c.in_tensor_memory:
-        expected = "2: more have too few registers"
-        return explain(f"warpgroups of tiles of {c.tile_n} columns", got=c.warpgroups, expected=expected)
+        return explain(f"warpgroups of tiles of {c.tile_n} columns", got=c.warpgroups, expected="2: registers end")
     most = c.columns_of_two
     if c.ctas_per_sm not in (1, 2) or (c.ctas_per_sm == 2 and (c.warpgroups != 2 or c.tile_n > most)):
         got = f"{c.ctas_per_sm} with {c.warpgroups} warpgroups and tiles of {c.tile_n} columns"
