@@ -78,7 +78,8 @@ def plan_prepared_rows(
     scalar, factors = factors_of_products(r, len(b.global_scales))
     rows = out.shape[0] if slots is None else len(r.slots)
     # rows of experts are not quantized where they stream
-    floats = DTYPE_NAMES[a.dtype] if routed is not None and b.row_factor is not None else ""
+    in_fp8 = routed is not None and b.row_factor is not None and isinstance(a, torch.Tensor)
+    floats = DTYPE_NAMES[a.dtype] if in_fp8 else ""
     problem = PackedGroups(
         sizes=((rows, b.rows, b.k),),
         stack=b.batch,
