@@ -16,6 +16,7 @@ many plans depend on it, and its basis:
 
     --take        makes the fit the value of every constant that it determines
     --fp8         does all of this for x in FP8
+    --rows        … for NVFP4 operands that nobody packed, of gemm_choice.py --packing nvfp4_rows --quantized
     --add FILE …  first adds records that gemm_choice.py wrote to the CSV file
     --check       writes nothing; exit code 1 where a fit that begins at the file's figures ends elsewhere
 """
@@ -37,11 +38,12 @@ import numpy as np
 
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
-from cute_nvfp4.planning.packed_model import RECORD, RECORD_FP8, Constants, predict, recorded
+from cute_nvfp4.planning.packed_model import RECORD, RECORD_FP8, RECORD_ROWS, Constants, predict, recorded
 from cute_nvfp4.planning.packed_problem import TILING, PackedPlan, PackedProblem, decided
 
 PLANS = Path(__file__).resolve().parent / "records" / "packed_plans_nvidia_h200.csv"
 PLANS_FP8 = PLANS.with_name("packed_plans_fp8_nvidia_h200.csv")
+PLANS_ROWS = PLANS.with_name("packed_plans_rows_nvidia_h200.csv")
 SM_COUNT = 132
 FEWEST, LARGEST_ERROR = 15, 0.25
 """Plans that must depend on a constant, and the largest relative standard error, for a fit to determine it."""
@@ -49,6 +51,8 @@ NEAR, NEAR_ERRORS = 0.1, 2.0
 """A value is reproduced within this part of it, or within so many standard errors."""
 STEPS, ENOUGH, DAMPING, LONGEST = 60, 1e-7, 1e-2, 0.3
 """Most steps of the fit, the gain of a step that ends it, the first damping, and the longest step of a logarithm."""
+KINDS = {PLANS_FP8: ("fp8_e4m3", "nvfp4"), PLANS_ROWS: ("nvfp4", "nvfp4_rows")}
+"""What a record of a file must be of."""
 MOVED = 0.2
 """Standard errors that the fit may move in ``check``."""
 WITHIN = 0.05
@@ -74,8 +78,10 @@ class Fit(NamedTuple):
 
 
 def table(path: Path = PLANS) -> list[Row]:
-    """The measured plans; those of x in FP8 have a file of their own."""
-    fields = {"dtype": "float8_e4m3fn"} if path == PLANS_FP8 else {}
+    """The measured plans; those of x in FP8, and of operands that nobody packed, have files of their own."""
+    fields: dict[str, Any] = {"dtype": "float8_e4m3fn"} if path == PLANS_FP8 else {}
+    if path == PLANS_ROWS:
+        fields = {"dtype": "float16", "packing": "nvfp4_rows", "quantized": True}
     with path.open(newline="") as file:
         lines = list(csv.DictReader(file))
     best: dict[tuple[str, ...], float] = {}
@@ -87,29 +93,35 @@ def table(path: Path = PLANS) -> list[Row]:
         problem = PackedProblem(m=int(line["m"]), n=int(line["n"]), k=int(line["k"]), **fields)
         kind = StreamConfig if line["slabs"] else WgmmaConfig
         found = ((name, line.get(name)) for name in TILING[kind])
-        tiling = {name: int(x) if x.isdecimal() else x for name, x in found if x}
+        tiling = {name: int(x) if x.isdecimal() else TRUTH.get(x, x) for name, x in found if x}
         plan = PackedPlan(kind(**tiling, **decided(problem, kind is StreamConfig)), int(line["workers"]))
         product = (line["seed"], line["m"], line["n"], line["k"])
         rows.append(Row(line["seed"], problem, plan, float(line["us"]), best[product]))
     return rows
 
 
+TRUTH = {"True": True, "False": False}
 COLUMNS = ("seed", "date", "m", "n", "k", *dict.fromkeys(name for names in TILING.values() for name in names))
 COLUMNS += ("workers", "us", "runs")
 
 
 def add(files: Sequence[Path], path: Path = PLANS) -> None:
     """Appends records of gemm_choice.py."""
-    fresh = not path.exists()
+    columns: Sequence[str] = COLUMNS
+    if path.exists():
+        # what plans say that came later is the same in all of these
+        columns = path.read_text().partition("\n")[0].split(",")
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
-        if fresh:
+        writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore", lineterminator="\n")
+        if not file.tell():
             writer.writeheader()
         for source in files:
             record = json.loads(source.read_text())
-            expected = "fp8_e4m3" if path == PLANS_FP8 else "bfloat16"
-            if (record["activations"], record.get("weights", "nvfp4")) != (expected, "nvfp4"):
-                raise SystemExit(f"{source}: got a record of {record['activations']} x, expected {expected} and NVFP4")
+            expected = KINDS.get(path, ("bfloat16", "nvfp4"))
+            got = record["activations"], record.get("weights", "nvfp4")
+            if got != expected:
+                found, wanted = (" x and ".join(kinds) for kinds in (got, expected))
+                raise SystemExit(f"{source}: got a record of {found}, expected {wanted}")
             shared = {"seed": record["seed"], "date": record["date"]}
             for row in record["rows"]:
                 sizes = {name: row[name] for name in "mnk"}
@@ -288,8 +300,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--add", type=Path, nargs="+", default=[], metavar="FILE", help="records of gemm_choice.py")
     parser.add_argument("--check", action="store_true", help="only say whether the file is what the record gives")
     parser.add_argument("--fp8", action="store_true", help="the plans of x in FP8, and their constants")
+    parser.add_argument("--rows", action="store_true", help="those of NVFP4 operands that nobody packed")
     options = parser.parse_args(arguments)
     plans, record = (PLANS_FP8, RECORD_FP8) if options.fp8 else (PLANS, RECORD)
+    if options.rows:
+        plans, record = PLANS_ROWS, RECORD_ROWS
     add(options.add, plans)
     problem = Problem(table(plans))
     if options.check:

@@ -70,7 +70,7 @@ class PackedGroups:
     rows. vector: rows of outputs start at multiples of 16 bytes. factors: tensors of device scalars that multiply
     alpha. gate, packing, promoted: as in ``WgmmaConfig``; n is of the output. ids: of which dtype are those of
     few slots, which only the streaming kernel sorts itself; "": rows are sorted. floats: of which dtype are rows that
-    are quantized to FP8 unless they stream."""
+    are quantized to FP8 unless they stream. decoded: whether a launch before decodes x."""
 
     sizes: tuple[tuple[int, int, int], ...]
     stack: int = 0
@@ -131,6 +131,8 @@ class PackedGroups:
             gate=self.gate,
             **self._routed,
             promoted=self.promoted,
+            # a launch decodes x of a list just before
+            programmatic="x" if self.decoded and not self.stack and arch.generation == "sm90" else "",
             **tiling,
         )
 

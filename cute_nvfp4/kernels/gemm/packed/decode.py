@@ -127,9 +127,9 @@ def decode_tile(tCrA: cute.Tensor, packed: PackedLane, packing: Packing) -> None
             tCrA[i, step] = register
 
 
-def sum_factors(arguments: Any, packing: Packing) -> tuple[Factor, ...]:
+def sum_factors(arguments: Any, left_out: float) -> tuple[Factor, ...]:
     """The factors of each product's sums: alpha, device scalars, and what decoding leaves out.
 
     To be asked for before it is needed: each device scalar is as far away as memory.
     """
-    return tuple(product_factors(arguments.alpha, arguments.factors, packing.factor))
+    return tuple(product_factors(arguments.alpha, arguments.factors, left_out))

@@ -38,7 +38,8 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     narrower: the widths beside ``tile_n``, in order; None for those of a table.
     maps: where the tensor maps of x are: "rows", one for the rows of all groups, which have one N and K; "parameters"
     of the kernel, one for each of ``slots`` groups; or a "workspace" in global memory. capacity: groups that the table
-    has room for, a multiple of 32. widest: of the configuration of one of ``widths``, the ``tile_n`` of all; else 0.
+    has room for, a multiple of 32. programmatic: "x" for a launch that starts while the one before it still decodes x,
+    and waits for that only. widest: of the configuration of one of ``widths``, the ``tile_n`` of all; else 0.
 
     Of a mixture of experts, whose rows are slots (``RoutedRows``): whether x is ``gathered``, and products ``biased``
     for each group; an activation instead of ``gate``'s (``gates.activate``) and its constants; weighted: dtype of the
@@ -47,7 +48,7 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
 
     tables: ClassVar[tuple[str, ...]] = ("rows", "parameters", "workspace")
     tensor_maps: ClassVar[tuple[str, ...]] = ("x",)
-    ways_to_start: ClassVar[tuple[str, ...]] = ("",)
+    ways_to_start: ClassVar[tuple[str, ...]] = ("", "x")
     tiles_n: ClassVar[tuple[int, ...]] = GROUP_TILE_N
 
     scheduler: str = "static"
