@@ -64,11 +64,11 @@ def attend_kernel(
     low, row, whole = tl.arange(0, half), tl.arange(0, rows), tl.arange(0, size)
     cos, sin = tl.load(cosine + low)[None, :], tl.load(sine + low)[None, :]
     # rows of padding repeat the last head, and are not stored
-    at = (mine * group + tl.minimum(row, group - 1))[:, None] * size + low[None, :]
-    q1, q2 = turned(tl.load(every + at), tl.load(every + at + half), weight, at, cos, sin, norm, size, eps)
+    of_q = (mine * group + tl.minimum(row, group - 1))[:, None] * size + low[None, :]
+    q1, q2 = turned(tl.load(every + of_q), tl.load(every + of_q + half), weight, of_q, cos, sin, norm, size, eps)
     one = tl.zeros((1, 1), tl.int32)
-    at = (group * kv + mine + one) * size + low[None, :]
-    new1, new2 = turned(tl.load(every + at), tl.load(every + at + half), weight, at, cos, sin, norm, size, eps)
+    of_k = (group * kv + mine + one) * size + low[None, :]
+    new1, new2 = turned(tl.load(every + of_k), tl.load(every + of_k + half), weight, of_k, cos, sin, norm, size, eps)
     value = tl.load(every + ((group + 1) * kv + mine) * size + whole)[None, :]
     keys = cache + (sequence * 2 * kv + mine).to(tl.int64) * length * size
     values = keys + kv * length * size
@@ -86,9 +86,9 @@ def attend_kernel(
     for start in range(begin, end, block):
         j = start + tl.arange(0, block)
         here, new = (j < end)[:, None], (j == place)[:, None]
-        at = keys + j[:, None] * size + low[None, :]
-        k1 = tl.where(new, new1, tl.load(at, here, other=0.0))
-        k2 = tl.where(new, new2, tl.load(at + half, here, other=0.0))
+        there = keys + j[:, None] * size + low[None, :]
+        k1 = tl.where(new, new1, tl.load(there, here, other=0.0))
+        k2 = tl.where(new, new2, tl.load(there + half, here, other=0.0))
         v = tl.where(new, value, tl.load(values + j[:, None] * size + whole[None, :], here, other=0.0))
         scores = (tl.dot(q1, tl.trans(k1)) + tl.dot(q2, tl.trans(k2))) * scale
         scores = tl.where((j < end)[None, :], scores, float("-inf"))
@@ -102,20 +102,20 @@ def attend_kernel(
         tl.store(target + row[:, None] * size + whole[None, :], found / total[:, None], (row < group)[:, None])
     else:
         pairs = tl.num_programs(0)
-        at = (pair * splits + split) * group + row
-        tl.store(partial + at[:, None] * size + whole[None, :], found, (row < group)[:, None])
-        tl.store(stats + at, most, row < group)
-        tl.store(stats + pairs * splits * group + at, total, row < group)
+        own = (pair * splits + split) * group + row
+        tl.store(partial + own[:, None] * size + whole[None, :], found, (row < group)[:, None])
+        tl.store(stats + own, most, row < group)
+        tl.store(stats + pairs * splits * group + own, total, row < group)
         tl.debug_barrier()
         if tl.atomic_add(counter + pair, 1, sem="acq_rel") == splits - 1:
             line = tl.arange(0, lines)
-            at = (pair * splits + tl.arange(0, splits)[:, None]) * group + tl.minimum(line, group - 1)[None, :]
-            each = tl.load(stats + at, cache_modifier=".cg")
-            sums = tl.load(stats + pairs * splits * group + at, cache_modifier=".cg")
+            all_of = (pair * splits + tl.arange(0, splits)[:, None]) * group + tl.minimum(line, group - 1)[None, :]
+            each = tl.load(stats + all_of, cache_modifier=".cg")
+            sums = tl.load(stats + pairs * splits * group + all_of, cache_modifier=".cg")
             # a split past the last key has no weight
             factor = tl.where(sums > 0, tl.exp(each - tl.max(each, 0)[None, :]), 0.0)
             factor = factor / tl.sum(factor * sums, 0)[None, :]
-            parts = tl.load(partial + at[:, :, None] * size + whole[None, None, :], cache_modifier=".cg")
+            parts = tl.load(partial + all_of[:, :, None] * size + whole[None, None, :], cache_modifier=".cg")
             y = tl.sum(parts * factor[:, :, None], 0)
             tl.store(target + line[:, None] * size + whole[None, :], y, (line < group)[:, None])
             tl.store(counter + pair, 0)
@@ -139,18 +139,16 @@ def turn_kernel(
         at = ((sequence * tokens + token) * every + head).to(tl.int64)[:, None] * size + low[None, :]
         first, second = tl.load(heads + at, here, other=0.0), tl.load(heads + at + half, here, other=0.0)
         if head < queries + kv:
-            at = tl.zeros((1, 1), tl.int32) + head * size + low[None, :]
-            first, second = turned(first, second, weight, at, cos, sin, norm, size, eps)
+            of_head = tl.zeros((1, 1), tl.int32) + head * size + low[None, :]
+            first, second = turned(first, second, weight, of_head, cos, sin, norm, size, eps)
         if head < queries:
-            row = (sequence * tokens + token).to(tl.int64) * queries + head
-            to = out + row[:, None] * size + low[None, :]
-            tl.store(to, first, here)
-            tl.store(to + half, second, here)
+            of_q = ((sequence * tokens + token).to(tl.int64) * queries + head)[:, None] * size + low[None, :]
+            tl.store(out + of_q, first, here)
+            tl.store(out + of_q + half, second, here)
         else:
-            row = (sequence * 2 * kv + head - queries).to(tl.int64) * length + token
-            to = cache + row[:, None] * size + low[None, :]
-            tl.store(to, first, here)
-            tl.store(to + half, second, here)
+            kept = ((sequence * 2 * kv + head - queries).to(tl.int64) * length + token)[:, None] * size + low[None, :]
+            tl.store(cache + kept, first, here)
+            tl.store(cache + kept + half, second, here)
 
 
 @triton.jit

@@ -16,6 +16,7 @@ many plans depend on it, and its basis:
 
     --take        makes the fit the value of every constant that it determines
     --fp8         does all of this for x in FP8
+    --rows        … for NVFP4 operands that nobody packed, of gemm_choice.py --packing nvfp4_rows --quantized
     --add FILE …  first adds records that gemm_choice.py wrote to the CSV file
     --check       writes nothing; exit code 1 where a fit that begins at the file's figures ends elsewhere
 """
@@ -27,7 +28,7 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,11 +38,12 @@ import numpy as np
 
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
-from cute_nvfp4.planning.packed_model import RECORD, RECORD_FP8, Constants, predict, recorded
+from cute_nvfp4.planning.packed_model import RECORD, RECORD_FP8, RECORD_ROWS, Constants, predict, recorded
 from cute_nvfp4.planning.packed_problem import TILING, PackedPlan, PackedProblem, decided
 
 PLANS = Path(__file__).resolve().parent / "records" / "packed_plans_nvidia_h200.csv"
 PLANS_FP8 = PLANS.with_name("packed_plans_fp8_nvidia_h200.csv")
+PLANS_ROWS = PLANS.with_name("packed_plans_rows_nvidia_h200.csv")
 SM_COUNT = 132
 FEWEST, LARGEST_ERROR = 15, 0.25
 """Plans that must depend on a constant, and the largest relative standard error, for a fit to determine it."""
@@ -49,6 +51,8 @@ NEAR, NEAR_ERRORS = 0.1, 2.0
 """A value is reproduced within this part of it, or within so many standard errors."""
 STEPS, ENOUGH, DAMPING, LONGEST = 60, 1e-7, 1e-2, 0.3
 """Most steps of the fit, the gain of a step that ends it, the first damping, and the longest step of a logarithm."""
+KINDS = {PLANS_FP8: ("fp8_e4m3", "nvfp4"), PLANS_ROWS: ("nvfp4", "nvfp4_rows")}
+"""What a record of a file must be of."""
 MOVED = 0.2
 """Standard errors that the fit may move in ``check``."""
 WITHIN = 0.05
@@ -74,8 +78,10 @@ class Fit(NamedTuple):
 
 
 def table(path: Path = PLANS) -> list[Row]:
-    """The measured plans; those of x in FP8 have a file of their own."""
-    fields = {"dtype": "float8_e4m3fn"} if path == PLANS_FP8 else {}
+    """The measured plans; those of x in FP8, and of operands that nobody packed, have files of their own."""
+    fields: dict[str, Any] = {"dtype": "float8_e4m3fn"} if path == PLANS_FP8 else {}
+    if path == PLANS_ROWS:
+        fields = {"dtype": "float16", "packing": "nvfp4_rows", "quantized": True}
     with path.open(newline="") as file:
         lines = list(csv.DictReader(file))
     best: dict[tuple[str, ...], float] = {}
@@ -87,29 +93,35 @@ def table(path: Path = PLANS) -> list[Row]:
         problem = PackedProblem(m=int(line["m"]), n=int(line["n"]), k=int(line["k"]), **fields)
         kind = StreamConfig if line["slabs"] else WgmmaConfig
         found = ((name, line.get(name)) for name in TILING[kind])
-        tiling = {name: int(x) if x.isdecimal() else x for name, x in found if x}
+        tiling = {name: int(x) if x.isdecimal() else TRUTH.get(x, x) for name, x in found if x}
         plan = PackedPlan(kind(**tiling, **decided(problem, kind is StreamConfig)), int(line["workers"]))
         product = (line["seed"], line["m"], line["n"], line["k"])
         rows.append(Row(line["seed"], problem, plan, float(line["us"]), best[product]))
     return rows
 
 
+TRUTH = {"True": True, "False": False}
 COLUMNS = ("seed", "date", "m", "n", "k", *dict.fromkeys(name for names in TILING.values() for name in names))
 COLUMNS += ("workers", "us", "runs")
 
 
 def add(files: Sequence[Path], path: Path = PLANS) -> None:
     """Appends records of gemm_choice.py."""
-    fresh = not path.exists()
+    columns: Sequence[str] = COLUMNS
+    if path.exists():
+        # what plans say that came later is the same in all of these
+        columns = path.read_text().partition("\n")[0].split(",")
     with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
-        if fresh:
+        writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore", lineterminator="\n")
+        if not file.tell():
             writer.writeheader()
         for source in files:
             record = json.loads(source.read_text())
-            expected = "fp8_e4m3" if path == PLANS_FP8 else "bfloat16"
-            if (record["activations"], record.get("weights", "nvfp4")) != (expected, "nvfp4"):
-                raise SystemExit(f"{source}: got a record of {record['activations']} x, expected {expected} and NVFP4")
+            expected = KINDS.get(path, ("bfloat16", "nvfp4"))
+            got = record["activations"], record.get("weights", "nvfp4")
+            if got != expected:
+                found, wanted = (" x and ".join(kinds) for kinds in (got, expected))
+                raise SystemExit(f"{source}: got a record of {found}, expected {wanted}")
             shared = {"seed": record["seed"], "date": record["date"]}
             for row in record["rows"]:
                 sizes = {name: row[name] for name in "mnk"}
@@ -122,11 +134,14 @@ def modelled(rows: Sequence[Row], values: Mapping[str, float]) -> np.ndarray:
     return np.array([predict(row.plan, row.problem, SM_COUNT, constants) for row in rows])
 
 
-class Problem:
-    """The residuals of ``rows`` and their derivatives."""
+Model = Callable[[Sequence[Any], Mapping[str, float]], np.ndarray]
 
-    def __init__(self, rows: Sequence[Row]) -> None:
-        self.rows = rows
+
+class Problem:
+    """The residuals of ``rows`` and their derivatives. model: µs of each plan of ``rows`` by values of constants."""
+
+    def __init__(self, rows: Sequence[Any], model: Model = modelled) -> None:
+        self.rows, self.model = rows, model
         self.us = np.array([row.us for row in rows])
         self.weights = np.array([row.best / row.us for row in rows])
         _, *others = dict.fromkeys(row.record for row in rows)
@@ -140,21 +155,21 @@ class Problem:
         self, values: Mapping[str, float], offsets: Mapping[str, float], names: Sequence[str]
     ) -> np.ndarray:
         """(plans, names and then offsets): by the logarithm of a constant, and by an offset."""
-        us, step = modelled(self.rows, values), 1e-4
+        us, step = self.model(self.rows, values), 1e-4
         here = self.residuals(us, offsets)
-        moved = [modelled(self.rows, {**values, name: values[name] * (1 + step)}) for name in names]
+        moved = [self.model(self.rows, {**values, name: values[name] * (1 + step)}) for name in names]
         columns = [self.residuals(found, offsets) for found in moved]
         columns += [self.residuals(us, {**offsets, name: offsets[name] + step}) for name in self.members]
         return (np.array(columns).T - here[:, None]) / step
 
     def rms(self, values: Mapping[str, float], offsets: Mapping[str, float]) -> float:
-        found = self.residuals(modelled(self.rows, values), offsets)
+        found = self.residuals(self.model(self.rows, values), offsets)
         return float(np.sqrt(np.sum(found**2) / np.sum(self.weights**2)))
 
     def descend(self, values: Mapping[str, float], offsets: Mapping[str, float], names: Sequence[str]) -> Fit:
         """The least squares by Levenberg's and Marquardt's method from these values; ``names`` vary."""
         values, offsets, damping = dict(values), dict(offsets), DAMPING
-        residuals = self.residuals(modelled(self.rows, values), offsets)
+        residuals = self.residuals(self.model(self.rows, values), offsets)
         for _ in range(STEPS):
             slopes = self.derivatives(values, offsets, names)
             matrix, gradient = slopes.T @ slopes, slopes.T @ residuals
@@ -164,7 +179,7 @@ class Problem:
                 step = np.clip(step, -LONGEST, LONGEST)
                 tried = {**values, **{n: values[n] * math.exp(x) for n, x in zip(names, step)}}
                 shifted = {n: offsets[n] + x for n, x in zip(offsets, step[len(names) :])}
-                residuals = self.residuals(modelled(self.rows, tried), shifted)
+                residuals = self.residuals(self.model(self.rows, tried), shifted)
                 if residuals @ residuals < before:
                     break
                 damping *= 4
@@ -174,7 +189,7 @@ class Problem:
             if 1 - (residuals @ residuals) / before < ENOUGH:
                 break
         slopes = self.derivatives(values, offsets, names)
-        residuals = self.residuals(modelled(self.rows, values), offsets)
+        residuals = self.residuals(self.model(self.rows, values), offsets)
         variance = residuals @ residuals / (len(residuals) - slopes.shape[1])
         errors = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes)) * variance)
         return Fit(values, offsets, dict(zip(names, map(float, errors))))
@@ -205,10 +220,10 @@ def basis(value: float, fitted: float | None, error: float) -> str:
     return "reproduced" if abs(fitted / value - 1) <= max(NEAR, NEAR_ERRORS * error * fitted / value) else "other"
 
 
-def choice(rows: Sequence[Row], values: Mapping[str, float]) -> dict[str, float]:
+def choice(rows: Sequence[Any], values: Mapping[str, float], model: Model = modelled) -> dict[str, float]:
     """What the first plan by the model loses against the fastest measured one, over the products on record."""
     products: dict[tuple, list[tuple[float, float]]] = {}
-    for row, us in zip(rows, modelled(rows, values)):
+    for row, us in zip(rows, model(rows, values)):
         products.setdefault((row.record, row.problem), []).append((us, row.us))
     losses = np.array([min(plans)[1] / min(us for _, us in plans) - 1 for plans in products.values()])
     within = int(np.sum(losses <= WITHIN))
@@ -218,7 +233,7 @@ def choice(rows: Sequence[Row], values: Mapping[str, float]) -> dict[str, float]
 
 def judged(problem: Problem, values: Mapping[str, float], offsets: Mapping[str, float]) -> dict[str, float]:
     """How well ``values`` meet the record, and what the choices by them lose."""
-    return {"rms": round(problem.rms(values, offsets), 4), **choice(problem.rows, values)}
+    return {"rms": round(problem.rms(values, offsets), 4), **choice(problem.rows, values, problem.model)}
 
 
 def entry(value: float, fitted: float | None, error: float, plans: int) -> dict[str, object]:
@@ -240,13 +255,14 @@ def between_widths(values: Mapping[str, float], fitted: Mapping[str, float]) -> 
     return found
 
 
-def result(problem: Problem, take: bool, source: Path = RECORD, plans: Path = PLANS) -> dict[str, object]:
-    """What the file says; ``take`` makes the fit the values."""
-    values = recorded(source)
+def result(
+    problem: Problem, values: dict[str, float], take: bool, plans: Path, others: Callable[..., dict] | None = None
+) -> dict[str, object]:
+    """What the file says; ``take`` makes the fit the values, and what ``others`` finds those that it leaves out."""
     counts, found = dependents(problem, values), fit(problem, values)
     if take:
         values |= {name: float(f"{found.values[name]:.4g}") for name in found.errors}
-        values |= between_widths(values, found.errors) if source == RECORD_FP8 else {}
+        values |= others(values, found.errors) if others else {}
     fitted = {name: found.values[name] if name in found.errors else None for name in values}
     own = problem.descend(values, dict.fromkeys(problem.members, 0.0), [])
     return {
@@ -284,15 +300,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--add", type=Path, nargs="+", default=[], metavar="FILE", help="records of gemm_choice.py")
     parser.add_argument("--check", action="store_true", help="only say whether the file is what the record gives")
     parser.add_argument("--fp8", action="store_true", help="the plans of x in FP8, and their constants")
+    parser.add_argument("--rows", action="store_true", help="those of NVFP4 operands that nobody packed")
     options = parser.parse_args(arguments)
     plans, record = (PLANS_FP8, RECORD_FP8) if options.fp8 else (PLANS, RECORD)
+    if options.rows:
+        plans, record = PLANS_ROWS, RECORD_ROWS
     add(options.add, plans)
     problem = Problem(table(plans))
     if options.check:
         found = disagreements(problem, json.loads(record.read_text()))
         print("\n".join(found) or f"{record.name} is what {len(problem.rows)} plans give")
         return int(bool(found))
-    found = result(problem, options.take, record, plans)
+    found = result(problem, recorded(record), options.take, plans, between_widths if options.fp8 else None)
     record.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps({name: found[name] for name in ("plans", "by_the_values", "by_the_fit", "offsets_us")}, indent=1))
     return 0

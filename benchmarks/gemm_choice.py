@@ -33,7 +33,7 @@ from cute_nvfp4.ops.prepared_weight.gemm import STREAM, WGMMA
 from cute_nvfp4.planning.packed import PackedProblem, candidates, choose, predict
 from cute_nvfp4.planning.tuning import Timed
 
-PACKED = ("nvfp4", "mxfp8", "mxfp8_e5m2")
+PACKED = ("nvfp4", "nvfp4_rows", "mxfp8", "mxfp8_e5m2")
 SMALLEST, LARGEST, MOST_ROWS = 512, 16384, 4096
 
 
@@ -51,7 +51,8 @@ def problems(
         m, n, k = map(int, size.split(","))
         yield PackedProblem(m=m, n=n, k=k, **dtype)
     for _ in range(0 if sizes else count):
-        m, n, k = between(1, MOST_ROWS, 1), *(between(SMALLEST, LARGEST, 16) for _ in range(2))
+        step = 128 if packing == "nvfp4_rows" else 16
+        m, n, k = between(1, MOST_ROWS, 1), *(between(SMALLEST, LARGEST, step) for _ in range(2))
         yield PackedProblem(m=m, n=n, k=k, **dtype)
 
 
@@ -132,7 +133,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sizes", nargs="+", default=(), metavar="M,N,K", help="these instead of random ones")
     parser.add_argument("--quantized", action="store_true", help="NVFP4 activations (default: bfloat16)")
     parser.add_argument(
-        "--packing", default="nvfp4", choices=("nvfp4", "mxfp8", "mxfp8_e5m2"), help="format of the weight"
+        "--packing",
+        default="nvfp4",
+        choices=PACKED,
+        help="format of the weight; nvfp4_rows: as nobody packed it, with --quantized",
     )
     parser.add_argument("--rounds", type=int, default=40, help="timed replays of each candidate")
     parser.add_argument("--limit", type=float, default=5.0, help="percent that a choice may lose")

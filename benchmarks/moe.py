@@ -17,8 +17,8 @@ gives is checked first, against exact torch at 16 tokens, and at each number of 
 ``--quick``: 1, 16, 64, 256 and 1024 tokens, uniform routing, checked against the bf16 layer alone. ``--compile`` only
 runs each call once: several such processes, of other ``--models`` and ``--tokens`` each, compile in parallel what one
 will time. ``--only moe w4a8`` leaves the others out, and with ``torch`` the check against it. ``--parts`` prints what
-each launch of a call takes, too, by torch's profiler. ``--few-rows`` moves the bound between the planner's two kernels.
-``--smoke`` needs no GPU: small layers in the simulator, checked, and no times.
+each launch of a call takes, too, by torch's profiler. ``--few-rows`` and ``--few-rows-fp8`` move the bounds between the
+planner's two kernels. ``--smoke`` needs no GPU: small layers in the simulator, checked, and no times.
 
 Exit codes: 0 done, 1 a result is wrong, 2 no CUDA device, or one that no kernel is written for.
 """
@@ -350,6 +350,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="few tokens, uniform routing, 15 rounds")
     parser.add_argument("--only", nargs="+", choices=CONTESTANTS, help="what to time (default: all)")
     parser.add_argument("--few-rows", type=float, help="of an expert, up to which products stream (sm_90a)")
+    parser.add_argument("--few-rows-fp8", type=float, help="the same of experts for rows in FP8")
     parser.add_argument("--compile", action="store_true", help="run each call once: no times, no results file")
     parser.add_argument("--parts", action="store_true", help="what each launch takes, too")
     parser.add_argument("--smoke", action="store_true", help="small layers in the simulator: no GPU, no times")
@@ -357,7 +358,10 @@ def main() -> int:
     options.tokens = options.tokens or (QUICK_TOKENS if options.quick else TOKENS)
     if options.quick:
         options.rounds = 15
-    packed_groups.FEW_ROWS = options.few_rows or packed_groups.FEW_ROWS
+    for name in ("few_rows", "few_rows_fp8"):
+        given = getattr(options, name)
+        if given is not None:
+            setattr(packed_groups, name.upper(), given)
     try:
         if options.smoke:
             smoke()

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
+from cute_nvfp4.formats import decode_e2m1
 from cute_nvfp4.weight_layout import PACKINGS, SLAB_ROWS, Packing, packed_rows, separated, tiles, unpack
-from cute_nvfp4.weight_layout_fp8 import unpack_rows
+from cute_nvfp4.weight_layout_fp8 import unpack_blocks, unpack_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +141,20 @@ class PreparedWeight:
         if self.row_factor is not None:
             factors = self.row_factor.to(torch.float64).reshape(len(packed), -1, 1)
             values = values[:, : factors.shape[1]] * factors
+        return self._of_rows(values, dtype)
+
+    def unrounded(self) -> torch.Tensor:
+        """The values in float64 of a weight for float8_e4m3fn, shaped as by ``dequantize``, before they are rounded."""
+        packed = self.packed if self.is_batched else self.packed.unsqueeze(0)
+        codes, scales = unpack_blocks(packed, self.layout, self.row_factor.reshape(len(packed), -1))
+        scales = scales.repeat_interleave(codes.shape[-1] // scales.shape[-1], dim=-1)
+        # of codes that are zeros NaN among a row's factors makes NaN, too
+        values = decode_e2m1(codes, torch.float64) * scales
+        values = values.masked_fill(self.row_factor.isnan().reshape(len(packed), -1, 1), torch.nan)
+        return self._of_rows(values, torch.float64)
+
+    def _of_rows(self, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """What ``dequantize`` gives, of values (L, padded rows, padded K)."""
         values = (separated(values) if self.gated else values)[..., : self.rows, : self.k]
         values = values if self.is_batched else values[0]
         wide = values.to(torch.float64 if dtype is torch.float64 else torch.float32)

@@ -24,8 +24,7 @@ Products with the scales are exact: a scale of NVFP4 has at most four significan
 three, and powers of two one. They are 2**-7 times the weight for NVFP4. MX with scales of any exponent is multiplied
 with a constant first, since 2**127 is the largest power of two in bf16. A block whose scale is zero has zero codes; a
 negative scale's sign goes to the codes. NaN stays NaN; in blocks of MX with a NaN or infinity among their elements all
-become NaN. MXFP4 whose scales fit has the bytes of NVFP4: a power of two is an exponent without mantissa, and a block
-of 32 two equal scales.
+become NaN. MXFP4 whose scales are near one another has exponents of five bits.
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ class Packing(NamedTuple):
     weight. special: the first magnitude of a code that is no number, if there is one.
 
     exponents: where scales that are powers of two are exponents of five bits, the first and the last whose products
-    with every element are exact and finite; with ``exponent_bias``, of 0. None: scales are UE8M0, or E4M3 too.
-    in_rows: whether weights are not packed at all, but lie as the format has them (``kernels.gemm.packed.rows``).
+    with every element are exact and finite; with ``exponent_bias``, of 0. None: scales are UE8M0, or E4M3 too. in_rows:
+    not packed at all (``kernels.gemm.packed.rows``). of_fp8: in ``weight_layout_fp8``'s order, decoded to 16 bits.
     """
 
     dtype: torch.dtype
@@ -83,6 +82,7 @@ class Packing(NamedTuple):
     exponent_bias: int = 0
     special: int = 0
     in_rows: bool = False
+    of_fp8: bool = False
 
     @property
     def by_table(self) -> bool:
@@ -123,7 +123,8 @@ class Packing(NamedTuple):
         return self.code_bytes + self.scale_bytes
 
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float8_e4m3fn": torch.float8_e4m3fn}
+_BF16, _FP16, _E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
+DTYPES = {"bfloat16": _BF16, "float16": _FP16, "float8_e4m3fn": _E4M3}
 _WORD = Shift("left", 0)
 _E2M1_BF16 = 0x81C081C0, ((_WORD,), (Shift("left", 6),), (Shift("rotate", 4),), (Shift("left", 2), Shift("right", 6)))
 _E2M1_FP16 = (
@@ -136,15 +137,19 @@ _E5M2_BF16 = 0x8FE08FE0, ((_WORD,), (Shift("left", 3), Shift("rotate", 8)))
 _E5M2_FP16 = 0xFF00FF00, ((_WORD,), (Shift("left", 8),))
 _FIVE_BITS = {"scale_shift": 10, "exponent_bias": 27}
 _POWERS = {"scale_shift": 7, "least_scale": 0x40}
-_BF16, _FP16, _E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
 PACKINGS = {
     "nvfp4": {
-        _BF16: Packing(_BF16, 4, 1, *_E2M1_BF16, 4, 0x7000, factor=2.0**7, exponents=(0, 30), exponent_bias=22),
-        _FP16: Packing(_FP16, 4, 1, *_E2M1_FP16, 7, factor=2.0**7, exponents=(6, 30), exponent_bias=22),
+        _BF16: Packing(_BF16, 4, 1, *_E2M1_BF16, 4, 0x7000, factor=2.0**7),
+        _FP16: Packing(_FP16, 4, 1, *_E2M1_FP16, 7, factor=2.0**7),
         _E4M3: Packing(_E4M3, 4, 1),
     },
     "nvfp4_rows": {_FP16: Packing(_FP16, 4, 1, factor=2.0**7, in_rows=True)},
     "mxfp4": {_BF16: Packing(_BF16, 4, 2, *_E2M1_BF16, **_POWERS, boost=126)},
+    "mxfp4_near": {
+        _BF16: Packing(_BF16, 4, 2, *_E2M1_BF16, 7, 0x7000, factor=2.0**7, exponents=(0, 30), exponent_bias=22),
+        _FP16: Packing(_FP16, 4, 2, *_E2M1_FP16, 10, factor=2.0**7, exponents=(6, 30), exponent_bias=22),
+        _E4M3: Packing(_E4M3, 4, 2),
+    },
     "mxfp8": {
         _BF16: Packing(_BF16, 8, 2, *_E4M3_BF16, **_POWERS, boost=120, special=0x7F),
         _FP16: Packing(_FP16, 8, 2, *_E4M3_FP16, **_FIVE_BITS, factor=2.0**-4, exponents=(8, 30), special=0x7F),
@@ -154,8 +159,7 @@ PACKINGS = {
         _FP16: Packing(_FP16, 8, 2, *_E5M2_FP16, **_FIVE_BITS, factor=2.0**-12, exponents=(7, 15), special=0x7C),
     },
 }
-"""By format and dtype. MXFP4 whose scales fit is packed as NVFP4, which takes fewer instructions. Weights for E4M3 are
-decoded by tables (``weight_layout_fp8``)."""
+"""By format and dtype. mxfp4_near: exponents of five bits. For E4M3: decoded by tables (``weight_layout_fp8``)."""
 
 
 def shifted(word: Any, shift: Shift) -> Any:
@@ -278,12 +282,9 @@ def pack_powers(codes: torch.Tensor, scales: torch.Tensor, nan: torch.Tensor, pa
     codes: one a byte. scales: (…, K / 32), UE8M0 codes where the packing has no exponents, else those, within their
     range, or anything up to 30 under codes of zero. nan: (…, K / 32), blocks that become NaN.
     """
-    # infinity, of which zero times is NaN; of NVFP4's bytes NaN itself
+    # infinity, of which zero times is NaN
     codes = torch.where(nan.repeat_interleave(2 * STEP_K, dim=-1), 0, codes)
-    if packing.block_steps == 1:
-        scales = torch.where(nan, 0xFF, scales << 3).repeat_interleave(2, dim=-1)
-    else:
-        scales = torch.where(nan, 0xFF if packing.exponents is None else 31, scales)
+    scales = torch.where(nan, 0xFF if packing.exponents is None else 31, scales)
     return _tiled(codes, scales, packing)
 
 
@@ -360,8 +361,8 @@ def unpack_nvfp4(packed: torch.Tensor, packing: Packing) -> tuple[torch.Tensor, 
 
 def unpack_powers(packed: torch.Tensor, packing: Packing) -> tuple[torch.Tensor, torch.Tensor]:
     """E2M1 codes (L, padded rows, padded K), one a byte, and exponents (L, padded rows, padded K / 32) of tiles of
-    MXFP4 that have the bytes of NVFP4: what ``pack_powers`` was given, but for blocks of NaN."""
-    return _codes(packed, packing), scale_matrix(packed, packing)[..., ::2] >> 3
+    mxfp4_near: what ``pack_powers`` was given, but for blocks of NaN."""
+    return _codes(packed, packing), scale_matrix(packed, packing)
 
 
 def _codes(packed: torch.Tensor, packing: Packing) -> torch.Tensor:

@@ -48,6 +48,14 @@ TABLES = (0x01010100, 0x047FF800), (0x01010101, 0x14900C88)
 MAGNITUDES = 0x77777777
 """Selectors in a word of codes."""
 SIGNS = 0x80808080
+OF_FP8 = {
+    name: {
+        torch.bfloat16: Packing(torch.bfloat16, 4, steps, 0x81C081C0, (), 4, 0x7000, factor=2.0**22, of_fp8=True),
+        torch.float16: Packing(torch.float16, 4, steps, 0x8E008E00, (), 7, 0x4000, factor=2.0**6, of_fp8=True),
+    }
+    for name, steps in (("nvfp4", 1), ("mxfp4_near", 2))
+}
+"""How weights in this layout are decoded to 16 bits: exactly, before they would be rounded."""
 HALF_WORD, SIGN_SHIFT = 16, 4
 """Bits from what is row g's in a word to row g + 8's: selectors to the right, signs to the left."""
 
@@ -90,11 +98,13 @@ def pack_rows(rows: Rows, packing: Packing) -> torch.Tensor:
     """Tiles (L, row tiles, K tiles, bytes)."""
     batch, count, k = rows.codes.shape
     row_tiles, k_tiles = tiles(count, k)
-    bytes_of = rows.scales.to(torch.float32).to(torch.float8_e4m3fn).view(torch.uint8)
+    # of blocks of 32 sixteen elements may have no scale, because they are zeros
+    scales = rows.scales.unflatten(-1, (-1, packing.block_steps)).amax(-1)
+    bytes_of = scales.to(torch.float32).to(torch.float8_e4m3fn).view(torch.uint8)
     mantissa = bytes_of & 7
     # 1.5 times 9, 10, 11, 12 and 13 eighths is rounded up or carries: 13.5, 15, 16.5, 18 and 19.5 to 14 … 20
     bytes_of = bytes_of | ((mantissa >= 1) & (mantissa <= 5)).to(torch.uint8) << 7
-    scales = padded(bytes_of, row_tiles * TILE_ROWS, k_tiles * STEPS)
+    scales = padded(bytes_of, row_tiles * TILE_ROWS, k_tiles * STEPS // packing.block_steps)
     codes = padded(rows.codes, row_tiles * TILE_ROWS, k_tiles * TILE_K).to(torch.int64)
     # (L, row tile, slab, row half, g; K tile, block, c, i)
     codes = codes.view(batch, row_tiles, SLABS, 2, 8, k_tiles, STEPS, 4, 4)
@@ -136,17 +146,17 @@ def _unpacked(packed: torch.Tensor, packing: Packing) -> Unpacked:
 def unpack_rows(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
     """Values (L, padded rows, padded K) in float64 of tiles, without the rows' factors: what tensor cores multiply."""
     magnitudes, negative, scales = _unpacked(packed, packing)
-    lower, upper = tables(scales.repeat_interleave(STEP_K, dim=-1))
+    lower, upper = tables(scales.repeat_interleave(STEP_K * packing.block_steps, dim=-1))
     chosen = torch.where(magnitudes < 4, lower, upper) >> (magnitudes % 4 * 8) & 0x7F | negative << 7
     return chosen.to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float64)
 
 
 def unpack_blocks(packed: torch.Tensor, packing: Packing, factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """E2M1 codes (L, rows, padded K), one a byte, and scales (L, rows, padded K / 16) in float64, of tiles whose rows
-    have these factors (L, rows); of a block without codes the scale is 0. Not what ``by_row`` was given where it moved
-    codes, or a sign."""
+    """E2M1 codes (L, rows, padded K), one a byte, and scales (L, rows, blocks of padded K) in float64, of tiles whose
+    rows have these factors (L, rows); of a block without codes the scale is 0. Not what ``by_row`` was given where it
+    moved codes, or a sign."""
     magnitudes, negative, scales = (x[:, : factor.shape[1]] for x in _unpacked(packed, packing))
     codes = (magnitudes | negative << 3).to(torch.uint8)
-    used = magnitudes.unflatten(-1, (-1, STEP_K)).ne(0).any(-1)
+    used = magnitudes.unflatten(-1, (-1, STEP_K * packing.block_steps)).ne(0).any(-1)
     values = (scales & 0x7F).to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float64) * factor.unsqueeze(-1)
     return codes, torch.where(used, values, 0.0)

@@ -9,11 +9,16 @@ from typing import NamedTuple
 import torch
 
 from cute_nvfp4.errors import OperandError
-from cute_nvfp4.formats import MXFP4, NVFP4, as_bytes, unpack_e2m1
+from cute_nvfp4.formats import MXFP4, NVFP4, Format, as_bytes, unpack_e2m1
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.prepared_weight import PreparedWeight
 from cute_nvfp4.weight_layout import PACKINGS, SLAB_ROWS, Packing, interleaved, pack, pack_powers
 from cute_nvfp4.weight_layout_fp8 import LEAST, by_row, pack_rows
+
+
+def packing_of(format: Format) -> str:
+    """Which of ``PACKINGS`` a weight of ``format`` is prepared in."""
+    return "mxfp4_near" if format is MXFP4 else format.name
 
 
 def in_turn(gate: BlockScaledTensor, up: BlockScaledTensor) -> BlockScaledTensor:
@@ -105,7 +110,8 @@ def rounded(weight: BlockScaledTensor, up: BlockScaledTensor | None, promoted: b
     scales = [weight.format.decode_scale(x.rowmajor_scale(), torch.float64) for x in given]
     scales = [x.repeat_interleave(weight.format.block // NVFP4.block, dim=-1) for x in scales]
     one, other = (x[0] if up is None else interleaved(*x) for x in (codes, scales))
-    rows, packing = by_row(one, other), PACKINGS["nvfp4"][torch.float8_e4m3fn]
+    name = packing_of(weight.format)
+    rows, packing = by_row(one, other), PACKINGS[name][torch.float8_e4m3fn]
     if weight.format is MXFP4 and (least := float(rows.least)) < LEAST:
         raise OperandError.of(
             "scales in a row of an MXFP4 weight for torch.float8_e4m3fn",
@@ -117,5 +123,7 @@ def rounded(weight: BlockScaledTensor, up: BlockScaledTensor | None, promoted: b
     factor = torch.nn.functional.pad(rows.factor, (0, -rows.factor.shape[-1] % SLAB_ROWS), value=1.0)
     packed, factor = (packed, factor) if batched else (packed[0], factor[0])
     gate, of_up = (*(x.global_scale for x in given), None)[:2]
-    options = {"global_scale": gate, "gated": up is not None, "up_global_scale": of_up, "promoted": promoted}
-    return PreparedWeight(packed, weight.rows, weight.k, packing.dtype, row_factor=factor.contiguous(), **options)
+    options = {"global_scale": gate, "gated": up is not None, "up_global_scale": of_up, "packing": name}
+    return PreparedWeight(
+        packed, weight.rows, weight.k, packing.dtype, row_factor=factor.contiguous(), promoted=promoted, **options
+    )

@@ -1,4 +1,4 @@
-"""What L2 delivers where SMs ask for the same boxes at one time, and how late cold loads of all SMs are:
+"""What L2 delivers where SMs ask for the same boxes, how late cold loads of all SMs are, and copies in a row:
 ``python benchmarks/microbench/shared_boxes.py``. Writes ``results/shared_boxes_nvidia_h200.json``.
 
 Boxes: every CTA brings the same number of boxes of 16 KB by TMA, one after the other of ``boxes`` that lie in L2, so
@@ -8,6 +8,7 @@ that CTAs / boxes of them ask for one at a time. Loads: CTAs of four warps, chai
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 from functools import partial
@@ -40,6 +41,19 @@ def boxes(sms: int) -> dict[str, float]:
     return found
 
 
+def rows() -> dict[str, list[int]]:
+    """Cycles of copies in a row by one thread, from L2: until it goes on, and until all are there."""
+    module, found = Module((HERE / "tma.cu").read_text()), {}
+    data, out = torch.zeros(MB, dtype=torch.bfloat16, device="cuda"), torch.zeros(2, dtype=torch.int64, device="cuda")
+    for size in (128, 1024, 4096):
+        of = {"bulk": data, "tile": tensor_map(data.view(-1, 64), (size // 128, 64))}
+        for (kind, source), count in itertools.product(of.items(), (1, 2, 4, 8, 16)):
+            for _ in range(2):
+                module.launch(f"{kind}_row_{count}", 1, 32, [out, source, size], shared=65 << 10)
+            found[f"{count} {kind} of {size} B"] = out.tolist()
+    return found
+
+
 def loads(sms: int) -> dict[str, dict[str, float]]:
     """Cycles of the first load of a warp, of all later ones, and of a warp's mean of the later ones."""
     module = Module((HERE / "whole.cu").read_text())
@@ -68,7 +82,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=None)
     given, sms = parser.parse_args(), torch.cuda.get_device_properties(0).multi_processor_count
-    found: dict[str, Any] = {"boxes_tb_s": boxes(sms), "loads_cycles": loads(sms)}
+    found: dict[str, Any] = {"boxes_tb_s": boxes(sms), "loads_cycles": loads(sms), "rows_cycles": rows()}
     for name, entry in found.items():
         print(name, entry, flush=True)
     write(machine() | found, given.output or results_path("shared_boxes"))

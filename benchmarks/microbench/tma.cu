@@ -93,3 +93,28 @@ extern "C" __global__ void store_latency(long long* out, char* to, int bytes, in
       out[2 * i] = t1 - t0; out[2 * i + 1] = t2 - t0;
     }
 }
+
+// Copies in a row by one thread: out[0] = cycles until it goes on behind the last, out[1] = until all are there.
+template <int N>
+__device__ __forceinline__ void in_a_row(long long* out, const char* from, const Map* m, int bytes, int tiles) {
+  extern __shared__ __align__(1024) char s[];
+  __shared__ u64 bar;
+  u32 b = shared_of(&bar), to = shared_of(s);
+  if (threadIdx.x) return;
+  init(b, 1); asm volatile("fence.mbarrier_init.release.cluster; fence.proxy.async;" ::: "memory");
+  for (int round = 0; round < 4; ++round) {
+    expect(b, N * bytes);
+    long long t0 = clock64();
+    #pragma unroll
+    for (int i = 0; i < N; ++i) {
+      if (tiles) tile(to + i * bytes, m, 0, i * (bytes / 128), b); else bulk(to + i * bytes, from + i * bytes, bytes, b);
+    }
+    long long t1 = clock64();
+    wait(b, round & 1);
+    out[0] = t1 - t0; out[1] = clock64() - t0;
+  }
+}
+#define IN_A_ROW(N) \
+  extern "C" __global__ void bulk_row_##N(long long* out, const char* from, int bytes) { in_a_row<N>(out, from, nullptr, bytes, 0); } \
+  extern "C" __global__ void tile_row_##N(long long* out, const __grid_constant__ Map m, int bytes) { in_a_row<N>(out, nullptr, &m, bytes, 1); }
+IN_A_ROW(1) IN_A_ROW(2) IN_A_ROW(4) IN_A_ROW(8) IN_A_ROW(16)

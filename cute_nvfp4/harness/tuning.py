@@ -71,7 +71,7 @@ def by_clock(
 
 def operands(problem: GemmProblem | PackedProblem, device: str, seed: int = 1111) -> Operands:
     """Random A and B of the problem: E2M1 of all codes, or 8-bit elements below 2; scales from 1/4 to 2. Of a problem
-    with a packed weight x, numbers or NVFP4, and the weight."""
+    with a packed weight x, numbers or NVFP4, and the weight; of one that nobody packed both in NVFP4."""
     generator = torch.Generator(device=device).manual_seed(seed)
 
     def draw(shape: tuple[int, ...], fmt: Format) -> BlockScaledTensor:
@@ -88,6 +88,8 @@ def operands(problem: GemmProblem | PackedProblem, device: str, seed: int = 1111
         a, b = (problem.m, problem.a_format), (problem.n, problem.b_format)
         return tuple(draw((problem.batch, rows), FORMATS[name]) for rows, name in (a, b))
     dtype = getattr(torch, problem.dtype)
+    if problem.packing == "nvfp4_rows":
+        return draw((problem.m,), NVFP4), draw((problem.n,), NVFP4)
     x, weight = draw((problem.m,), NVFP4), draw((problem.n,), FORMATS[problem.packing])
     return x if problem.quantized else x.dequantize(dtype), prepare_weight(weight, dtype=dtype)
 

@@ -2,8 +2,8 @@
 
 vLLM calls ``register`` in each of its processes (entry point ``vllm.general_plugins``). It does nothing unless the
 environment has ``CUTE_NVFP4_VLLM=1``. The contract is that of ``vllm.model_executor.kernels.linear`` in vLLM 0.30 to
-0.33; tests hold it against stand-ins of those classes. It was not served. For weight-only checkpoints vLLM takes Marlin
-without asking.
+0.33; tests hold it against stand-ins of those classes, a script against those of a wheel. It was not served. For
+weight-only checkpoints vLLM takes Marlin without asking.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from cute_nvfp4.prepared_weight import PreparedWeight
 from cute_nvfp4.runtime.backend import Backend, resolve
 from cute_nvfp4.runtime.bounded import Bounded
 from cute_nvfp4.scale_layout import blocked_flat, to_blocked
+from cute_nvfp4.weight_packing import packing_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -221,7 +222,8 @@ class HeldWeight(torch.nn.Module):
         if dtype is E4M3:
             factor = self._buffers[_ROW_FACTOR].view(torch.float32)
         k = -(-self.in_features // self.format.block) * self.format.block
-        return PreparedWeight(packed, self.out_features, k, dtype, self._factor(dtype), row_factor=factor)
+        options = {"packing": packing_of(self.format), "row_factor": factor}
+        return PreparedWeight(packed, self.out_features, k, dtype, self._factor(dtype), **options)
 
     def _factor(self, dtype: torch.dtype) -> torch.Tensor | None:
         """The global scale of the weight that is prepared for ``dtype``."""

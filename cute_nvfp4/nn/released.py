@@ -102,10 +102,9 @@ def _rowmajor(packed: PreparedWeight, format: Format) -> tuple[torch.Tensor, tor
 
 
 def _scales_of(values: torch.Tensor, format: Format) -> torch.Tensor:
-    """Bytes of the scales of blocks of ``format``, from those of sixteen elements each, in float64; 0 is no scale."""
+    """Bytes of the scales of blocks of ``format``, from float64; 0 is no scale."""
     if format is MXFP4:
-        exponents = values.unflatten(-1, (-1, format.block // NVFP4.block)).amax(-1).frexp().exponent
-        return (exponents + 126).clamp(0, 0xFE).to(torch.uint8)
+        return (values.frexp().exponent + 126).clamp(0, 0xFE).to(torch.uint8)
     return values.to(torch.float32).to(torch.float8_e4m3fn).view(torch.uint8)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import OperandError, OperandTypeError, not_quantized
-from ..formats import FORMATS, MXFP4, NVFP4
+from ..formats import FORMATS
 from ..kernels.pack.config import PackArguments, PackConfig
 from ..kernels.quantize.arguments import Strides
 from ..lazy import Lazily
@@ -18,7 +18,7 @@ from ..runtime.backend import Backend, resolve
 from ..runtime.kernel import Kernel
 from ..target import Target
 from ..weight_layout import PACKINGS, tiles
-from ..weight_packing import in_turn, packed_by_torch, packed_powers, rounded
+from ..weight_packing import in_turn, packed_by_torch, packed_powers, packing_of, rounded
 from .arguments import OPERAND
 from .checks import DTYPE_NAMES, check_format
 from .operation import Operation
@@ -36,8 +36,8 @@ def prepare_weight(
     """Repacks a weight (N, K) for ``gemm(x, weight)`` of an x in 16 bits, or in FP8 on a Hopper GPU, once, when a model
     is loaded; or a stack (L, N, K) for ``grouped_gemm_contiguous``.
 
-    The result takes as many bytes (rows padded to 128, K to 128; MXFP4 as many as NVFP4) and has the same values, bit
-    for bit, but for float8_e4m3fn.
+    The result takes as many bytes (rows padded to 128, K to 128) and has the same values, bit for bit, but for
+    float8_e4m3fn.
 
     Args:
         weight: a block-scaled operand; scales in any layout and of either sign. K is a multiple of a block.
@@ -61,7 +61,7 @@ def prepare_weight(
     weights = {"weight": weight} if up is None else {"weight": weight, "up": up}
     for name, x in weights.items():
         _check(name, x)
-    name = "nvfp4" if weight.format == MXFP4 else weight.format.name
+    name = packing_of(weight.format)
     if dtype not in PACKINGS[name]:
         raise OperandTypeError.of("dtype", got=dtype, expected=" or ".join(map(str, PACKINGS[name])))
     if up is not None:
@@ -70,7 +70,7 @@ def prepare_weight(
         return rounded(weight, up, promoted)
     if promoted:
         raise OperandError.of("promoted sums", got=f"a weight for {dtype}", expected="dtype=torch.float8_e4m3fn")
-    if weight.format != NVFP4 and PACKINGS[name][dtype].exponents is not None:
+    if PACKINGS[name][dtype].exponents is not None:
         packed, factors = packed_powers(list(weights.values()), PACKINGS[name][dtype])
     else:
         packed = packed_tiles(weight if up is None else in_turn(weight, up), dtype, backend=backend)

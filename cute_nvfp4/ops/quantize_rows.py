@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..errors import OperandError
-from ..kernels.quantize.fp8_config import MAX_K, VECTOR, Fp8RowsArguments, can_implement, rows_config
+from ..kernels.quantize.fp8_config import MAX_K, VECTOR, Fp8RowsArguments, can_implement, short_rows_config
 from ..lazy import Lazily
 from ..operand import address_of, is_wrapper, row_alignment
 from ..row_scaled import FP8, RowScaledTensor, by_rows
@@ -86,7 +86,7 @@ def stored(found: RowScaledTensor, out: RowScaledTensor | None) -> RowScaledTens
 def _plan(r: Any, target: Target) -> PlannedCall:
     (rows, k), (_, new) = r.x.shape, rows_of(r.x)
     arguments = Fp8RowsArguments("x", "out.data", "out.scale", rows, k, r.x.stride(0) * r.x.element_size())
-    config = rows_config(DTYPE_NAMES[r.x.dtype], k, target.arch)
+    config = short_rows_config(DTYPE_NAMES[r.x.dtype], k, target.arch)
     return QUANTIZE_ROWS.planned(KERNEL, config, target, arguments, r, new_of=new)
 
 

@@ -39,6 +39,7 @@ SHARED: tuple[dict[str, int], ...] = (
     {"tile_n": 96, "stage_tiles": 1},
     {"tile_n": 128, "stage_tiles": 1},
     {"tile_n": 256, "stage_tiles": 1},
+    {"tile_n": 112, "stage_tiles": 1, "warpgroups": 3},
     {"tile_n": 128, "stage_tiles": 1, "warpgroups": 3},
     {"tile_n": 32, "warpgroups": 4, "k_groups": 2},
     {"tile_n": 64, "warpgroups": 4, "k_groups": 2},
@@ -98,6 +99,8 @@ def candidates(problem: PackedProblem, arch: Architecture, sm_count: int) -> lis
 def _sensible(p: PackedProblem, arch: Architecture, sm_count: int) -> list[PackedPlan]:
     others = {"sm100": _in_tensor_memory, "sm120": _by_mma_sync}.get(arch.generation, _multiplying)
     found = (_streaming if can_take(p) else others)(p, arch, sm_count)
+    if p.quantized and PACKINGS[p.packing][DTYPES[p.dtype]].in_rows:
+        found = _decoding_x(found)
     return [plan for plan in dict.fromkeys(found) if not (refused(p, plan) or can_implement(plan))]
 
 
@@ -172,6 +175,13 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
     config = WgmmaConfig(arch=arch, tile_n=2 * WIDE, scheduler="helped", **decided(p, streams=False))
     if config.fp8 and p.m > WIDE and tile_count(p, config) < sm_count:
         yield PackedPlan(config, sm_count)
+
+
+def _decoding_x(plans: Iterator[PackedPlan]) -> Iterator[PackedPlan]:
+    """These plans, for x that a launch before decodes, and those whose loading warps decode it."""
+    for plan in plans:
+        yield plan
+        yield replace(plan, config=replace(plan.config, decodes_x=True))
 
 
 def staged(p: PackedProblem, tiling: dict[str, int]) -> dict[str, int]:

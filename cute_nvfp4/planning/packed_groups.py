@@ -3,6 +3,7 @@ work tiles distributed as the kernel will distribute them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -12,29 +13,17 @@ from ..errors import OperandError, OperandTypeError, explain
 from ..kernels.gemm.grouped_config import PARAMETER_GROUPS, WINDOW, table_size
 from ..kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig
 from ..kernels.gemm.packed.grouped_stream_config import can_implement_groups as can_stream_groups
-from ..kernels.gemm.packed.stream_config import StreamConfig
+from ..kernels.gemm.packed.stream_config import MMA_COLUMNS, StreamConfig
 from ..kernels.gemm.sm90.grouped_config import GROUP_TILE_N, GroupedWgmmaConfig, can_implement_groups
 from ..runtime.bounded import remembered
 from ..target import Architecture
+from ..weight_layout import SLAB_ROWS
+from .group_costs import GROUP_COSTS, GroupCosts
 from .grouped import random_sizes, too_many_groups
 from .packed import MMA_SYNC_TILE_N, deep
-from .packed_model import COSTS, START_US
+from .packed_model import COSTS
 from .packed_problem import TILING, PackedPlan, packed_tiles
 
-STAGE_US = {
-    1: {32: 0.43, 64: 0.52, 80: 0.56, 96: 0.61, 112: 0.67, 128: 0.72, 144: 0.76, 192: 1.10, 256: 1.45},
-    2: {8: 0.30, 16: 0.31, 32: 0.36, 48: 0.39, 64: 0.46, 80: 0.53},
-}
-"""µs of a multiprocessor for 128 rows of the weight and 128 of K, by its CTAs and the rows of x in a tile, and between
-these: two CTAs hide from one another what tiles of few rows wait for. Set by hand to times of an
-NVIDIA H200 on 2026-11-28, most of them of rows in bf16."""
-STAGE_US_FP8 = {
-    1: {32: 0.34, 64: 0.36, 96: 0.40, 128: 0.46, 144: 0.50, 192: 0.60, 256: 0.72},
-    2: {8: 0.257, 16: 0.265, 32: 0.29, 48: 0.31, 64: 0.34, 80: 0.38},
-}
-"""The same of rows in FP8."""
-TILE_US, GATHERED_US = {8: 1.2, 48: 1.6, 80: 1.6, 144: 2.8, 256: 5.0}, {8: 1.2, 48: 3.0, 80: 2.2, 144: 4.8, 256: 9.0}
-"""µs to begin and to store a tile; the same of the first product of experts, whose rows are gathered and activated."""
 SHORT = {"slabs": 8, "warps_m": 8, "warps_k": 2, "stage_tiles": 2, "stages": 16}
 """The tiling of the streaming kernel for launches of few steps: one CTA an SM, so that sums of cut tiles are fewer (one
 token of Qwen3-30B-A3B: 20.0 µs, and 22.8 with two; H200, 2026-11-28)."""
@@ -45,6 +34,8 @@ SHORT_STEPS = 7
 EIGHT_COLUMNS, FEW_ROWS = 4.5, 8.5
 """Rows of an expert that is used, on average, up to which its products stream by eight columns, and by 16. With eight
 rows both kernels take as long, with 16 tiles 0.82 of the time (H200, 2026-11-28)."""
+FEW_ROWS_FP8 = 4.5
+"""The same of experts packed for FP8: up to so many, rows stream in 16 bits; more are quantized."""
 STREAM_TILING = "columns", "cut_bytes"
 """What a plan of the streaming kernel of groups decides beside what one without groups does."""
 GROUPED_TILING = "tile_n", "narrower", "warpgroups", "mma_m", "ctas_per_sm", "stage_tiles", "stages"
@@ -78,7 +69,8 @@ class PackedGroups:
     """Products of groups: sizes (m, n, k) of each; of rows that offsets distribute to ``stack`` groups, one of all
     rows. vector: rows of outputs start at multiples of 16 bytes. factors: tensors of device scalars that multiply
     alpha. gate, packing, promoted: as in ``WgmmaConfig``; n is of the output. ids: of which dtype are those of
-    few slots, which only the streaming kernel sorts itself; "": rows are sorted."""
+    few slots, which only the streaming kernel sorts itself; "": rows are sorted. floats: of which dtype are rows that
+    are quantized to FP8 unless they stream. decoded: whether a launch before decodes x."""
 
     sizes: tuple[tuple[int, int, int], ...]
     stack: int = 0
@@ -92,6 +84,7 @@ class PackedGroups:
     promoted: bool = False
     decoded: bool = False
     ids: str = ""
+    floats: str = ""
 
     def streaming(self, arch: Architecture, **tiling: Any) -> GroupedStreamConfig:
         """The configuration of the streaming kernel with this tiling."""
@@ -99,8 +92,9 @@ class PackedGroups:
             arch=arch,
             maps=self.ids or "rows",
             capacity=table_size("rows", self.stack)["capacity"],
-            dtype=self.dtype,
+            dtype=self.floats or self.dtype,
             packing=self.packing,
+            of_fp8=bool(self.floats),
             out=self.out,
             vector=self.vector and self.sizes[0][1] % 4 == 0,
             factors=self.factors,
@@ -137,6 +131,8 @@ class PackedGroups:
             gate=self.gate,
             **self._routed,
             promoted=self.promoted,
+            # a launch decodes x of a list just before
+            programmatic="x" if self.decoded and not self.stack and arch.generation == "sm90" else "",
             **tiling,
         )
 
@@ -183,7 +179,7 @@ def choose_stream(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedP
     if p.routed is None or arch.generation != "sm90":
         return None
     rows = rows_of_used(p.sizes[0][0], p.stack)
-    if rows > FEW_ROWS:
+    if rows > (FEW_ROWS_FP8 if p.floats else FEW_ROWS):
         return None
     # a first product that sorts slots itself waits for no launch of ours
     early = "x" if not p.routed.gathered else "" if p.ids else "all"
@@ -199,6 +195,23 @@ def choose_stream(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedP
 def sorts_slots(slots: int, groups: int) -> bool:
     """Whether products of so many slots stream on sm_90a, and sort the slots themselves."""
     return slots <= WINDOW and rows_of_used(slots, groups) <= FEW_ROWS
+
+
+def stays_in_16_bits(slots: int, groups: int, n: int, k: int) -> bool:
+    """Whether rows of so many slots are not quantized for a product with experts (n, k) packed for FP8, on sm_90a: few
+    rows of an expert wait for its weights alone."""
+    return rows_of_used(slots, groups) <= FEW_ROWS_FP8 and not _too_many_steps(slots, groups, n, k, STREAMED)
+
+
+def _too_many_steps(m: int, groups: int, n: int, k: int, tiling: Mapping[str, int]) -> str:
+    """What the streaming kernel cannot divide by, of ``m`` rows and weights (n, k), or an empty string. n: of the
+    packed weight."""
+    steps_of_tile = packed_tiles(n, k)[1] // tiling["stage_tiles"]
+    steps = (min(groups, m) + m // MMA_COLUMNS) * -(-n // (SLAB_ROWS * tiling["slabs"])) * steps_of_tile
+    if steps * steps_of_tile < MOST_STEPS:
+        return ""
+    got = f"{steps} steps of {steps_of_tile} a work tile"
+    return explain("streaming kernel of groups", got=got, expected=f"a product below {MOST_STEPS}")
 
 
 def rows_of_used(rows: int, groups: int) -> float:
@@ -224,7 +237,7 @@ def can_stream(p: PackedGroups, c: GroupedStreamConfig) -> str:
         return explain("groups of the streaming kernel", got="a list", expected="rows of one x, and a stack of weights")
     if p.decoded:
         return explain("x of the streaming kernel of groups", got="block-scaled", expected="numbers of 16 bits")
-    if c.weights.by_table:
+    if p.dtype == "float8_e4m3fn" and not p.floats:
         expected = "bfloat16 or float16"
         return explain("dtype of a weight of the streaming kernel", got=p.dtype, expected=expected)
     m, n, k = p.sizes[0]
@@ -233,12 +246,8 @@ def can_stream(p: PackedGroups, c: GroupedStreamConfig) -> str:
     k_tiles = packed_tiles(n, k)[1]
     if k_tiles % c.stage_tiles:
         return explain("stage_tiles", got=c.stage_tiles, expected=f"a divisor of {k_tiles}: packed tiles along K")
-    passes = min(p.stack, m) + m // c.columns
-    steps = passes * -(-n // c.out_rows) * (k_tiles // c.stage_tiles)
-    if steps * (k_tiles // c.stage_tiles) >= MOST_STEPS:
-        got = f"{steps} steps of {k_tiles // c.stage_tiles} a work tile"
-        return explain("streaming kernel of groups", got=got, expected=f"a product below {MOST_STEPS}")
-    return can_stream_groups(c)
+    tiling = {"slabs": c.slabs, "stage_tiles": c.stage_tiles}
+    return _too_many_steps(m, p.stack, n * c.products, k, tiling) or can_stream_groups(c)
 
 
 def _plan(p: PackedGroups, arch: Architecture, sm_count: int, widths: tuple[int, ...], mma_m: int = 1) -> PackedPlan:
@@ -254,34 +263,26 @@ def _plan(p: PackedGroups, arch: Architecture, sm_count: int, widths: tuple[int,
     return PackedPlan(config, max(1, min(tiles, sm_count * config.ctas_per_sm)))
 
 
-def tile_us(config: GroupedWgmmaConfig, m: int, k: int) -> float:
+def tile_us(config: GroupedWgmmaConfig, m: int, k: int, by: GroupCosts = GROUP_COSTS) -> float:
     """Modelled µs of each work tile of a group with ``m`` rows of x."""
     rest_n = max(1, -(-m // config.tile_n))
     width = min(w for w in config.widths if w * rest_n >= m)
-    steps = -(-k // config.tile_k)
     if config.arch.generation in COSTS:
         costs = COSTS[config.arch.generation](config, width, config.arch.sm_count)
-        return steps * costs.step_us + costs.store_us
-    of_stage = (STAGE_US_FP8 if config.fp8 else STAGE_US)[config.ctas_per_sm]
-    stage_us, begin_us = interpolated(of_stage, width), interpolated(GATHERED_US if config.gathered else TILE_US, width)
-    return steps * stage_us * config.ctas_per_sm + begin_us
+        return -(-k // config.tile_k) * costs.step_us + costs.store_us
+    return by.tile_us(config, width, k)
 
 
-def interpolated(times: dict[int, float], width: int) -> float:
-    """The time of tiles of ``width`` rows of x."""
-    return float(np.interp(width, list(times), list(times.values())))
-
-
-def predict(plan: PackedPlan, p: PackedGroups) -> float:
+def predict(plan: PackedPlan, p: PackedGroups, by: GroupCosts = GROUP_COSTS) -> float:
     """Modelled µs, of sm_90a on an H200, launch included."""
     c = plan.config
     costs = [
-        np.full(-(-n // c.out_rows) * -(-m // c.tile_n), tile_us(c, m, k))
-        for m, n, k in sorted(p.expected, key=lambda size: -tile_us(c, size[0], size[2]))
+        np.full(-(-n // c.out_rows) * -(-m // c.tile_n), tile_us(c, m, k, by))
+        for m, n, k in sorted(p.expected, key=lambda size: -tile_us(c, size[0], size[2], by))
     ]
     costs_us = np.concatenate(costs)
     rounds = np.resize(
         np.pad(costs_us, (0, -len(costs_us) % plan.workers)), (-(-len(costs_us) // plan.workers), plan.workers)
     )
     rounds[1::2] = rounds[1::2, ::-1]
-    return START_US + float(rounds.sum(0).max())
+    return by.start_us + float(rounds.sum(0).max())

@@ -1,9 +1,9 @@
 """Modelled times of the GEMMs of packed weights: on an H200 from what was measured there, on sm_120a from published
 figures (the streaming kernel as on an H200).
 
-The constants are in ``packed_model.json`` and, for x in FP8, ``packed_model_fp8.json``, which
-``benchmarks/fit_packed_model.py`` writes: of each its value, what a fit to the measured plans that are on record gives,
-and whether the value comes from that record.
+The constants are in ``packed_model.json``; for x in FP8, in ``packed_model_fp8.json``; and for NVFP4 operands that
+nobody packed, in ``packed_model_rows.json``. ``benchmarks/fit_packed_model.py`` writes them: of each its value, what a
+fit to the measured plans that are on record gives, and whether the value comes from that record.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..kernels.gemm.packed.stream_config import StreamConfig
@@ -22,6 +22,7 @@ from .packed_problem import PackedPlan, PackedProblem, helped_steps, tile_count
 
 RECORD = Path(__file__).with_name("packed_model.json")
 RECORD_FP8 = Path(__file__).with_name("packed_model_fp8.json")
+RECORD_ROWS = Path(__file__).with_name("packed_model_rows.json")
 TILE_CODES = TILE_ROWS * TILE_K
 
 
@@ -68,6 +69,11 @@ class Constants:
     help_us: float  # to add a helper's sums
     write_us: float  # for a helper to write them
     exchange_us: float  # to add the sums of two CTAs of a cluster
+    # operands that nobody packed
+    decoded_us: float = 0.0  # a launch that decodes x before
+    decoded_bytes_us: float = math.inf  # bytes of decoded x that it writes in a µs
+    # rows of x in a tile: relative time of a stage whose x loading warps decode
+    decoding: dict[int, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, values: Mapping[str, float]) -> Constants:
@@ -87,29 +93,37 @@ def recorded(path: Path = RECORD) -> dict[str, float]:
     return {name: entry["value"] for name, entry in json.loads(path.read_text())["constants"].items()}
 
 
-CONSTANTS, CONSTANTS_FP8 = Constants.of(recorded()), Constants.of(recorded(RECORD_FP8))
+CONSTANTS, CONSTANTS_FP8, CONSTANTS_ROWS = (Constants.of(recorded(x)) for x in (RECORD, RECORD_FP8, RECORD_ROWS))
 COSTS = {"sm100": sm100_packed_model.packed_costs, "sm120": sm120_model.packed_costs}
 """By generation, the costs of tiles that nobody has measured."""
-START_US = CONSTANTS.start_us
-"""Launch, first bytes and last store of the WGMMA kernel."""
 
 
 def predict(plan: PackedPlan, p: PackedProblem, sm_count: int, by: Constants | None = None) -> float:
-    """Modelled µs of a plan, launch included, but not the launch that quantizes x. by: None for those of its kind."""
+    """Modelled µs of a plan, launch included, but not the launch that quantizes x; of operands that nobody packed with
+    that which decodes x. by: None for the constants of its kind."""
     c = plan.config
-    by = by or (CONSTANTS_FP8 if p.dtype == "float8_e4m3fn" else CONSTANTS)
+    by = by or constants_of(p)
     if isinstance(c, StreamConfig):
         return by.stream_start_us + _streaming(c, plan.workers, p, by)
     if c.arch.generation in COSTS:
         costs = COSTS[c.arch.generation](c, c.tile_n, sm_count)
         return costs.tiles_us(c, tile_count(p, c), -(-p.k // c.tile_k), plan.workers)
     us, memory = _multiplying(c, plan, p, sm_count, by), _weight_bytes(c, p) / by.bytes_us
+    if c.weights.in_rows and not c.decodes_x:
+        us += by.decoded_us + 2 * p.batch * p.m * p.k / by.decoded_bytes_us
     # most plans of elements of eight bits wait for memory: the one that does so least is first
     return by.start_us + max(us, memory + (by.waiting * us if c.weights.element_bits == 8 else 0.0))
 
 
+def constants_of(p: PackedProblem) -> Constants:
+    """The constants of plans of this kind."""
+    if p.dtype == "float8_e4m3fn":
+        return CONSTANTS_FP8
+    return CONSTANTS_ROWS if p.packing == "nvfp4_rows" else CONSTANTS
+
+
 def _weight_bytes(c: WgmmaConfig, p: PackedProblem) -> float:
-    return p.rows * p.k * c.weights.tile_bytes / TILE_CODES
+    return p.batch * p.rows * p.k * c.weights.tile_bytes / TILE_CODES
 
 
 def _streaming(c: StreamConfig, workers: int, p: PackedProblem, by: Constants) -> float:
@@ -138,8 +152,10 @@ def _multiplying(c: WgmmaConfig, plan: PackedPlan, p: PackedProblem, sm_count: i
     count, steps = tile_count(p, c), -(-p.k // (STAGE_TILES * TILE_K))
     along_m, tile_us = -(-p.m // c.tile_n), by.tile_us[c.tile_n]
     stage = (by.stage_us[c.tile_n] + by.beyond_us * (along_m * c.tile_n - p.m) / along_m) * c.row_groups / 2
+    if c.decodes_x:
+        stage *= by.decoding[c.tile_n]
     if c.scheduler == "stream_k":
-        stage *= 1 + by.beyond_l2 * max(0.0, _weight_bytes(c, p) + p.m * p.k * 2 - by.l2_bytes)
+        stage *= 1 + by.beyond_l2 * max(0.0, _weight_bytes(c, p) + p.batch * p.m * p.k * 2 - by.l2_bytes)
         share = count * steps / workers
         cut = by.fix_up_us[c.tile_n] + by.part_us * c.tile_n / 64 * max(0.0, workers / count - 1)
         return math.ceil(share) * stage * max(1.0, workers / sm_count) + tile_us * max(1.0, share / steps) + cut

@@ -20,9 +20,11 @@ STREAM_ROWS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class PackedProblem:
-    """out (m, n) = x (m, k) · weight (n, k)ᵀ, or two such products, joined by ``gate``. quantized: x is NVFP4. vector:
+    """out (m, n) = x (m, k) · weight (n, k)ᵀ, or two such products, joined by ``gate``. quantized: x is NVFP4, which a
+    kernel may read as it is. vector:
     rows of the output start at multiples of 16 bytes. factors: device scalars that multiply alpha, of each product.
-    bias: its dtype, or "". packing: of the weight. promoted: as in ``WgmmaConfig``."""
+    bias: its dtype, or "". packing: of the weight. promoted: as in ``WgmmaConfig``. batch: matrices of operands
+    that nobody packed."""
 
     m: int
     n: int
@@ -36,6 +38,7 @@ class PackedProblem:
     gate: str = ""
     packing: str = "nvfp4"
     promoted: bool = False
+    batch: int = 1
 
     @property
     def rows(self) -> int:
@@ -49,7 +52,7 @@ TILING = {
     StreamConfig: ("slabs", "warps_m", "warps_k", "stage_tiles", "stages", "ctas_per_sm", "programmatic"),
     WgmmaConfig: (
         *("tile_n", "warpgroups", "mma_m", "k_groups", "ctas_per_sm", "cluster_rows", "split_k", "overlap"),
-        *("stage_tiles", "stages", "scheduler", "raster", "programmatic"),
+        *("stage_tiles", "stages", "scheduler", "raster", "decodes_x", "programmatic"),
     ),
 }
 """Fields of a configuration that a plan decides; the problem decides the others."""
@@ -136,6 +139,9 @@ def refused(p: PackedProblem, plan: PackedPlan) -> str:
             return explain("overlap", got=c.overlap, expected=f"less than {steps // 2}: half of the k-tiles")
         if steps < c.split_k:
             return explain("split_k", got=c.split_k, expected=f"at most {steps}: steps of {c.tile_k} along K")
+    if not plan.streams and c.decodes_x and not p.quantized:
+        expected = "NVFP4 whose rows start at multiples of 16 bytes"
+        return explain("x of a plan whose loading warps decode it", got="another", expected=expected)
     if plan.streams and not can_take(p):
         got = f"{p.m} rows of x, K {p.k}, {'a' if p.bias else 'no'} bias"
         expected = f"at most {STREAM_ROWS} rows, no bias, K a multiple of {STAGE_TILES * TILE_K} if x is NVFP4"
@@ -147,7 +153,7 @@ def refused(p: PackedProblem, plan: PackedPlan) -> str:
 
 def tile_count(p: PackedProblem, c: WgmmaConfig) -> int:
     """How many output tiles there are."""
-    return -(-p.rows // c.tile_m) * -(-p.m // c.tile_n)
+    return p.batch * -(-p.rows // c.tile_m) * -(-p.m // c.tile_n)
 
 
 def helped_steps(p: PackedProblem, plan: PackedPlan) -> int:
@@ -166,9 +172,10 @@ def can_take(p: PackedProblem) -> bool:
 
 def decided(p: PackedProblem, streams: bool) -> dict[str, Any]:
     """The fields of a configuration that the problem decides."""
-    found = {"dtype": p.dtype, "packing": p.packing, "out": p.out, "factors": p.factors, "gate": p.gate}
+    found: dict[str, Any] = {"dtype": p.dtype, "packing": p.packing, "out": p.out, "factors": p.factors, "gate": p.gate}
     if streams:
         # rows that are aligned may still end within a vector: a single one, or those of a slice
         vector = p.vector and p.n % 4 == 0
         return found | {"columns": 8 if p.m <= 8 else 16, "quantized_x": p.quantized, "vector": vector}
-    return found | {"vector": p.vector and p.out != "float32", "bias": p.bias, "promoted": p.promoted}
+    found |= {"vector": p.vector and p.out != "float32", "bias": p.bias, "promoted": p.promoted}
+    return found | {"batched": p.batch > 1}

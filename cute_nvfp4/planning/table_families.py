@@ -61,8 +61,10 @@ def _packed_kinds(raw: Mapping[str, Any]) -> dict[str, type]:
 
 
 def _packed_filled(raw: Mapping[str, Any]) -> dict[str, Any]:
-    # entries written before CTAs could overlap sums and products, before launches could, before 128 rows a warpgroup
-    later = {"programmatic": ""} | ({"overlap": 0, "mma_m": 1} if raw.get("kernel", "wgmma") == "wgmma" else {})
+    # entries written before CTAs could overlap sums and products or decode x, before launches could overlap, before 128
+    # rows a warpgroup
+    wgmma = {"overlap": 0, "mma_m": 1, "decodes_x": False}
+    later = {"programmatic": ""} | (wgmma if raw.get("kernel", "wgmma") == "wgmma" else {})
     return later | dict(raw)
 
 

@@ -71,6 +71,20 @@ cp.async.bulk.global.shared::cta.bulk_group [%p1], [%r0], 4096;
 cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
 E:
 """
+ROW = f"""
+mov.u32 %r0, sm; mov.u32 %r1, bar; mov.u32 %r2, %tid.x; setp.ne.u32 %q0, %r2, 0; @%q0 bra E;
+mbarrier.init.shared.b64 [%r1], 1; fence.mbarrier_init.release.cluster;
+mbarrier.arrive.expect_tx.shared.b64 %rd5, [%r1], 2048;
+{
+    "".join(
+        f"add.u32 %r3, %r0, {128 * k}; add.s64 %rd6, %p0, {128 * k};"
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r3], [%rd6], 128, [%r1];"
+        for k in range(16)
+    )
+}
+{wait("%r1", "0")}
+E:
+"""
 CLUSTER = f"""
 mov.u32 %r1, bar; mov.u32 %r2, %tid.x; mov.u32 %r3, %cluster_ctarank; setp.ne.u32 %q0, %r2, 0;
 @%q0 bra I; mbarrier.init.shared.b64 [%r1], 1; fence.mbarrier_init.release.cluster;
@@ -185,7 +199,12 @@ def long(instructions: int) -> str:
 SMEM = ".shared .align 128 .b8 sm[4096]; .shared .align 8 .b64 bar;"
 TEXTS = {
     **{"copy": kernel(COPY, 2), "again": kernel(AGAIN, 2), "near": kernel(NEAR, 2), "shared": kernel(SHARED, 2, SMEM)},
-    **{"bulk": kernel(BULK, 2, SMEM), "cluster": kernel(CLUSTER, 2, SMEM), "far": kernel(FAR, 2, SMEM)},
+    **{
+        "bulk": kernel(BULK, 2, SMEM),
+        "cluster": kernel(CLUSTER, 2, SMEM),
+        "far": kernel(FAR, 2, SMEM),
+        "row": kernel(ROW, 2, SMEM),
+    },
     **{
         "local": kernel(LOCAL, 2, SMEM),
         "flag": kernel(FLAG, 2),
@@ -200,6 +219,7 @@ SHAPES = {
     "parts": ((600, 1, 1), (256, 1, 1), (1, 1, 1)),
     "copy": ((600, 1, 1), (256, 1, 1), (1, 1, 1)),
     "bulk": ((4, 1, 1), (64, 1, 1), (1, 1, 1)),
+    "row": ((4, 1, 1), (64, 1, 1), (1, 1, 1)),
     "cluster": ((8, 1, 1), (64, 1, 1), (2, 1, 1)),
     "far": ((8, 1, 1), (64, 1, 1), (2, 1, 1)),
     "map": ((1, 1, 1), (32, 1, 1), (1, 1, 1)),

@@ -28,7 +28,7 @@ from cute_nvfp4.sim.machine.launch import Launch
 
 WGMMA = tuple(name for name in machine("h200").figures if name.startswith("wgmma."))
 LATENCIES = tuple(name for name in machine("h200").figures if name.startswith("latency."))
-ALONE = ("sms", "dram.queue", "l2.bytes", "l2.together", "launch.undivided_bytes", *DIRTY, *BOXES)
+ALONE = ("sms", "dram.queue", "l2.bytes", "l2.together", "launch.undivided_bytes", "tma.interval", *DIRTY, *BOXES)
 """Figures with a test of their own."""
 FIGURES = tuple(name for name in machine("h200").figures if name not in (*WGMMA, *LATENCIES, *ALONE))
 
@@ -157,6 +157,13 @@ def test_sms_end_together_where_memory_is_always_as_late():
     }
     for m, together in ((h200(**alike), True), (h200(), False)):
         assert (timing("near", m).cycles == clocked("near")._replayed(m)[1]) == together
+
+
+@needs_ptxas
+def test_copies_of_a_thread_are_issued_one_after_the_other():
+    """Sixteen copies in a row: the last one is issued fifteen intervals after the first."""
+    first, other = clocked("row").timing(h200(tma__interval=50)), clocked("row").timing(h200(tma__interval=150))
+    assert other.cycles - first.cycles == pytest.approx(15 * 100, rel=0.2)
 
 
 def test_raisers_are_replayed():

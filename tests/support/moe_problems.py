@@ -10,6 +10,7 @@ import torch
 from cute_nvfp4 import BlockScaledTensor, moe, prepare_experts, quantize
 from cute_nvfp4.formats import FORMATS
 from cute_nvfp4.ops.moe.experts import Experts
+from cute_nvfp4.ops.moe.product import in_16_bits
 from cute_nvfp4.row_scaled import by_rows
 from support import backends
 
@@ -23,7 +24,7 @@ class Layer:
 
     routing: "random"; "crowded", where all tokens choose one or two of them; "same", where a token chooses one expert
     several times. elsewhere: of how many experts before and after those here ids may be, too. quantized: whether x is
-    quantized by each call; fp8: by rows, for weights prepared for it.
+    quantized by each call; fp8: whether weights are prepared for it, and rows quantized where they are not few.
     """
 
     tokens: int
@@ -73,6 +74,9 @@ class Problem:
         self.offset = layer.elsewhere
         self.ids = self._ids(generator).to(layer.ids).to(self._device)
         self.experts = self._experts()
+        slots = layer.tokens * layer.top
+        stays = layer.fp8 and all(in_16_bits(x, slots) for x in (self.experts.gate_up, self.experts.down))
+        self.rounds_rows = layer.quantized or (layer.fp8 and not stays)
 
     def _weight(self, values: torch.Tensor) -> Any:
         """A stack, or, ``listed``, a matrix of each expert with a global scale of its own."""
@@ -121,7 +125,7 @@ class Problem:
     def _rounded_weights(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The values that weights prepared for FP8 have: gate, up, and then down."""
         e = self.experts
-        found = [w.dequantize(torch.float64) for w in (e.gate_up, e.down)]
+        found = [w.dequantize(torch.float64) if self.rounds_rows else w.unrounded() for w in (e.gate_up, e.down)]
         found = [
             w * (1.0 if f is None else f.double().view(-1, *[1] * (w.ndim - 1)))
             for w, f in zip(found, (e.gate_up_factor, e.down_factor))
@@ -136,7 +140,7 @@ class Problem:
         rows = rows.to(self.layer.dtype)
         if self.layer.quantized:
             return quantize(rows, self.layer.format, backend="reference").dequantize(torch.float64)
-        if self.layer.fp8:
+        if self.layer.fp8 and self.rounds_rows:
             return by_rows(rows).dequantize(torch.float64)
         return rows.double()
 
@@ -184,7 +188,7 @@ class Problem:
         others where a sum is a tie, each row by its norm. roundings: of sums, beside those of the deterministic way."""
         want, magnitudes = self.exact()
         error = (out.double() - want).abs()
-        if self.layer.quantized or self.layer.fp8:
+        if self.rounds_rows:
             return bool((error.norm(dim=1) <= 0.03 * want.norm(dim=1) + 1e-6).all())
         unit = 2.0 ** (-9 if self.layer.dtype is torch.bfloat16 else -11)
         return bool((error <= magnitudes * (4 + roundings) * unit + 1e-6).all())

@@ -76,3 +76,38 @@ def compare(rank: int) -> None:
 def test_kernels_give_what_torch_gives() -> None:
     """With two CTAs for a group of heads, and with one: a batch of 33."""
     ranks(compare, count=1, seconds=300)
+
+
+def compile_all(rank: int) -> None:
+    """Compiles each kernel, with and without norms, for a GPU that need not be there."""
+    sys.path.insert(0, str(BENCHMARKS))
+    import between_triton as module
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    types = dict.fromkeys(("heads", "weight", "cache", "out", "x", "residual", "total"), "*bf16")
+    types |= dict.fromkeys(("cosine", "sine", "partial", "stats"), "*fp32") | {"counter": "*i32", "position": "*i64"}
+    types |= {"scale": "fp32"} | dict.fromkeys(("length", "tokens", "columns"), "i32")
+    sizes = {
+        "kv": 4,
+        "size": 64,
+        "block": 64,
+        "group": 8,
+        "lines": 8,
+        "rows": 16,
+        "splits": 4,
+        "each": 8,
+        "queries": 32,
+    }
+    kernels = module.attend_kernel, module.turn_kernel, module.add_norm_kernel
+    for kernel, norm in [(kernel, norm) for kernel in kernels for norm in (False, True)]:
+        given = {n: x for n, x in (sizes | {"norm": norm, "eps": EPS}).items() if n in kernel.arg_names}
+        signature = {n: "constexpr" if n in given else types[n] for n in kernel.arg_names}
+        source = ASTSource(kernel, signature, {(kernel.arg_names.index(n),): x for n, x in given.items()})
+        assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+
+
+def test_kernels_compile_for_hopper() -> None:
+    """Also where there is no GPU: the interpreter takes types that the compiler refuses."""
+    ranks(compile_all, count=1, seconds=300)

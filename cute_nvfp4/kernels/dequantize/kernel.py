@@ -195,6 +195,8 @@ class GroupedDequantize(Dequantize):
 
     @cute.kernel
     def kernel(self, arguments: GroupedDequantizeArguments):
+        # the product of the matrices may start, and waits where it reads them
+        cute.arch.griddepcontrol_launch_dependents()
         cta, group, _ = cute.arch.block_idx()
         found = None
         for i, one in enumerate(arguments.groups):

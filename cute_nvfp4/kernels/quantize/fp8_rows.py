@@ -1,4 +1,5 @@
-"""Rows of 16-bit floats to E4M3 with a float32 scale for each row, in one pass: a CTA has a row in its registers."""
+"""Rows of 16-bit floats to E4M3 with a float32 scale for each row, in one pass: a CTA, or a warp, has a row in its
+registers."""
 
 from __future__ import annotations
 
@@ -29,9 +30,12 @@ class Fp8Rows:
 
     @cute.jit
     def __call__(self, arguments: Fp8RowsArguments, stream: CUstream):
-        """Launches a CTA for each row."""
-        grid = (arguments.rows, 1, 1)
-        self.kernel(arguments._replace(rows=None)).launch(grid=grid, block=(self.config.threads, 1, 1), stream=stream)
+        """Launches a CTA for each row, or for each ``config.rows``."""
+        cfg = self.config
+        grid = (cute.ceil_div(arguments.rows, cfg.rows), 1, 1)
+        passed = arguments if cfg.rows > 1 else arguments._replace(rows=None)
+        block = (cfg.threads * cfg.rows, 1, 1)
+        self.kernel(passed).launch(grid=grid, block=block, stream=stream, use_pdl=cfg.early)
 
     @cute.kernel
     def kernel(self, arguments: Fp8RowsArguments):
@@ -39,6 +43,18 @@ class Fp8Rows:
         cute.arch.griddepcontrol_launch_dependents()
         thread, _, _ = cute.arch.thread_idx()
         row, _, _ = cute.arch.block_idx()
+        if cutlass.const_expr(self.config.rows > 1):
+            row = row * self.config.rows + div(thread, WARP)
+            if row < arguments.rows:
+                self.take(arguments, row, mod(thread, WARP))
+        else:
+            self.take(arguments, row, thread)
+        if cutlass.const_expr(self.config.early):
+            # who waits for this launch waits for the one before, too
+            cute.arch.griddepcontrol_wait()
+
+    def take(self, arguments: Fp8RowsArguments, row: Int32, thread: Int32) -> None:
+        """Quantizes a row by its threads."""
         words = self.words(arguments.x.toint() + Int64(row) * arguments.stride, arguments.k, thread)
         self.quantize(arguments, row, thread, words)
 

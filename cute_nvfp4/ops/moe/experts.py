@@ -121,9 +121,9 @@ def prepare_experts(
         gate_up_bias, down_bias: added to the products, (E, 2 I) in the order of the rows of gate_up, and (E, H).
         interleaved: rows of gate_up, and its bias, are gate, up, gate, up, as those of gpt-oss.
         dtype: bfloat16 or float16, that of x, which stays in 16 bits; kernels decode the weights' 4 bits for it;
-            float8_e4m3fn, on sm_90a: rows are quantized to FP8 before each product, each with a scale, which is faster
-            from about 64 tokens on; or None: x is quantized to the format of the weights by each call, for sm_100a,
-            sm_103a and sm_120a.
+            float8_e4m3fn, on sm_90a: rows are quantized to FP8 before each product, each with a scale, but where
+            experts have few, which stay in 16 bits; or None: x is quantized to the format of the weights by each call,
+            for sm_100a, sm_103a and sm_120a.
 
     Raises:
         OperandError, OperandTypeError: tensors that do not fit together, or global scales of gate and up that differ.

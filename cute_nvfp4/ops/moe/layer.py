@@ -21,7 +21,7 @@ from ..operation import Operation
 from ..quantize import quantize
 from .experts import DTYPES, FP8, Experts
 from .maps import ID_DTYPES, Maps, routing_maps
-from .product import expert_product
+from .product import expert_product, in_16_bits
 from .rows import activated, combined, gathered
 
 MAX_EXPERTS = 1024
@@ -141,7 +141,7 @@ def layer(r: Any, out: torch.Tensor | None, backend: Backend) -> torch.Tensor:
         first = e.gate_up_factor, e.gate_up_bias, e.activation, None
         routed = maps.offsets, maps.slots, top
         inner = expert_product(x, e.gate_up, *routed, True, *first, backend=backend)
-        if e.dtype is FP8:
+        if e.dtype is FP8 and not in_16_bits(e.down, ids.numel()):
             rows = CONTIGUOUS.run(inner, e.down, maps.offsets, "", e.down_factor, None, x.dtype, None, None, backend)
             return combined(rows, weights, e.down_bias, whole, e.count, top, shared, out, backend)
         second = e.down_factor, e.down_bias, None, weights
@@ -157,6 +157,13 @@ def layer(r: Any, out: torch.Tensor | None, backend: Backend) -> torch.Tensor:
     return combined(rows, weights, e.down_bias, whole, e.count, top, shared, out, backend)
 
 
+def _streams(experts: Experts, slots: int) -> bool:
+    """Whether both products of experts stream rows in 16 bits, and sort their slots."""
+    if experts.dtype is FP8 and not all(in_16_bits(x, slots) for x in (experts.gate_up, experts.down)):
+        return False
+    return experts.dtype is not None and sorts_slots(slots, experts.count)
+
+
 def _plan(r: Any, target: Target) -> Any:
     generation = target.arch.generation
     if r.experts.dtype is None and generation == "sm90":
@@ -164,7 +171,7 @@ def _plan(r: Any, target: Target) -> Any:
         expected = f"prepared ones on {generation}"
         raise OperandError.of("experts", got="block-scaled weights", expected=expected, hint=hint)
 
-    few = generation == "sm90" and r.experts.dtype in DTYPES and sorts_slots(r.topk_ids.numel(), r.experts.count)
+    few = generation == "sm90" and _streams(r.experts, r.topk_ids.numel())
 
     def call(*given: Any) -> torch.Tensor:
         request = MOE.request(*given)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 from ...kernels.gemm.sm90.grouped_arguments import RoutedRows
-from ...planning.packed_groups import RoutedGroups
+from ...planning.packed_groups import RoutedGroups, stays_in_16_bits
 from ...prepared_weight import PreparedWeight
 from ...reference import times
 from ...row_scaled import by_rows
 from ...runtime.backend import Backend
 from ...target import Target
+from ...weight_layout import packed_rows
 from ..arguments import ANY_WEIGHT, STATUS, TENSOR
 from ..checks import DTYPE_NAMES
 from ..groups import alpha_of_group
@@ -51,11 +53,19 @@ def expert_product(
     or 1. bias: (E, N), of gate and up (E, 2 N); activation: with gate and up one of two matrices. Rows of no slot are
     not written. added: rows are added to those of their tokens in ``out`` (T, N), in any order, each sum rounded.
 
+    Rows for experts packed for FP8 are rounded to it unless they are so few that they stream, when they and the weights
+    are multiplied in 16 bits (``planning.packed_groups.stays_in_16_bits``).
+
     Without ``offsets``, ``slots`` are the ids of their experts, of which ``first`` is that of expert 0, and the kernel
     sorts them itself: up to 32 (``planning.packed_groups.sorts_slots``).
     """
     rows = a, b, offsets, slots, top, gathered, alpha, bias, activation, row_weights, added, first
     return EXPERT_PRODUCT.run(*rows, out, status, config, backend)
+
+
+def in_16_bits(weight: PreparedWeight, slots: int) -> bool:
+    """Whether experts packed for FP8 are multiplied in the 16 bits of so many rows."""
+    return stays_in_16_bits(slots, weight.batch, packed_rows(weight.rows, weight.gated), weight.k)
 
 
 def _check(r: Any) -> torch.Tensor:
@@ -89,7 +99,10 @@ def _reference(r: Any) -> torch.Tensor:
     edges, out = offsets.tolist(), r.out.double() if r.added else torch.zeros_like(r.out, dtype=torch.float64)
     x, weights = exact_values(r.a, r.b)
     if r.b.row_factor is not None:
-        x = by_rows(r.a).dequantize(torch.float64)
+        if in_16_bits(r.b, len(r.slots)):
+            weights = replace(r.b, global_scale=None, up_global_scale=None).unrounded()
+        else:
+            x = by_rows(r.a).dequantize(torch.float64)
     for e, (start, end) in enumerate(pairwise(edges)):
         if start == end:
             continue

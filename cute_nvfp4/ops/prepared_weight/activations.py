@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels.gemm.sm90.arguments import RowScales
-from ...kernels.quantize.fp8_config import Fp8RowsArguments, Fp8RowsConfig, rows_config
+from ...kernels.gemm.sm90.arguments import RowScales, RowsOfX
+from ...kernels.quantize.fp8_config import Fp8RowsArguments, Fp8RowsConfig, short_rows_config
 from ...prepared_weight import PreparedWeight
 from ...row_scaled import RowScaledTensor
 from ...target import Architecture
@@ -20,7 +20,8 @@ from .operands import row_stride
 class XRows(NamedTuple):
     """x (M, K) of a planned call, by names of its tensors. stride: elements from a row to the next. scales: of the
     weight's rows and of x's, in FP8. first, floats: the kernel that quantizes x before, and its record, or None;
-    places: the scratch memory (``scratch_for``) that it fills."""
+    places: the scratch memory (``scratch_for``) that it fills. rows: x in NVFP4, where the kernel reads it as it lies.
+    batch_stride: elements from a matrix to the next."""
 
     data: str
     stride: int
@@ -28,6 +29,8 @@ class XRows(NamedTuple):
     first: Fp8RowsConfig | None = None
     floats: Fp8RowsArguments | None = None
     places: Mapping[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    rows: RowsOfX | None = None
+    batch_stride: int = 0
 
     @classmethod
     def of(cls, x: Any, weight: PreparedWeight, arch: Architecture) -> XRows:
@@ -44,7 +47,12 @@ class XRows(NamedTuple):
         floats = Fp8RowsArguments("a", "scratch.data", "scratch.scale", rows, k, stride * x.element_size())
         places = {"data": ((rows, k), torch.float8_e4m3fn), "scale": ((rows,), torch.float32)}
         scales = RowScales("b.row_factor", "scratch.scale")
-        return cls("scratch.data", k, scales, rows_config(DTYPE_NAMES[x.dtype], k, arch), floats, places)
+        return cls("scratch.data", k, scales, short_rows_config(DTYPE_NAMES[x.dtype], k, arch), floats, places)
+
+    @classmethod
+    def in_16_bits(cls, x: Tensor, weight: PreparedWeight) -> XRows:
+        """Makes it of ``a`` as it is, for a weight for FP8 that is decoded to 16 bits."""
+        return cls("a", row_stride(x.stride(0), len(x), weight.k), RowScales("b.row_factor", None))
 
 
 def natural_dtype(x: Any, weight: PreparedWeight) -> torch.dtype:

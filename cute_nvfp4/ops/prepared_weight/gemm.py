@@ -147,15 +147,15 @@ def wgmma_call(
     **options: Any,
 ) -> PlannedCall:
     """The call of a product that is not streamed. scalar, factors: as of ``factors_of_products``."""
-    size, bias = plan.scratch(problem.n), getattr(r, "bias", None)
+    size, bias, batched = plan.scratch(problem.n), getattr(r, "bias", None), problem.batch > 1
     if size.flags or x.places:
         options["extra"] = scratch_for(size, target, r.out.device, **x.places)
     sums = PartialSums("scratch.sums", "scratch.flags") if size.flags else PartialSums(0, 0)
     arguments = WgmmaArguments(
         weight=weight,
-        x=Activations(x.data, problem.m, x.stride, 0),
-        out=OutputRows("out", r.out.stride(-2), 0),
-        bias=None if bias is None else RowBias("bias"),
+        x=x.rows or Activations(x.data, problem.m, x.stride, x.batch_stride),
+        out=OutputRows("out", r.out.stride(-2), r.out.stride(0) if batched else 0),
+        bias=None if bias is None else RowBias("bias", bias.stride(0) * (bias.ndim - 1) if batched else None),
         alpha=scalar,
         floats=x.floats,
         row_scales=x.scales,
@@ -163,7 +163,7 @@ def wgmma_call(
         partials=None if plan.config.scheduler == "static" else sums,
         helped=helped_steps(problem, plan) if plan.config.scheduler == "helped" else None,
         k=problem.k,
-        batch=1,
+        batch=problem.batch,
         workers=plan.workers,
     )
     return operation.planned(WGMMA, replace(plan.config, first=x.first), target, arguments, r, **options)

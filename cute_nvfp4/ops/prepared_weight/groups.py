@@ -74,6 +74,7 @@ class PreparedList(ListLaunch):
             vector=all(row_alignment(out, 16) >= 16 for out in r.outs),
             factors=len(strides[0]),
             gate=r.gate,
+            decoded=self._decode is not None,
         )
         plan = choose_groups(problem, r.target.arch, sm_count(r.target, r.outs[0].device), r.config)
         order: Sequence[int] = range(len(r.pairs))

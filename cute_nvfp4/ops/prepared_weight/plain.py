@@ -1,7 +1,7 @@
 """Products of NVFP4 operands on sm_90a as they lie: one call decodes x and multiplies, no weight is packed.
 
-The launch that decodes x, to fp16 and in the order in which the product reads it, is short, and the product starts
-while it runs: its weights are on their way meanwhile.
+Where the plan says so, the product's loading warps decode x. Else a launch before does, to fp16 and in the order in
+which the product reads it; it is short, and the product starts while it runs: its weights are on their way meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...formats import NVFP4
-from ...kernels.gemm.sm90.arguments import Activations, OutputRows, RowsOfUp, RowWeight
+from ...kernels.gemm.sm90.arguments import Activations, OutputRows, RowBatch, RowsOfUp, RowsOfX, RowWeight
 from ...kernels.gemm.sm90.grouped_arguments import PackedGroup
 from ...operand import BlockScaledTensor, row_alignment
 from ...planning.packed import PackedPlan, PackedProblem, choose
@@ -36,14 +36,13 @@ K_MULTIPLE = 128
 
 
 def can_read(a: BlockScaledTensor, *weights: BlockScaledTensor) -> bool:
-    """Whether the kernel reads these operands: matrices in NVFP4 with blocked scales, weights in rows of one distance
-    that start at multiples of 16 bytes, K a multiple of 128."""
-    first = weights[0]
+    """Whether the kernel reads these operands: NVFP4 with blocked scales, weights in rows of one distance that start at
+    multiples of 16 bytes, K a multiple of 128."""
+    first, apart = weights[0], 1 if a.batch == 1 else 2
     return (
         a.k % K_MULTIPLE == 0
-        and a.batch == 1
         and all(x.format is NVFP4 and x.scale_layout == "blocked" for x in (a, *weights))
-        and all(row_alignment(x.data, 16) >= 16 and x.key.strides[0] == first.key.strides[0] for x in weights)
+        and all(row_alignment(x.data, 16) >= 16 and x.key.strides[:apart] == first.key.strides[:apart] for x in weights)
     )
 
 
@@ -56,32 +55,59 @@ def plan_rows(operation: Operation, r: Any, target: Target, *names: str) -> Plan
     """The planned call of an operation for a request with operands that ``can_read`` takes. names: the fields of the
     request that are weights, one or two."""
     a, out, bias = r.a, r.out, getattr(r, "bias", None)
-    m, k = a.rows, a.k
     scalar, factors = factors_of(r, "a", names[0])
     problem = PackedProblem(
-        m=m,
+        m=a.rows,
         n=getattr(r, names[0]).rows,
-        k=k,
+        k=a.k,
         dtype="float16",
         out=DTYPE_NAMES[out.dtype],
+        quantized=row_alignment(a.data, 16) >= 16,
         vector=row_alignment(out, 16) >= 16,
         factors=len(factors),
         bias="" if bias is None else DTYPE_NAMES[bias.dtype],
         gate=getattr(r, "gate", ""),
         packing=PACKING,
+        batch=a.batch,
     )
     plan = choose(problem, target.arch, sm_count(target, out.device), r.config)
-    first, decode = dequantization(a.key, torch.float16, target, False, ("a", "scratch.x"), "fragments")
-    x = XRows("scratch.x", k, None, first, decode, {"x": ((m, k), torch.float16)})
+    x = _in_place(a) if plan.config.decodes_x else _decoded_before(a, target)
     products = tuple(factors_of(r, "a", name)[1] for name in names)
-    return wgmma_call(operation, r, target, problem, plan, _weight(r, names, k), x, scalar, products)
+    return wgmma_call(operation, r, target, problem, plan, _weight(r, names), x, scalar, products)
 
 
-def _weight(r: Any, names: Sequence[str], k: int) -> RowWeight:
+def _in_place(a: BlockScaledTensor) -> XRows:
+    """x that the product itself decodes."""
+    rows = RowsOfX("a.data", "a.scale", a.rows, _row_stride(a), _atoms(a), _batch(a))
+    return XRows("a.data", 0, rows=rows)
+
+
+def _decoded_before(a: BlockScaledTensor, target: Target) -> XRows:
+    """x that a launch before decodes, to scratch memory, in the order in which the product reads it."""
+    first, decode = dequantization(a.key, torch.float16, target, False, ("a", "scratch.x"), "fragments")
+    places = {"x": ((a.batch, a.rows, a.k), torch.float16)}
+    return XRows("scratch.x", a.k, None, first, decode, places, batch_stride=a.rows * a.k if a.batch > 1 else 0)
+
+
+def _weight(r: Any, names: Sequence[str]) -> RowWeight:
     name, weight = names[0], getattr(r, names[0])
     up = RowsOfUp(f"{names[1]}.data", f"{names[1]}.scale") if len(names) > 1 else None
-    stride = weight.key.strides[0] if weight.rows > 1 else k // 2
-    return RowWeight(f"{name}.data", f"{name}.scale", up, weight.rows, stride, k // (NVFP4.block * ATOM_COLS))
+    stride, atoms = _row_stride(weight), _atoms(weight)
+    return RowWeight(f"{name}.data", f"{name}.scale", up, weight.rows, stride, atoms, _batch(weight))
+
+
+def _row_stride(x: BlockScaledTensor) -> int:
+    """Bytes from a row's codes to the next one's."""
+    return x.key.strides[0] if x.rows > 1 else x.k // 2
+
+
+def _atoms(x: BlockScaledTensor) -> int:
+    """Atoms of scales of 128 rows."""
+    return x.k // (NVFP4.block * ATOM_COLS)
+
+
+def _batch(x: BlockScaledTensor) -> RowBatch | None:
+    return RowBatch(x.key.strides[1], x.key.scale_strides[1]) if x.batch > 1 else None
 
 
 class PlainList(PreparedList):
@@ -96,8 +122,7 @@ class PlainList(PreparedList):
         return PackedGroups(dtype="float16", packing=PACKING, **fields)
 
     def _record(self, plan: PackedPlan, x: BlockScaledTensor, b: BlockScaledTensor, out: Tensor) -> PackedGroup:
-        stride = b.key.strides[0] if b.rows > 1 else b.k // 2
-        weight = RowWeight(0, 0, None, b.rows, stride, b.k // (NVFP4.block * ATOM_COLS))
+        weight = RowWeight(0, 0, None, b.rows, _row_stride(b), _atoms(b), None)
         return PackedGroup(weight, Activations(0, x.rows, b.k, 0), None, OutputRows(0, out.stride(0), 0), b.k)
 
     @staticmethod

@@ -77,6 +77,9 @@ def plan_prepared_rows(
     a, b, out = r.a, r.b, r.out
     scalar, factors = factors_of_products(r, len(b.global_scales))
     rows = out.shape[0] if slots is None else len(r.slots)
+    # rows of experts are not quantized where they stream
+    in_fp8 = routed is not None and b.row_factor is not None and isinstance(a, torch.Tensor)
+    floats = DTYPE_NAMES[a.dtype] if in_fp8 else ""
     problem = PackedGroups(
         sizes=((rows, b.rows, b.k),),
         stack=b.batch,
@@ -90,9 +93,10 @@ def plan_prepared_rows(
         promoted=b.promoted,
         decoded=isinstance(a, GroupedRows),
         ids=ids,
+        floats=floats,
     )
     plan = choose_groups(problem, target.arch, sm_count(target, b.device), r.config)
-    x = XRows.of(a, b, target.arch)
+    x = XRows.in_16_bits(a, b) if floats and plan.streams else XRows.of(a, b, target.arch)
 
     def of_group(path: str) -> GroupFactor:
         return GroupFactor(path, int(path == "alpha" and r.alpha.numel() > 1))
@@ -118,7 +122,11 @@ def plan_prepared_rows(
     elif isinstance(a, GroupedRows):
         like = torch.empty((rows, b.k), dtype=dtype, device="meta")
         extra = "decoded", lambda given, kept: decoded(given[0], dtype, backend), like
-    kernel, config = KERNEL if routed is None else ROUTED, replace(plan.config, first=x.first)
+    kernel, first = KERNEL if routed is None else ROUTED, x.first
+    if routed is not None and first is not None:
+        # the launch before makes the routing maps
+        first = replace(first, early=True)
+    config = replace(plan.config, first=first)
     return operation.planned(kernel, config, target, arguments, r, extra=extra, new=status_of(b.device))
 
 

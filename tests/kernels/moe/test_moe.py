@@ -33,7 +33,9 @@ QWEN3 = Layer(17, 3, 8, 128, 80, listed=True)
 NEMOTRON = Layer(5, 2, 3, 112, 176, activation="relu2", routing="same", dtype=torch.float16)
 FEW = dataclasses.replace(GPT_OSS, tokens=8, experts=40)
 """32 slots, which the products sort themselves."""
+FEW_FP8 = dataclasses.replace(FEW, fp8=True)
 NAMED = {"gpt-oss": GPT_OSS, "Qwen3": QWEN3, "Nemotron": NEMOTRON, "few": FEW}
+SCHEDULED = NAMED | {"few for FP8": FEW_FP8}
 FP8 = dataclasses.replace(GPT_OSS, fp8=True)
 
 
@@ -102,6 +104,25 @@ def test_rows_in_fp8(arch: str, poisoned: None) -> None:
     assert not problem.right(out)
 
 
+@pytest.mark.sim_only("counts launches")
+@pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
+def test_few_rows_for_fp8_stay_in_16_bits(format: str, poisoned: None) -> None:
+    """The launches of experts for 16 bits, and their exactness; the last product of which rows would be quantized."""
+    problem = Problem(dataclasses.replace(FEW, fp8=True, format=format))
+    with simulating("sm_90a") as runs:
+        out = problem.run()
+    assert [x.name for x in runs] == ["stream_groups", "stream_groups", "moe_combine"]
+    assert problem.right(out) and problem.right(problem.run(backend="reference"))
+    problem.rounds_rows = True
+    assert not torch.equal(*(x.exact()[0] for x in (problem, Problem(problem.layer))))
+    more = Problem(dataclasses.replace(problem.layer, tokens=60))
+    with simulating("sm_90a") as runs:
+        assert more.right(more.run())
+    # each product, after the launch that quantizes its rows
+    products = ["moe_product"] * 2 + ["grouped_wgmma"] * 2
+    assert [x.name for x in runs] == ["moe_maps", *products, "moe_combine"]
+
+
 @pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)
 @pytest.mark.parametrize("tall", [False, True], ids=["", "256 rows"])
 @pytest.mark.parametrize("name", ["gpt-oss", "FP8", "Nemotron"])
@@ -167,9 +188,9 @@ def test_maps(tokens: int, top: int, experts: int, arch: str, poisoned: None) ->
 @pytest.mark.sim_only("runs schedules")
 @pytest.mark.sweep(10)
 @pytest.mark.parametrize("index", range(20))
-@pytest.mark.parametrize("name", ["gpt-oss", "Nemotron", "few"])
+@pytest.mark.parametrize("name", ["gpt-oss", "Nemotron", "few", "few for FP8"])
 def test_any_schedule_gives_the_same_bits(name: str, index: int) -> None:
-    problem = Problem(NAMED[name])
+    problem = Problem(SCHEDULED[name])
     with simulating("sm_90a"):
         out = problem.run()
     with simulating("sm_90a", schedule=adversarial(20)[index], checks=True):

@@ -1,4 +1,4 @@
-"""MXFP4 weights, prepared to the bytes of NVFP4's: the same values, and exact products."""
+"""MXFP4 weights, prepared with exponents of five bits: the same values, and exact products."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ def test_the_same_values(dtype: torch.dtype, first: int, window: int) -> None:
         w = weight(130, 96, low, low + window, special=True)
         prepared = prepare_weight(w, dtype=dtype)
         assert (prepared.global_scale is None) == (low == first)
+        # a scale for each 32 elements
+        assert prepared.packed.numel() * 8 == 256 * 128 * 4.25
         found, expected = prepared.dequantize(torch.float64), w.dequantize(torch.float64)
         assert expected.isnan().sum() == 32 and torch.equal(found.nan_to_num(0.7), expected.nan_to_num(0.7)), low
         with pytest.raises(OperandError, match=rf"scales of a weight of mxfp4 .* within a factor of 2\*\*{window}"):

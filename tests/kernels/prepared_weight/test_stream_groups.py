@@ -87,6 +87,14 @@ ROUTED = {
         {**NARROW, "columns": 32},
         3,
     ),
+    # packed for FP8, and decoded to 16 bits
+    "FP8": (Layer(4, 2, 9, 288, 80, fp8=True, listed=True), {**HALF, "columns": 8, "programmatic": "all"}, 5),
+    "FP8 of MXFP4": (
+        Layer(5, 3, 4, 160, 96, "mxfp4", "clamped_swiglu", biases=True, fp8=True, dtype=torch.float16),
+        {**FULL, "columns": 16, "cut_bytes": 0},
+        7,
+    ),
+    "FP8, one matrix": (Layer(9, 2, 7, 112, 176, activation="relu2", fp8=True), {**NARROW, "columns": 32}, 3),
 }
 
 

@@ -18,6 +18,8 @@ from ..epilogue import product_factors
 
 ROW_LANES = 4
 """Lanes that have elements of one row."""
+PAIR_SIGNS = 0x80008000
+"""The signs of two numbers of 16 bits."""
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -41,6 +43,20 @@ def _registers(word: Uint32, packing: Packing) -> list[Uint32]:
     return found
 
 
+def _registers_of_fp8(word: Uint32, packing: Packing) -> list[Uint32]:
+    """Pairs of elements, not scaled yet, of a word in the order of FP8's tables: columns 4c and 4c + 2 of rows g and
+    g + 8, then 4c + 1 and 4c + 3. So x must come in this order, too."""
+    magnitudes, found = packing.mask & ~PAIR_SIGNS, []
+    lowest = (magnitudes & -magnitudes).bit_length() - 1
+    codes = prmt(word, Uint32(0), 0x4140), prmt(word, Uint32(0), 0x4342)
+    for odd in range(2):
+        for row in range(2):
+            moved = (codes[row] << (lowest - 4 * odd)) & Uint32(magnitudes)
+            signs = word << (8 * (1 - odd) + SIGN_SHIFT * row)
+            found.append(select_bits(moved, signs, PAIR_SIGNS))
+    return found
+
+
 def _scales(word: Uint32, odd: int, packing: Packing) -> Uint32:
     """The scales of rows g (low half) and g + 8 of a block, from the word of its pair of blocks.
 
@@ -48,6 +64,8 @@ def _scales(word: Uint32, odd: int, packing: Packing) -> Uint32:
     and masks.
     """
     bytes_apart = prmt(word, Uint32(0), 0x4341 if odd else 0x4240)
+    if packing.of_fp8:
+        bytes_apart = bytes_apart & Uint32(0x007F007F)
     scales = multiply_add(bytes_apart, Uint32(1 << packing.scale_shift), Uint32(0x10001 * packing.scale_bits))
     return max_u16x2(scales, Uint32(0x10001 * packing.least_scale)) if packing.least_scale else scales
 
@@ -71,19 +89,21 @@ def load_lane(codes: Int32, scales: Int32, lane: Int32, packing: Packing) -> Pac
 def decode_step(packed: PackedLane, step: int, packing: Packing) -> list[Uint32]:
     """The four registers of A of one step: pairs of 16-bit numbers, 1 / ``packing.factor`` times the weights."""
     dtype, count, block = DTYPE_NAMES[packing.dtype], packing.step_words, step // packing.block_steps
-    pairs = [pair for word in packed.codes[step * count :][:count] for pair in _registers(word, packing)]
+    registers = _registers_of_fp8 if packing.of_fp8 else _registers
+    pairs = [pair for word in packed.codes[step * count :][:count] for pair in registers(word, packing)]
     if packing.boost:
         pairs = [mul_bf16x2(pair, Uint32(0x10001 * (packing.boost + 127 << 7))) for pair in pairs]
     scale = _scales(packed.scales[block // 2], block % 2, packing)
     return [multiply_by_half(pair, scale, i % 2, dtype) for i, pair in enumerate(pairs)]
 
 
-def decode_block(packed: PackedLane, block: int) -> list[Uint32]:
-    """The registers of A of rows g and g + 8 of one block: four E4M3 elements each, by the tables of both rows.
+def decode_block(packed: PackedLane, step: int, packing: Packing) -> list[Uint32]:
+    """The registers of A of rows g and g + 8 of sixteen columns: four E4M3 elements each, by the tables of both rows.
 
     A table is two multiply-adds, of a pipe that decoding leaves free; PRMT takes codes for selectors.
     """
-    word, scales = packed.codes[block], packed.scales[block // 2]
+    word, block = packed.codes[step], step // packing.block_steps
+    scales = packed.scales[block // 2]
     selectors, found = word & Uint32(MAGNITUDES), []
     for row in range(2):
         scale = prmt(scales, Uint32(0), 0x4440 + 2 * row + block % 2)
@@ -99,7 +119,7 @@ def decode_tile(tCrA: cute.Tensor, packed: PackedLane, packing: Packing) -> None
     """Decodes a lane's part of one tile into ``tCrA`` (REGISTER, STEP), 32-bit words."""
     if packing.by_table:
         for block in range(STEPS):
-            for row, register in enumerate(decode_block(packed, block)):
+            for row, register in enumerate(decode_block(packed, block, packing)):
                 tCrA[block % 2 * 2 + row, block // 2] = register
         return
     for step in range(STEPS):
@@ -107,9 +127,9 @@ def decode_tile(tCrA: cute.Tensor, packed: PackedLane, packing: Packing) -> None
             tCrA[i, step] = register
 
 
-def sum_factors(arguments: Any, packing: Packing) -> tuple[Factor, ...]:
+def sum_factors(arguments: Any, left_out: float) -> tuple[Factor, ...]:
     """The factors of each product's sums: alpha, device scalars, and what decoding leaves out.
 
     To be asked for before it is needed: each device scalar is as far away as memory.
     """
-    return tuple(product_factors(arguments.alpha, arguments.factors, packing.factor))
+    return tuple(product_factors(arguments.alpha, arguments.factors, left_out))

@@ -20,7 +20,7 @@ from cutlass.memory import SmemAllocator
 
 from ....ptx import mbarrier
 from ....ptx.async_copy import copy_async
-from ....weight_layout import TILE_K
+from ....weight_layout import HALF_SLAB, SLAB_ROWS, TILE_K
 from ...arith import ceil_div, div, mod
 from ...factors import factor_of
 from ...moe.few import SlotIds
@@ -58,18 +58,20 @@ class GroupPlace(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a thread has asked for of memory: device scalars of each product; biases, of each product for its four rows
-    of the output; slots of its columns, of which every ``thread_columns``-th is one."""
+    """What a thread has asked for of memory: device scalars of each product; biases, and factors of the weight's rows,
+    of each product for its four rows of the output; slots of its columns, of which every ``thread_columns``-th is
+    one."""
 
     scalars: tuple[tuple[Float32, ...], ...]
     bias: tuple[tuple[Float32, ...], ...]
+    row_factors: tuple[tuple[Float32, ...], ...]
     slots: tuple[Int32, ...]
     weights: tuple[Float32, ...] = ()
 
 
 @dataclass(frozen=True)
 class GroupSums(Sums):
-    """Sums of groups: weight · activation(alpha · sum + bias) where rows are slots."""
+    """Sums of groups: weight · activation(alpha · row factor · sum + bias) where rows are slots."""
 
     config: GroupedStreamConfig
     groups: Any = None
@@ -94,6 +96,8 @@ class GroupSums(Sums):
         if not cfg.routed:
             return super().joined(sums, i, column, out)
         values = [sums[i, p] * out.factors[p].alpha for p in range(cfg.products)]
+        if cfg.of_fp8:
+            values = [value * of_rows[i] for value, of_rows in zip(values, out.asked.row_factors)]
         if cfg.biased:
             values = [value + of_rows[i] for value, of_rows in zip(values, out.asked.bias)]
         name = cfg.activation or cfg.gate
@@ -209,16 +213,33 @@ class StreamGroups(PackedRows):
             tuple(device_scalar(x.pointer + place.group * x.stride) for x in of_product)
             for of_product in self.arguments.factors
         ]
-        bias, slots, column = [], [], div(thread, cfg.column_quads)
+        bias, row_factors, slots, column = [], [], [], div(thread, cfg.column_quads)
+        quad_row = mod(thread, cfg.column_quads) * FLOATS
+        if cfg.of_fp8:
+            row_factors = self.ask_row_factors(place, quad_row)
         if cfg.biased:
-            row = place.row_tile * cfg.out_rows + mod(thread, cfg.column_quads) * FLOATS
+            row = place.row_tile * cfg.out_rows + quad_row
             matrix = routed.bias + Int64(place.group) * (rows * cfg.products)
             places = [cutlass.min(row + i, rows - 1) for i in range(FLOATS)]
             bias = [tuple(device_scalar(matrix + (p * rows + at)) for at in places) for p in range(cfg.products)]
         if cfg.weighted:
             for i in range(0, cfg.columns, cfg.thread_columns):
                 slots.append(self.slot(place.row + cutlass.min(column + i, place.columns - 1)))
-        return Asked(tuple(scalars), tuple(bias), tuple(slots))
+        return Asked(tuple(scalars), tuple(bias), tuple(row_factors), tuple(slots))
+
+    def ask_row_factors(self, place: GroupPlace, quad_row: Int32) -> list[tuple[Float32, ...]]:
+        """Asks for the factors of the rows of each product's weight whose sums are four rows of the output."""
+        cfg = self.config
+        row, padded = place.row_tile * cfg.rows + quad_row, SLAB_ROWS // cfg.products
+        last = cute.ceil_div(self.n(place.group), padded) * SLAB_ROWS - 1
+        if cfg.gate:
+            # rows of gate and up take turns by eight
+            row = row + div(quad_row, HALF_SLAB) * HALF_SLAB
+        matrix = self.arguments.one.row_scales.weight + Int64(place.group) * (last + 1)
+        return [
+            tuple(device_scalar(matrix + cutlass.min(row + p * HALF_SLAB + i, last)) for i in range(FLOATS))
+            for p in range(cfg.products)
+        ]
 
 
 @dataclass(frozen=True)

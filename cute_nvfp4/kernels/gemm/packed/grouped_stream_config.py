@@ -7,6 +7,8 @@ from typing import ClassVar, NamedTuple
 
 from ....errors import explain
 from ....runtime.signature import INT32, VARYING_FLOAT32, PerConfig, Scalar
+from ....weight_layout import DTYPES, PACKINGS, Packing
+from ....weight_layout_fp8 import OF_FP8
 from ..arguments import GroupFactor, PartialSums
 from ..grouped_config import MAX_GROUPS, WINDOW, Columns, GroupTableConfig
 from ..sm90.grouped_arguments import IDS, PackedGroup, RoutedRows, RowsOfGroups
@@ -21,8 +23,9 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
     A group of more than ``columns`` rows is multiplied in several passes, each of which reads its weight. maps: "rows",
     groups by their offsets; or "int32" or "int64", the dtype of ids of experts, from which each CTA finds the rows of
     up to 32 slots itself. capacity: groups that the table has room for, a multiple of 32. gathered, biased, activation,
-    constants, weighted: as in ``GroupedWgmmaConfig``. cut_bytes: of weights, which a multiprocessor streams in the time
-    in which the parts of a work tile are added up.
+    constants, weighted: as in ``GroupedWgmmaConfig``. of_fp8: whether weights are packed for FP8, which are decoded to
+    x's 16 bits here, exactly, and whose rows have factors. cut_bytes: of weights, which a multiprocessor streams in the
+    time in which the parts of a work tile are added up.
 
     programmatic: whether the kernel may start while the launch before it still runs: "" no; "all": it waits for that
     one before it reads anything; "x": before it reads x and writes anything, where that launch has waited for those
@@ -45,7 +48,12 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
     constants: tuple[float, ...] = ()
     weighted: str = ""
     added: bool = False
+    of_fp8: bool = False
     cut_bytes: int = 48 << 10
+
+    @property
+    def weights(self) -> Packing:
+        return (OF_FP8 if self.of_fp8 else PACKINGS)[self.packing][DTYPES[self.dtype]]
 
     @property
     def fp8(self) -> bool:

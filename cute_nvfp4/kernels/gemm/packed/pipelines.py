@@ -17,7 +17,7 @@ def wgmma_pipelines(config: WgmmaConfig) -> tuple[Edge, ...]:
     lane says that it has its weights. By multicast x goes to every CTA of a cluster, so that a lane of each of their
     warps arrives, too. Tiles of a grouped GEMM that are narrower than ``tile_n`` bring fewer bytes of x, as do stages
     in whose time sums travel (``overlap``). Gathered rows, and weights that nobody packed, are copied by threads, and
-    not in bulk.
+    not in bulk, and x that nobody decoded is stored by them.
 
     partials (split_k): epilogue → epilogue of the other CTAs that share a tile along K, by st.async; a buffer for each
     epilogue tile. A CTA has one work tile: each is filled once.
@@ -35,6 +35,8 @@ def wgmma_pipelines(config: WgmmaConfig) -> tuple[Edge, ...]:
     if config.weights.in_rows:
         threads = "threads that copy rows of weights, whose copies are complete", GATHER_THREADS
         full = Arrivals((threads, LOADING_WARPS[1]), config.x_bytes)
+        if config.decodes_x:
+            full = Arrivals((threads, ("threads of the loading warpgroup, which decode x", WARPGROUP)))
     edges = [Edge("operands", "load", "mma", config.ring_stages, full, Arrivals(tuple(empty)))]
     if config.split_k > 1:
         announced = (("the thread that announces the bytes", 1),)

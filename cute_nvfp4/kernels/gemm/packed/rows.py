@@ -14,6 +14,7 @@ among scales stays NaN, and a scale keeps its sign.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -63,7 +64,7 @@ def load_rows(memory: Int32, slab: Int32, lane: Int32, gated: bool) -> tuple[Pac
     those of two weights, whose scales lie apart."""
     g, quad = div(lane, ROW_LANES), mod(lane, ROW_LANES)
     codes = memory + (slab * SLAB_ROWS + g) * ROW_BYTES + quad * CHUNK
-    low, high = load_shared(codes, CHUNK), load_shared(codes + HALF_SLAB * ROW_BYTES, CHUNK)
+    chunks = load_shared(codes, CHUNK), load_shared(codes + HALF_SLAB * ROW_BYTES, CHUNK)
     # (ROW % 32, ROW // 32) of words of four scales, those of two lanes
     if gated:
         row, pitch, apart = slab * HALF_SLAB + g, CHUNK // 2, SCALE_BYTES // 2
@@ -72,6 +73,15 @@ def load_rows(memory: Int32, slab: Int32, lane: Int32, gated: bool) -> tuple[Pac
     place = mod(row, SCALE_ROWS) * pitch + div(row, SCALE_ROWS) * WORD
     scales = memory + CODE_BYTES + div(quad, 2) * (pitch * SCALE_ROWS) + place
     words = load_shared(scales, WORD)[0], load_shared(scales + apart, WORD)[0]
+    return lane_tiles(chunks, words, quad)
+
+
+def lane_tiles(
+    chunks: tuple[Sequence[Uint32], Sequence[Uint32]], words: tuple[Uint32, Uint32], quad: Int32
+) -> tuple[PackedLane, ...]:
+    """A lane's words of the two tiles of a stage. chunks: its 32 codes of rows g and g + 8; words: of either row the
+    four scales of which it has two; quad: which of the four lanes of a row it is."""
+    low, high = chunks
     first = Uint32(mod(quad, 2)) * Uint32(0x2020) + Uint32(0x4000)
     found = []
     for tile in range(STAGE_TILES):
@@ -99,15 +109,21 @@ def pairs_of(word: Uint32) -> list[Uint32]:
     return found
 
 
-def decode_rows(tCrA: cute.Tensor, packed: PackedLane) -> None:
-    """Decodes a lane's part of one tile into ``tCrA`` (REGISTER, STEP), 32-bit words."""
+def decoded_rows(packed: PackedLane) -> Iterator[tuple[int, int, Uint32]]:
+    """A lane's decoded part of one tile: of each 32-bit word its register of operand A, its step, and itself."""
     scales = scales_of(packed.scales[0])
     for row in range(2):
         for i, word in enumerate(packed.codes[2 * row :][:2]):
             pairs = [multiply_by_half(pair, scales, row, "float16") for pair in pairs_of(word)]
             for j, pair in enumerate(pairs):
                 step, high = 2 * i + j // 2, j % 2
-                tCrA[2 * high + row, step] = pair
+                yield 2 * high + row, step, pair
+
+
+def decode_rows(tCrA: cute.Tensor, packed: PackedLane) -> None:
+    """Decodes a lane's part of one tile into ``tCrA`` (REGISTER, STEP), 32-bit words."""
+    for register, step, pair in decoded_rows(packed):
+        tCrA[register, step] = pair
 
 
 class Rows(NamedTuple):
@@ -121,10 +137,13 @@ class Rows(NamedTuple):
     last: Int32
 
 
-def rows_of_weight(config: WgmmaConfig, weight: RowWeight) -> Rows:
-    """Where the rows of the one weight, or of the two of a gated product, are."""
+def rows_of_weight(config: WgmmaConfig, weight: RowWeight, batch: Int32) -> Rows:
+    """Where the rows of the one weight, or of the two of a gated product, are, of matrix ``batch``."""
     both = (weight, weight.up)[: config.products]
     codes, scales = (tuple(getattr(x, name).toint() for x in both) for name in ("data", "scale"))
+    if config.batched:
+        codes = tuple(x + Int64(batch) * weight.batch.codes for x in codes)
+        scales = tuple(x + Int64(batch) * weight.batch.scales for x in scales)
     return Rows(codes, scales, weight.row_stride, weight.atoms, weight.rows - 1)
 
 
@@ -159,7 +178,7 @@ def row_copies(order: StageOrder, weight: RowWeight, first: Int32, thread: Int32
     cfg = order.config
 
     def start(tile: WorkTile, ring: Ring, stage: Int32, step: Int32) -> None:
-        rows, first_tile = rows_of_weight(cfg, weight), tile.m * (cfg.tile_m // TILE_ROWS)
+        rows, first_tile = rows_of_weight(cfg, weight, tile.batch), tile.m * (cfg.tile_m // TILE_ROWS)
         copy_rows(cfg, rows, first_tile, first + stage * cfg.weight_bytes, thread, order.along_k(step, tile))
         mbarrier.arrive_after_copies(ring.full(stage))
 

@@ -130,7 +130,7 @@ class Stream:
 
     def sums(self, arguments: StreamArguments, memory: StreamMemory, shares: Shares, cta: Int32, thread: Int32) -> Sums:
         own, rows, columns = thread - LOADING_WARPS * WARP, arguments.weight.rows, arguments.x.rows
-        place = rows, columns, arguments.out, arguments.out_stride, sum_factors(arguments, self.config.weights)
+        place = rows, columns, arguments.out, arguments.out_stride, sum_factors(arguments, self.config.weights.factor)
         return Sums(
             self.config, arguments.partials, shares, cta, memory.sums, own, lambda tile: TileOutput(tile, *place)
         )

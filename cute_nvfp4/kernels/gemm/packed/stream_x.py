@@ -123,6 +123,11 @@ class X:
         cfg = self.config
         if cfg.quantized_x:
             return [self._decoded(shared, stage, lane, t) for t in range(cfg.stage_tiles)]
+        if cfg.weights.of_fp8:
+            row, c = div(lane, 4), mod(lane, 4)
+            first = shared.address + row * ROW_BYTES + (div(c, 2) ^ row) * 16 + mod(c, 2) * 8
+            first = first + stage * (cfg.stage_tiles * cfg.x_bytes)
+            return [self._read_in_order_of_fp8(first + t * cfg.x_bytes) for t in range(cfg.stage_tiles)]
         # the address of a row in a swizzled tile: chunk c of row r lies at chunk c ^ r
         row = mod(lane, MMA_COLUMNS)
         first = shared.address + row * ROW_BYTES + (div(lane, MMA_COLUMNS) ^ row) * 16
@@ -136,6 +141,15 @@ class X:
                 found = load_matrices((address + n * (MMA_COLUMNS * ROW_BYTES)) ^ (pair * 64))
                 steps[2 * pair].append(found[:2])
                 steps[2 * pair + 1].append(found[2:])
+        return steps
+
+    def _read_in_order_of_fp8(self, address: Int32) -> Operands:
+        """Columns 4c and 4c + 2 of each step, then 4c + 1 and 4c + 3."""
+        steps: Operands = [[] for _ in range(STEPS)]
+        for n in range(self.config.columns // MMA_COLUMNS):
+            for step in range(STEPS):
+                low, high = load_shared((address + n * (MMA_COLUMNS * ROW_BYTES)) ^ (step * 32), 8)
+                steps[step].append([prmt(low, high, 0x5410), prmt(low, high, 0x7632)])
         return steps
 
     def _decoded(self, shared: SharedX, stage: Int32, lane: Int32, tile: int) -> Operands:

@@ -30,8 +30,20 @@ class RowsOfUp(NamedTuple):
     scale: Pointer = Pointer("Uint8", 16)
 
 
+class RowBatch(NamedTuple):
+    """Bytes of codes, and of scales, from a matrix of a batch to the next."""
+
+    codes: Scalar = INT64
+    scales: Scalar = INT64
+
+
+def batch_of(config: Any) -> RowBatch | None:
+    """The record of a batch of rows in NVFP4."""
+    return RowBatch() if config.batched else None
+
+
 class RowWeight(NamedTuple):
-    """Rows (rows, K / 2) of NVFP4 codes, ``row_stride`` bytes apart, and blocked scales, of which 128 rows have
+    """Rows (L, rows, K / 2) of NVFP4 codes, ``row_stride`` bytes apart, and blocked scales, of which 128 rows have
     ``atoms`` atoms; up: of a gated product."""
 
     data: Pointer = Pointer("Uint8", 16)
@@ -40,6 +52,18 @@ class RowWeight(NamedTuple):
     rows: Scalar = INT32
     row_stride: Scalar = INT64
     atoms: Scalar = INT32
+    batch: RowBatch | None = PerConfig(batch_of)
+
+
+class RowsOfX(NamedTuple):
+    """x (L, rows, K / 2) of NVFP4 codes, ``row_stride`` bytes apart, and blocked scales, ``atoms`` for 128 rows."""
+
+    data: Pointer = Pointer("Uint8", 16)
+    scale: Pointer = Pointer("Uint8", 16)
+    rows: Scalar = INT32
+    row_stride: Scalar = INT64
+    atoms: Scalar = INT32
+    batch: RowBatch | None = PerConfig(batch_of)
 
 
 def weight_of(config: Any) -> RowWeight | PackedWeight:
@@ -73,16 +97,17 @@ class OutputRows(NamedTuple):
 
 
 class RowBias(NamedTuple):
-    """A number for each row of the weight."""
+    """A number for each row of the weight; those of matrices are ``batch_stride`` apart (None: there is one)."""
 
     pointer: Pointer = Pointer(lambda c: OUT_DTYPES[c.bias], lambda c: int(OUT_BYTES[c.bias]))
+    batch_stride: Scalar | None = PerConfig(lambda c: INT64 if c.batched else None)
 
 
 class RowScales(NamedTuple):
-    """Float32 factors of the rows of the packed weight and of x, both in FP8."""
+    """Float32 factors of the rows of the packed weight and, where that is in FP8, of x."""
 
     weight: Pointer = Pointer("Float32", 4)
-    x: Pointer = Pointer("Float32", 4)
+    x: Pointer | None = PerConfig(lambda c: Pointer("Float32", 4) if c.weights.by_table else None)
 
 
 class WgmmaArguments(NamedTuple):
@@ -93,7 +118,7 @@ class WgmmaArguments(NamedTuple):
     """
 
     weight: PackedWeight | RowWeight = PerConfig(weight_of)
-    x: Activations = Activations()
+    x: Activations | RowsOfX = PerConfig(lambda c: RowsOfX() if c.decodes_x else Activations())
     out: OutputRows = OutputRows()
     bias: RowBias | None = PerConfig(lambda c: RowBias() if c.bias else None)
     floats: Fp8RowsArguments | DequantizeArguments | None = PerConfig(first_of)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -23,8 +24,7 @@ MMA_ROWS = 64
 """Rows of A of a wgmma: one warpgroup's."""
 LOADING_WARPS = 2
 """One for weights, one for x."""
-GATHER_THREADS = 64
-"""Threads that copy rows of x which lie anywhere: of two warps."""
+GATHER_THREADS = 64  # of two warps, which copy rows of x that lie anywhere, or rows of a weight
 STAGE_TILES = 2
 """Packed tiles along K of a work tile's step: while one is multiplied the other is decoded."""
 RESERVED_SHARED = 1024
@@ -48,12 +48,13 @@ class WgmmaConfig:
     each stores some of its rows of x; with either there are as many clusters as tiles, and helpers. overlap: k-tiles
     during whose products sums go to the other CTA. stage_tiles: packed tiles along K in a stage. stages: 0 for as many
     as fit. raster: as in ``GemmTiling``. scheduler: "static", "stream_k", or "helped": a CTA, or a cluster, for each
-    tile, and others that multiply the ends of K.
-    factors: device scalars that multiply alpha. vector: whether rows of the output are 16-bit numbers and start at
-    multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
-    eight of each, and the output is gate(first) · second: ``factors`` are of each of them. promoted: whether sums of
-    FP8 products, of which tensor cores keep about 14 bits, are added in fp32 after each k-tile.
-    first: a kernel that quantizes or decodes x before; this one starts meanwhile. programmatic: as in ``StreamConfig``.
+    tile, and others that multiply the ends of K. factors: device scalars that multiply alpha. vector: whether rows of
+    the output are 16-bit numbers and start at multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product;
+    else the weight has rows of two in turn, eight of each, and the output is gate(first) · second: ``factors`` are of
+    each of them. promoted: whether sums of FP8 products, of which tensor cores keep about 14 bits, are added in fp32
+    after each k-tile. first: a kernel that quantizes or decodes x before; this one starts meanwhile. decodes_x: whether
+    x is NVFP4 as it lies, which the loading warps decode. batched: whether operands that nobody packed are batches.
+    programmatic: as in ``StreamConfig``.
     """
 
     dtype: str = "bfloat16"
@@ -77,6 +78,8 @@ class WgmmaConfig:
     gate: str = ""
     promoted: bool = False
     first: Fp8RowsConfig | DequantizeConfig | None = None
+    decodes_x: bool = False
+    batched: bool = False
     programmatic: str = ""
     arch: Architecture = ARCHITECTURES["sm_90a"]
 
@@ -181,6 +184,11 @@ class WgmmaConfig:
         return PACKINGS[self.packing][DTYPES[self.dtype]]
 
     @property
+    def left_out(self) -> float:
+        """What sums are multiplied with: decoded weights are so much smaller, and x where loading warps decode it."""
+        return self.weights.factor ** (2 if self.decodes_x else 1)
+
+    @property
     def fp8(self) -> bool:
         """Whether both operands are E4M3, and rows of both have factors."""
         return self.weights.by_table
@@ -273,7 +281,8 @@ class WgmmaConfig:
     @property
     def sums_columns(self) -> int:
         """Columns of an epilogue tile: those of which sums are received, and stored, together."""
-        return min(self.part_columns, self.epilogue_columns) if self.split_k > 1 else self.part_columns
+        part, most = self.part_columns, self.epilogue_columns
+        return part if self.split_k == 1 or part <= most else math.gcd(part, most)
 
     @property
     def part_epilogue_tiles(self) -> int:

@@ -190,11 +190,15 @@ class WarpgroupEpilogue:
     @cute.jit
     def add_bias(self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]):
         """Adds a number for each row of the MMA: a thread has two."""
-        row = self.first_row(tile) + self.thread % WARP // 4
+        cfg = self.config
+        row, bias = self.first_row(tile) + self.thread % WARP // 4, self.arguments.bias
+        pointer = bias.pointer
+        if cutlass.const_expr(cfg.batched):
+            pointer = pointer + Int64(tile.batch) * bias.batch_stride
         for half in cutlass.range_constexpr(2):
             number = Float32(0.0)
             if row + 8 * half < self.arguments.weight.rows:
-                number = device_scalar(self.arguments.bias.pointer + (row + 8 * half)).to(Float32)
+                number = device_scalar(pointer + (row + 8 * half)).to(Float32)
             for i in cutlass.range_constexpr(begin // 8, end // 8):
                 for j in cutlass.range_constexpr(2):
                     at = 4 * i + 2 * half + j

@@ -178,8 +178,8 @@ class GroupedWgmma(WgmmaGemm):
             min_blocks_per_mp=cfg.ctas_per_sm,
             preferred_smem_carveout=100,
             stream=stream,
-            # the GEMM starts while the maps are written or x is quantized, and its loads wait for them
-            use_pdl=cfg.maps == "workspace" or cfg.first is not None or cfg.routed,
+            # the GEMM starts while the maps are written or x is quantized or decoded, and its loads wait for them
+            use_pdl=cfg.maps == "workspace" or cfg.first is not None or cfg.routed or cfg.programmatic == "x",
         )
 
     def chunk_layout(self, chunks: int) -> Any:

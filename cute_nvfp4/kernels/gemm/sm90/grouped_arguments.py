@@ -25,12 +25,12 @@ class RowsOfGroups(NamedTuple):
 
 
 class PackedGroup(NamedTuple):
-    """One problem of a list; it has no rows of x in a slot that no group has. row_scales: where both are FP8; for rows
-    of one x of all its rows, and of the rows of a stack of weights, those of each padded to 16."""
+    """One problem of a list; it has no rows of x in a slot that no group has. row_scales: where weights are packed for
+    FP8; for rows of one x of all its rows, and of the rows of a stack of weights, those of each padded to 16."""
 
     weight: PackedWeight | RowWeight = PerConfig(weight_of)
     x: Activations = Activations()
-    row_scales: RowScales | None = PerConfig(lambda c: RowScales() if c.weights.by_table else None)
+    row_scales: RowScales | None = PerConfig(lambda c: RowScales() if c.weights.by_table or c.weights.of_fp8 else None)
     out: OutputRows = OutputRows()
     k: Scalar = INT32
 

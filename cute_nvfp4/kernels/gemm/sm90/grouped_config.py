@@ -24,7 +24,10 @@ BOX = 16
 """Rows of x that a copy has, or a multiple, unless a tile has fewer (and CuTe aborts for 24 rows, or 72)."""
 _NARROWER = {128: (32, 64, 96), 256: (96, 128, 192)}
 MOST_WIDTHS = 4
-"""More of them, or two in 80 registers, and ptxas lets no two wgmma run at the same time (its note C7512)."""
+"""More of them, or two in 80 registers, or four of 16-bit tiles of 256 rows of the weight, and ptxas lets no two wgmma
+run at the same time (its note C7512)."""
+GATHERED_COLUMNS = 144
+"""Columns of a tile up to which it does so where threads that gather rows in 16 bits take registers, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +38,8 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     narrower: the widths beside ``tile_n``, in order; None for those of a table.
     maps: where the tensor maps of x are: "rows", one for the rows of all groups, which have one N and K; "parameters"
     of the kernel, one for each of ``slots`` groups; or a "workspace" in global memory. capacity: groups that the table
-    has room for, a multiple of 32. widest: of the configuration of one of ``widths``, the ``tile_n`` of all; else 0.
+    has room for, a multiple of 32. programmatic: "x" for a launch that starts while the one before it still decodes x,
+    and waits for that only. widest: of the configuration of one of ``widths``, the ``tile_n`` of all; else 0.
 
     Of a mixture of experts, whose rows are slots (``RoutedRows``): whether x is ``gathered``, and products ``biased``
     for each group; an activation instead of ``gate``'s (``gates.activate``) and its constants; weighted: dtype of the
@@ -44,7 +48,7 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
 
     tables: ClassVar[tuple[str, ...]] = ("rows", "parameters", "workspace")
     tensor_maps: ClassVar[tuple[str, ...]] = ("x",)
-    ways_to_start: ClassVar[tuple[str, ...]] = ("",)
+    ways_to_start: ClassVar[tuple[str, ...]] = ("", "x")
     tiles_n: ClassVar[tuple[int, ...]] = GROUP_TILE_N
 
     scheduler: str = "static"
@@ -131,8 +135,9 @@ def can_implement_groups(c: GroupedWgmmaConfig) -> str:
     if c.scheduler != "static" or c.clustered or c.k_groups > 1:
         got = f"scheduler {c.scheduler}, clusters of {c.cluster_rows}, k_groups {c.k_groups}"
         return explain("a grouped GEMM of packed weights", got=got, expected="static, without clusters or k_groups")
-    if len(c.widths) > MOST_WIDTHS or any(a >= b or a % 8 for a, b in pairwise(c.widths)):
-        expected = f"at most {MOST_WIDTHS - 1} multiples of 8 below {c.tile_n}, in order"
+    most = MOST_WIDTHS - (c.mma_m > 1 and not c.fp8)
+    if len(c.widths) > most or any(a >= b or a % 8 for a, b in pairwise(c.widths)):
+        expected = f"at most {most - 1} multiples of 8 below {c.tile_n}, in order"
         return explain("narrower", got=c.narrower, expected=expected)
     if c.half_tiles:
         return explain("warpgroups of a grouped GEMM", got=c.warpgroups, expected="2 or 4")
@@ -155,6 +160,8 @@ def _routed(c: GroupedWgmmaConfig) -> str:
         return explain("maps of routed rows", got=c.maps, expected="rows")
     if c.gathered and c.box_k * c.x_item != SWIZZLED_BYTES:
         return explain("bytes of a gathered row in a stage", got=c.box_k * c.x_item, expected=SWIZZLED_BYTES)
+    if c.arch.generation == "sm90" and c.gathered and not c.fp8 and c.tile_n > GATHERED_COLUMNS:
+        return explain("rows of a gathered tile in 16 bits", got=c.tile_n, expected=f"at most {GATHERED_COLUMNS}")
     if c.fp8 and c.routed and (c.weighted or not c.gathered):
         got = f"gathered {c.gathered}, weighted {c.weighted!r}"
         return explain("routed rows in FP8", got=got, expected="the first product of experts")

@@ -127,7 +127,7 @@ class OverlappedWgmma(WgmmaGemm):
         columns, operands = cfg.part_columns, memory.operands
         products = self.products(operands, cfg.tile_n, group, thread)
         sums = ClusterSums(cfg, part, memory.barriers.partials, memory.received, operands.weights, group, own)
-        factors = sum_factors(arguments, cfg.weights)
+        factors = sum_factors(arguments, cfg.left_out)
         half = replace(cfg, tile_n=columns)
         epilogue = WarpgroupEpilogue(half, arguments, x_rows, factors, memory.epilogue, scheduler, group, own, sums)
         sums.announce()

@@ -58,8 +58,8 @@ class SharedTiles(Schedule):
     fields: ClassVar = {"split_k": (1, 2, 4), "k_groups": (1, 2)}
 
     def limit(self, c: WgmmaConfig) -> str:
-        if c.tile_n % (8 * c.k_parts) or (c.split_k > 1 and c.part_columns % c.sums_columns):
-            expected = f"a divisor of {c.tile_n} into multiples of {c.epilogue_columns}, at least 8"
+        if c.tile_n % (8 * c.k_parts):
+            expected = f"a divisor of {c.tile_n} into multiples of 8"
             return explain("split_k", got=c.split_k, expected=expected)
         if c.k_groups > 1 and c.tile_n > {2: 128, 4: 64}.get(c.warpgroups, 0):
             got = f"{c.k_groups} with {c.warpgroups} warpgroups and tiles of {c.tile_n} columns"
@@ -102,10 +102,15 @@ def limit_of_rows(c: WgmmaConfig) -> str:
     """Why weights that lie in rows (``gemm.packed.rows``) cannot be multiplied so, or an empty string: a stage has 128
     of K, and a CTA whole tiles of 128 rows."""
     whole = c.stage_tiles == 2 and not c.half_tiles
-    if not c.weights.in_rows or (whole and c.arch.generation == "sm90" and not c.programmatic):
+    if c.decodes_x and not (c.weights.in_rows and c.tile_n in (64, 128) and c.cluster_rows == c.ctas_per_sm == 1):
+        got = f"{c.packing}, tiles of {c.tile_n}, cluster_rows {c.cluster_rows}, ctas_per_sm {c.ctas_per_sm}"
+        return explain("loading warps that decode x", got=got, expected="nvfp4_rows, tiles of 64 or 128, 1, 1")
+    if c.batched and not c.weights.in_rows:
+        return explain("packing of a batch", got=c.packing, expected="nvfp4_rows")
+    if not c.weights.in_rows or (whole and c.arch.generation == "sm90" and c.programmatic != "weights"):
         return ""
     got = f"{c.row_groups} warpgroups along rows, stages of {c.stage_tiles} tiles on {c.arch.name}"
-    return explain("weights that lie in rows", got=got, expected="2 or 4, 2 tiles, on sm_90a, not programmatic")
+    return explain("weights that lie in rows", got=got, expected="2 or 4, 2 tiles, on sm_90a, not started by weights")
 
 
 TALL_COLUMNS = 128

@@ -8,7 +8,7 @@ four warpgroups decode a packed tile into registers while the tensor cores multi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -27,6 +27,7 @@ from ..packed.loaders import StageOrder, prefetch_stage, tile_addresses, weight_
 from ..packed.mainloop import Mainloop, OperandMemory, Products
 from ..packed.pipelines import wgmma_pipelines
 from ..packed.rows import row_copies
+from ..packed.rows_x import fill_with_rows
 from ..pipeline_graph import barrier_words
 from ..stage_loader import fill_stages
 from ..tile_scheduler import CtaPlace, StaticScheduler, WorkTile
@@ -44,6 +45,17 @@ def first_kernel(config: Any) -> Any:
 
 
 LOADING_THREADS = 32 * LOADING_WARPS
+
+
+class Registers(NamedTuple):
+    """Registers of a thread that loads, and of one that multiplies."""
+
+    loads: int
+    multiplies: int
+
+
+DECODING_REGISTERS = {2: Registers(88, 208), 4: Registers(64, 104)}
+"""By warpgroups that multiply, where the others decode x."""
 
 
 @dataclass(frozen=True)
@@ -67,18 +79,12 @@ class WgmmaGemm:
     def __call__(self, arguments: WgmmaArguments, stream: CUstream):
         """Launches ``arguments.workers`` clusters."""
         cfg, x = self.config, arguments.x
-        each = 16 // cfg.x_item
-        row_stride, batch_stride = cute.assume(x.row_stride, each), cute.assume(x.batch_stride, each)
-        layout = cute.make_layout((x.rows, arguments.k, arguments.batch), stride=(row_stride, 1, batch_stride))
-        tensor = cute.make_tensor(x.data, layout)  # (M, K, L)
-        one_stage = cute.slice_(x_layout(replace(cfg, tile_n=cfg.box_rows)), (None, None, 0))
-        op = cpasync.CopyBulkTensorTileG2SMulticastOp() if cfg.cluster_rows > 1 else cpasync.CopyBulkTensorTileG2SOp()
-        tile = (cfg.box_rows, cfg.stage_k)
-        copy = cpasync.make_tiled_tma_atom(op, tensor, one_stage, tile, num_multicast=cfg.cluster_rows)
         if cutlass.const_expr(cfg.first is not None):
             first_kernel(cfg.first)(arguments.floats, stream)
-        passed = arguments._replace(workers=None, floats=None)
-        self.kernel(TmaCopy(copy[0], copy[1]), x.rows, passed._replace(x=None)).launch(
+        passed, copy = arguments._replace(workers=None, floats=None), None
+        if cutlass.const_expr(not cfg.decodes_x):
+            passed, copy = passed._replace(x=None), self.describe(arguments)
+        self.kernel(copy, x.rows, passed).launch(
             grid=(cfg.cluster_rows, cfg.split_k, arguments.workers),
             block=(cfg.threads, 1, 1),
             cluster=(cfg.cluster_rows, cfg.split_k, 1),
@@ -89,8 +95,21 @@ class WgmmaGemm:
             use_pdl=cfg.first is not None or bool(cfg.programmatic),
         )
 
+    def describe(self, arguments: WgmmaArguments) -> TmaCopy:
+        """Makes the TMA copies of x, on the host."""
+        cfg, x = self.config, arguments.x
+        each = 16 // cfg.x_item
+        row_stride, batch_stride = cute.assume(x.row_stride, each), cute.assume(x.batch_stride, each)
+        layout = cute.make_layout((x.rows, arguments.k, arguments.batch), stride=(row_stride, 1, batch_stride))
+        tensor = cute.make_tensor(x.data, layout)  # (M, K, L)
+        one_stage = cute.slice_(x_layout(replace(cfg, tile_n=cfg.box_rows)), (None, None, 0))
+        op = cpasync.CopyBulkTensorTileG2SMulticastOp() if cfg.cluster_rows > 1 else cpasync.CopyBulkTensorTileG2SOp()
+        tile = (cfg.box_rows, cfg.stage_k)
+        copy = cpasync.make_tiled_tma_atom(op, tensor, one_stage, tile, num_multicast=cfg.cluster_rows)
+        return TmaCopy(copy[0], copy[1])
+
     @cute.kernel
-    def kernel(self, x: TmaCopy, x_rows: Int32, arguments: WgmmaArguments):
+    def kernel(self, x: TmaCopy | None, x_rows: Int32, arguments: WgmmaArguments):
         cfg = self.config
         thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -105,8 +124,9 @@ class WgmmaGemm:
             # nobody signals a barrier of another CTA before it is initialised
             cute.arch.cluster_wait()
         scheduler = self.scheduler(arguments, x_rows)
-        if warp == 1:
-            cpasync.prefetch_descriptor(x.atom)
+        if cutlass.const_expr(not cfg.decodes_x):
+            if warp == 1:
+                cpasync.prefetch_descriptor(x.atom)
         self.begin(memory, warp)
         if cutlass.const_expr(cfg.programmatic):
             if warp == 0:
@@ -118,13 +138,15 @@ class WgmmaGemm:
         cute.arch.sync_threads()
         if group == 0:
             self.keep_registers(False)
-            if warp == 0:
+            if cutlass.const_expr(cfg.decodes_x):
+                fill_with_rows(self.order, arguments.weight, arguments.x, memory.operands, scheduler, thread)
+            elif warp == 0:
                 if cutlass.const_expr(not cfg.weights.in_rows):
                     self.load_weights(arguments, memory.operands, scheduler)
             elif warp == 1:
                 self.wait_for_x()
                 self.load_x(x, memory.operands, scheduler)
-            if cutlass.const_expr(cfg.weights.in_rows):
+            if cutlass.const_expr(cfg.weights.in_rows and not cfg.decodes_x):
                 if warp >= LOADING_WARPS:
                     copies = row_copies(self.order, arguments.weight, memory.operands.weights, thread - LOADING_THREADS)
                     fill_stages(copies, memory.operands.ring, scheduler)
@@ -157,8 +179,8 @@ class WgmmaGemm:
             cute.arch.setmaxregister_decrease(self.loading_registers)
 
     def wait_for_x(self) -> None:
-        """Waits for the kernel that quantizes x, if there is one: for its codes and its scales."""
-        if self.config.first is not None:
+        """Waits for the kernel that quantizes or decodes x, if this one starts while that still runs."""
+        if self.config.first is not None or self.config.programmatic == "x":
             cute.arch.griddepcontrol_wait()
 
     @cute.jit
@@ -169,7 +191,9 @@ class WgmmaGemm:
 
     @property
     def loading_registers(self) -> int:
-        """Registers of a thread that loads: those that copy rows have more addresses."""
+        """Registers of a thread that loads: those that copy rows have more addresses, and those that decode x codes."""
+        if self.config.decodes_x:
+            return DECODING_REGISTERS[self.config.warpgroups].loads
         if not self.config.weights.in_rows:
             return 24
         return 40 if self.config.warpgroups == 2 and self.config.ctas_per_sm == 1 else 32
@@ -177,6 +201,8 @@ class WgmmaGemm:
     @property
     def registers(self) -> int:
         """Registers of a thread that multiplies."""
+        if self.config.decodes_x:
+            return DECODING_REGISTERS[self.config.warpgroups].multiplies
         if self.config.ctas_per_sm == 2:
             return 104
         return {2: 232 if self.config.weights.in_rows else 240, 3: 160, 4: 112}[self.config.warpgroups]
@@ -259,7 +285,7 @@ class WgmmaGemm:
             part = part * cfg.k_groups + first
         joined = memory.operands.sX.iterator.toint()
         sums = ClusterSums(cfg, part, memory.barriers.partials, memory.received, joined, group, own)
-        factors = sum_factors(arguments, cfg.weights)
+        factors = sum_factors(arguments, cfg.left_out)
         epilogue = WarpgroupEpilogue(cfg, arguments, x_rows, factors, memory.epilogue, scheduler, group, own, sums)
         if cutlass.const_expr(cfg.split_k > 1):
             sums.announce()
