@@ -121,7 +121,7 @@ def test_a_change_of_a_source_is_noticed(module: str, old: str, new: str, counts
 
 @pytest.mark.parametrize("module,counts", [("kernels.gemm.sm100.host", True), ("kernels.gemm.sm120.host", False)])
 def test_sources_are_those_of_the_generation(module: str, counts: bool) -> None:
-    kernel, config = stored_kernels.kernels()["gemm"], GemmConfig(architecture("sm_100a"))
+    kernel, config = stored_kernels.kernels()["gemm"], GemmConfig(arch=architecture("sm_100a"))
     changed_module = f"{import_graph.NAME}.{module}"
 
     def changed(name: str) -> str:
