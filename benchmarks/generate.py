@@ -37,6 +37,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from cute_nvfp4.harness.timing import ColdL2
 
 NAMES = ["bf16", "w4a16", "w4a16, head too", "w4a8", "w4a4"]
+PARTS = ["w4a8, MLP in parts"]
 ROUTERS = ["bf16, our router", "w4a16, torch's router"]
 """Contestants of a mixture besides: the others have torch's router in bf16, and ``cute_nvfp4.route`` elsewhere."""
 BATCHES, PROMPTS = (1, 16, 64), (2048, 8192)
@@ -270,7 +271,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
     parser.add_argument("--prompts", type=int, nargs="*", default=PROMPTS)
     parser.add_argument(
-        "--names", nargs="*", choices=[*NAMES, *ROUTERS], help="contestants (default: all; --quick: without w4a4)"
+        "--names",
+        nargs="*",
+        choices=[*NAMES, *ROUTERS, *PARTS],
+        help="contestants (default: all; --quick: without w4a4)",
     )
     parser.add_argument("--layers", type=int, help="fewer layers, for a trial")
     parser.add_argument("--compile", action="store_true", help="one layer, each call once, no results file")

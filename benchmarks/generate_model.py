@@ -35,6 +35,8 @@ INPUT_SCALE = 8 / 2688
 EPSILON = 1e-5
 FEW_ROWS = 1
 """Rows up to which a router's product is compiled as sums."""
+PART = 2048
+"""Rows of a part of an MLP."""
 
 
 class Shape(NamedTuple):
@@ -223,14 +225,19 @@ class GatedQuantized(torch.nn.Module):
 
 
 class Dense(torch.nn.Module):
-    """The MLP of a Llama: the gated product, and down."""
+    """The MLP of a Llama: the gated product, and down. rows: how many at a time, for rows in FP8; None for all."""
 
-    def __init__(self, gated: torch.nn.Module, down: torch.nn.Module) -> None:
+    def __init__(self, gated: torch.nn.Module, down: torch.nn.Module, rows: int | None) -> None:
         super().__init__()
-        self.gated, self.down = gated, down
+        self.gated, self.down, self.rows = gated, down, rows
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.gated(x))
+    def forward(self, x: torch.Tensor | RowScaledTensor) -> torch.Tensor:
+        if self.rows is None or not isinstance(x, RowScaledTensor) or x.rows <= self.rows:
+            return self.down(self.gated(x))
+        out = torch.empty(x.rows, self.down.weight.rows, dtype=torch.bfloat16, device=x.data.device)
+        for data, scale, part in zip(*(t.split(self.rows) for t in (x.data, x.scale, out))):
+            gemm(self.gated(RowScaledTensor(data, scale)), self.down.weight, out=part)
+        return out
 
 
 class Routed(torch.nn.Module):
@@ -305,7 +312,7 @@ def nvfp4(weight: BlockScaledTensor, input_rule: str | None) -> NVFP4Linear:
 class Contestant(NamedTuple):
     """How a matrix becomes a module, gate and up become one, and the head does; what experts are multiplied in, None
     for torch's bf16; whether products of normed rows take them in FP8; whether ``route`` chooses experts, or torch's
-    operations do."""
+    operations do; how many rows of a prompt an MLP takes at a time, whose activations then stay in L2."""
 
     linear: Callable[[BlockScaledTensor], torch.nn.Module]
     gated: Callable[[BlockScaledTensor, BlockScaledTensor], torch.nn.Module]
@@ -313,6 +320,7 @@ class Contestant(NamedTuple):
     experts: torch.dtype | None
     fp8: bool = False
     routes: bool = True
+    rows: int | None = None
 
 
 def contestants(between: Between) -> dict[str, Contestant]:
@@ -323,13 +331,15 @@ def contestants(between: Between) -> dict[str, Contestant]:
         return nvfp4(weight, "max")
 
     fp8, bf16 = torch.float8_e4m3fn, Contestant(Plain, lambda g, u: GatedPlain(g, u, between), Plain, None)
+    w4a8 = Contestant(PreparedRows, lambda g, u: GatedPrepared(g, u, fp8), Plain, fp8, True)
     return {
         "bf16": bf16._replace(routes=False),
         "bf16, our router": bf16,
         "w4a16": Contestant(w4a16, GatedPrepared, Plain, torch.bfloat16),
         "w4a16, torch's router": Contestant(w4a16, GatedPrepared, Plain, torch.bfloat16, routes=False),
         "w4a16, head too": Contestant(w4a16, GatedPrepared, w4a16, torch.bfloat16),
-        "w4a8": Contestant(PreparedRows, lambda g, u: GatedPrepared(g, u, fp8), Plain, fp8, True),
+        "w4a8": w4a8,
+        "w4a8, MLP in parts": w4a8._replace(rows=PART),
         "w4a4": Contestant(w4a4, lambda g, u: GatedQuantized(g, u, between), Plain, torch.bfloat16),
     }
 
@@ -430,7 +440,7 @@ def drawn_feeds(shape: Shape, generator: torch.Generator, made: dict[str, Contes
     hidden, inner, e = shape.hidden, shape.intermediate, shape.experts
     if not e:
         gate, up, down = (drawn(n, k, generator) for n, k in ((inner, hidden), (inner, hidden), (hidden, inner)))
-        return {name: Dense(one.gated(gate, up), one.linear(down)) for name, one in made.items()}
+        return {name: Dense(one.gated(gate, up), one.linear(down), one.rows) for name, one in made.items()}
     router = drawn(e, hidden, generator).dequantize(torch.bfloat16)
     stacks = Stacks(*(Stack(drawn(e * n, k, generator), e) for n, k in ((2 * inner, hidden), (hidden, inner))))
     # contestants that multiply them in the same way share them

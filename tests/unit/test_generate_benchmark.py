@@ -142,3 +142,14 @@ def test_what_kernels_of_a_step_do() -> None:
     found = benchmark.by_work([{"kernel": name, "count": 1, "us": us} for name, us in names.items()])
     some = {name: us for name, us in found.items() if us}
     assert some == {"products": 13.0, "attention": 3.0, "norms": 2.0, "other": 0.5}
+
+
+@torch.inference_mode()
+def test_parts_of_rows_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows have scales of their own, so that parts of them give the same."""
+    monkeypatch.setattr("generate_model.PART", 4)
+    made = models(TINY, ["w4a8", *benchmark.PARTS], "cpu", Between())
+    logits = [model(TOKENS, empty_cache(TINY, 2, 9, "cpu")) for model in made.values()]
+    assert [model.layers[0].feed.rows for model in made.values()] == [None, 4]
+    torch.testing.assert_close(*logits, rtol=1e-2, atol=1e-2)
+    assert not torch.allclose(logits[0], logits[1].roll(1, 0), rtol=1e-2, atol=1e-2)
