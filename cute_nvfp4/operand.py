@@ -123,13 +123,6 @@ class BlockScaledTensor:
 
         data: (MN, K/2, L); scale: row-major (MN, K/block, L), or blocked as in the constructor.
         """
-        plain = type(data) is type(scale) is torch.Tensor and data.layout is scale.layout is torch.strided
-        if plain and data.ndim == 3:
-            # like one that was checked: what is not is looked at below
-            turned = data.permute(2, 0, 1), scale.permute(2, 0, 1) if scale.ndim == 3 else scale
-            kind = _kind(*turned, global_scale, format)
-            if kind is not None and kind in _checked:
-                return cls.like(_checked[kind], *turned, global_scale)
         for name, tensor, ndims in (("data", data, (3,)), ("scale", scale, (3, 6, 1))):
             check_dense(name, tensor)
             if tensor.ndim not in ndims:
