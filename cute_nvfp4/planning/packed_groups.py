@@ -20,25 +20,25 @@ from ..target import Architecture
 from ..weight_layout import SLAB_ROWS
 from .group_costs import GROUP_COSTS, GroupCosts
 from .grouped import random_sizes, too_many_groups
-from .packed import MMA_SYNC_TILE_N, deep
+from .packed import MMA_SYNC_TILE_N, deep, in_groups
 from .packed_model import COSTS
 from .packed_problem import TILING, PackedPlan, packed_tiles
 
-SHORT = {"slabs": 8, "warps_m": 8, "warps_k": 2, "stage_tiles": 2, "stages": 16}
-"""The tiling of the streaming kernel for launches of few steps: one CTA an SM, so that sums of cut tiles are fewer (one
-token of Qwen3-30B-A3B: 20.0 µs, and 22.8 with two; H200, 2026-11-28)."""
 STREAMED = {"slabs": 8, "warps_m": 4, "warps_k": 2, "stage_tiles": 2, "stages": 8, "ctas_per_sm": 2}
-"""That for others: what one CTA stores and adds up the other hides (5 to 10 % shorter layers; the same run)."""
-SHORT_STEPS = 7
-"""Steps of each of two CTAs an SM below which a launch has few."""
+"""The tiling of the streaming kernel: what one CTA of an SM stores and adds up the other hides."""
+HALVED = {"slabs": 4, "warps_m": 2, "warps_k": 4, "stage_tiles": 2, "stages": 16, "ctas_per_sm": 2}
+"""That for work tiles of which a CTA would have one and others none, where halves of them are more even (one token of
+Qwen3-30B-A3B: 18.8 µs, and 20.2 by whole ones on one CTA an SM; H200, 2026-11-28)."""
 EIGHT_COLUMNS, FEW_ROWS = 4.5, 8.5
 """Rows of an expert that is used, on average, up to which its products stream by eight columns, and by 16. With eight
 rows both kernels take as long, with 16 tiles 0.82 of the time (H200, 2026-11-28)."""
-FEW_ROWS_FP8 = 4.5
-"""The same of experts packed for FP8: up to so many, rows stream in 16 bits; more are quantized."""
+FEW_ROWS_FP8 = 1.1
+"""The same of experts packed for FP8: up to so many, rows stream in 16 bits; more are quantized, since to decode these
+weights to 16 bits takes 1.6 times the instructions (one token of Qwen3-30B-A3B: 23.2 µs, and 26.4 by tiles; sixteen
+102 and 87; H200, 2026-11-28)."""
 STREAM_TILING = "columns", "cut_bytes"
 """What a plan of the streaming kernel of groups decides beside what one without groups does."""
-GROUPED_TILING = "tile_n", "narrower", "warpgroups", "mma_m", "ctas_per_sm", "stage_tiles", "stages"
+GROUPED_TILING = "tile_n", "narrower", "warpgroups", "mma_m", "mma_groups", "ctas_per_sm", "stage_tiles", "stages"
 """What a plan of the kernel by tiles decides."""
 WIDTHS = (
     *((8,), (16,), (32,), (48,), (64,), (80,), (64, 72, 80, 96), (32, 64, 96, 128), (80, 96, 112, 128)),
@@ -185,10 +185,9 @@ def choose_stream(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedP
     early = "x" if not p.routed.gathered else "" if p.ids else "all"
     columns = 8 if rows <= EIGHT_COLUMNS else 16
     config = p.streaming(arch, columns=columns, programmatic=early, **STREAMED)
-    m, n, k = p.sizes[0]
-    steps = m / rows * -(-n // config.out_rows) * packed_tiles(n, k)[1] / config.stage_tiles
-    if steps < SHORT_STEPS * config.ctas_per_sm * sm_count:
-        config = p.streaming(arch, columns=columns, programmatic=early, **SHORT)
+    tiles, ctas = p.sizes[0][0] / rows * -(-p.sizes[0][1] // config.out_rows), config.ctas_per_sm * sm_count
+    if tiles <= ctas / 2:
+        config = p.streaming(arch, columns=columns, programmatic=early, **HALVED)
     return None if can_stream(p, config) else PackedPlan(config, sm_count * config.ctas_per_sm)
 
 
@@ -260,7 +259,8 @@ def _plan(p: PackedGroups, arch: Architecture, sm_count: int, widths: tuple[int,
     if p.stack:
         # a group begun in each tile of rows
         tiles += (p.stack - 1) * -(-p.sizes[0][1] // config.out_rows)
-    return PackedPlan(config, max(1, min(tiles, sm_count * config.ctas_per_sm)))
+    plan = PackedPlan(config, max(1, min(tiles, sm_count * config.ctas_per_sm)))
+    return in_groups(plan, p.dtype) if arch.generation == "sm90" else plan
 
 
 def tile_us(config: GroupedWgmmaConfig, m: int, k: int, by: GroupCosts = GROUP_COSTS) -> float:

@@ -180,7 +180,7 @@ class Effects:
     def _bulk(self, warp: Warp, step: Step, what: Copy | None, time: float) -> float:
         if what is None:
             return time
-        warp.sm.pipes[warp.sub][step.pipe] = time + self.machine["tma.interval"]
+        warp.ready = max(warp.ready, time + self.machine["tma.interval"])  # other warps of its scheduler go on
         tensor = step.source if step.slot.base == "UTMALDG" else 0
         answer = warp.sm.port.copy(time + self.machine["tma.issue"], what, tensor)
         for key in what.keys:

@@ -33,7 +33,7 @@ QWEN3 = Layer(17, 3, 8, 128, 80, listed=True)
 NEMOTRON = Layer(5, 2, 3, 112, 176, activation="relu2", routing="same", dtype=torch.float16)
 FEW = dataclasses.replace(GPT_OSS, tokens=8, experts=40)
 """32 slots, which the products sort themselves."""
-FEW_FP8 = dataclasses.replace(FEW, fp8=True)
+FEW_FP8 = dataclasses.replace(FEW, fp8=True, tokens=1)
 NAMED = {"gpt-oss": GPT_OSS, "Qwen3": QWEN3, "Nemotron": NEMOTRON, "few": FEW}
 SCHEDULED = NAMED | {"few for FP8": FEW_FP8}
 FP8 = dataclasses.replace(GPT_OSS, fp8=True)
@@ -108,7 +108,7 @@ def test_rows_in_fp8(arch: str, poisoned: None) -> None:
 @pytest.mark.parametrize("format", ["nvfp4", "mxfp4"])
 def test_few_rows_for_fp8_stay_in_16_bits(format: str, poisoned: None) -> None:
     """The launches of experts for 16 bits, and their exactness; the last product of which rows would be quantized."""
-    problem = Problem(dataclasses.replace(FEW, fp8=True, format=format))
+    problem = Problem(dataclasses.replace(FEW_FP8, format=format))
     with simulating("sm_90a") as runs:
         out = problem.run()
     assert [x.name for x in runs] == ["stream_groups", "stream_groups", "moe_combine"]

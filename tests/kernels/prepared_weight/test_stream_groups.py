@@ -21,6 +21,7 @@ from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import GroupedStreamCo
 from cute_nvfp4.ops.moe.maps import Maps, routing_maps
 from cute_nvfp4.ops.moe.product import expert_product
 from cute_nvfp4.ops.prepared_weight.rows import STREAM_GROUPS
+from cute_nvfp4.planning import packed_groups
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.planning.packed_groups import PackedGroups, RoutedGroups, choose_groups
 from cute_nvfp4.runtime.session import simulated_gpu
@@ -120,9 +121,11 @@ def test_products_back_to_back_write_one_status_in_turn(sorted_by: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROUTED)
-def test_products_of_experts(name: str, poisoned: None) -> None:
+def test_products_of_experts(name: str, poisoned: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that are slots: gathered and activated by the first product, weighted by the second; both start early."""
     layer, tiling, ctas = ROUTED[name]
+    # the reference rounds rows where they would not stream
+    monkeypatch.setattr(packed_groups, "FEW_ROWS_FP8", 8.0)
     problem = experts_problem(layer)
     e, maps = problem.experts, Maps.of(routing_maps(problem.ids, layer.experts, layer.elsewhere), layer.experts)
 
@@ -204,8 +207,8 @@ def test_experts_of_few_rows_stream() -> None:
 
     few, some = plan(8).config, plan(128 * 7).config
     assert (few.columns, few.programmatic, some.columns) == (8, "all", 16)
-    # one CTA an SM where there are few steps
-    assert (few.ctas_per_sm, some.ctas_per_sm) == (1, 2)
+    # halves of work tiles where there are fewer than CTAs
+    assert (few.slabs, some.slabs) == (4, 8)
     assert not plan(128 * 10).streams and not plan(8, "sm_120a").streams
     assert plan(8, gathered=False).config.programmatic == "x"
 

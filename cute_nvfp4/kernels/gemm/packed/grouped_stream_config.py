@@ -49,7 +49,7 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
     weighted: str = ""
     added: bool = False
     of_fp8: bool = False
-    cut_bytes: int = 48 << 10
+    cut_bytes: int = 96 << 10
 
     @property
     def weights(self) -> Packing:
