@@ -20,7 +20,7 @@ from ..target import Architecture
 from ..weight_layout import SLAB_ROWS
 from .group_costs import GROUP_COSTS, GroupCosts
 from .grouped import random_sizes, too_many_groups
-from .packed import MMA_SYNC_TILE_N, deep
+from .packed import MMA_SYNC_TILE_N, deep, in_groups
 from .packed_model import COSTS
 from .packed_problem import TILING, PackedPlan, packed_tiles
 
@@ -38,7 +38,7 @@ weights to 16 bits takes 1.6 times the instructions (one token of Qwen3-30B-A3B:
 102 and 87; H200, 2026-11-28)."""
 STREAM_TILING = "columns", "cut_bytes"
 """What a plan of the streaming kernel of groups decides beside what one without groups does."""
-GROUPED_TILING = "tile_n", "narrower", "warpgroups", "mma_m", "ctas_per_sm", "stage_tiles", "stages"
+GROUPED_TILING = "tile_n", "narrower", "warpgroups", "mma_m", "mma_groups", "ctas_per_sm", "stage_tiles", "stages"
 """What a plan of the kernel by tiles decides."""
 WIDTHS = (
     *((8,), (16,), (32,), (48,), (64,), (80,), (64, 72, 80, 96), (32, 64, 96, 128), (80, 96, 112, 128)),
@@ -259,7 +259,8 @@ def _plan(p: PackedGroups, arch: Architecture, sm_count: int, widths: tuple[int,
     if p.stack:
         # a group begun in each tile of rows
         tiles += (p.stack - 1) * -(-p.sizes[0][1] // config.out_rows)
-    return PackedPlan(config, max(1, min(tiles, sm_count * config.ctas_per_sm)))
+    plan = PackedPlan(config, max(1, min(tiles, sm_count * config.ctas_per_sm)))
+    return in_groups(plan, p.dtype) if arch.generation == "sm90" else plan
 
 
 def tile_us(config: GroupedWgmmaConfig, m: int, k: int, by: GroupCosts = GROUP_COSTS) -> float:

@@ -48,11 +48,13 @@ class PackedProblem:
 
 WRITE_STEPS = 3
 """k-tiles that a helper could multiply while it writes its sums of a tile."""
+MMA_GROUPS: dict[str, int] = {}
+"""By the dtype of x, ``mma_groups`` of plans on sm_90a; 1 of the others."""
 TILING = {
     StreamConfig: ("slabs", "warps_m", "warps_k", "stage_tiles", "stages", "ctas_per_sm", "programmatic"),
     WgmmaConfig: (
-        *("tile_n", "warpgroups", "mma_m", "k_groups", "ctas_per_sm", "cluster_rows", "split_k", "overlap"),
-        *("stage_tiles", "stages", "scheduler", "raster", "decodes_x", "programmatic"),
+        *("tile_n", "warpgroups", "mma_m", "mma_groups", "k_groups", "ctas_per_sm", "cluster_rows", "split_k"),
+        *("overlap", "stage_tiles", "stages", "scheduler", "raster", "decodes_x", "programmatic"),
     ),
 }
 """Fields of a configuration that a plan decides; the problem decides the others."""

@@ -82,7 +82,7 @@ def run_case(case: Case, schedules: list[Schedule]) -> Outcome:
 
 def cases(seed: int, random_count: int, part: tuple[int, int]) -> list[tuple[str, Case]]:
     """("structure" or "random", case) in a mixed order."""
-    every, pairs = list(structures()), Pairs(seed)
+    every, pairs = structures(), Pairs(seed)
     found = [("structure", pairs.complete(structure)) for structure in every]
     generator = np.random.default_rng(seed)
     found += [("random", random_case(generator, every)) for _ in range(random_count)]

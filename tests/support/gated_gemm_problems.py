@@ -6,6 +6,7 @@ A right output lies between what the gate and the product make of both ends of t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from cute_nvfp4.formats import FORMATS, as_bytes
 from cute_nvfp4.operand import BlockScaledTensor
 from support import backends, gemm_problems
 from support.gemm_problems import CANCELLED, DTYPES, FINISH_TOLERANCE, GUARD, TOLERANCE, Case, poisoned_memory, rounded
+from support.gemm_structures import random_case
 
 TEN_SHAPES = (
     (1536, 512, 7168), (256, 512, 256), (1536, 512, 7168), (3072, 1024, 1536), (7168, 1024, 256),
@@ -185,11 +187,9 @@ def make(gated: Gated) -> Problem:
 
 
 def random_gated(
-    generator: np.random.Generator, every: list[Case], arch: str = "sm_100a", **fixed: Any
+    generator: np.random.Generator, every: Sequence[Case], arch: str = "sm_100a", **fixed: Any
 ) -> Gated | None:
     """A problem of any size with any structure that has room for two products, or with a plan chosen for it."""
-    from support.gemm_structures import random_case
-
     case = random_case(generator, every, max_mn=500, max_k=2048, **fixed)
     found = gated_of(generator, case, FORMS[generator.integers(3)])
     return found if not case.workers or fits(found, arch) else None

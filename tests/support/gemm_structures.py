@@ -7,8 +7,9 @@ choices come up.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -39,8 +40,13 @@ def config_of(case: Case, arch: str = "sm_100a") -> GemmConfig:
     return replace(case.tiling(), arch=ARCHITECTURES[arch], **signature)
 
 
-def structures(arch: str = "sm_100a") -> Iterator[Case]:
-    """Every structure of an architecture that ``can_implement`` accepts."""
+@functools.cache
+def structures(arch: str = "sm_100a") -> tuple[Case, ...]:
+    """Every structure of an architecture that ``can_implement`` accepts; asked once, for that takes seconds."""
+    return tuple(_structures(arch))
+
+
+def _structures(arch: str) -> Iterator[Case]:
     alone = ARCHITECTURES[arch].generation == "sm120"
     options = {"store": "direct"} if alone else {}
     widths, rings = (SM120_TILE_N, ((0, 0), (2, 0))) if alone else (TILE_N, RINGS)
@@ -120,7 +126,7 @@ class Pairs:
 
 
 def random_case(
-    generator: np.random.Generator, every: list[Case], max_mn: int = 700, max_k: int = 4096, **fixed: object
+    generator: np.random.Generator, every: Sequence[Case], max_mn: int = 700, max_k: int = 4096, **fixed: object
 ) -> Case:
     """A problem of any size with any structure of ``every``, or with a plan chosen for it."""
 

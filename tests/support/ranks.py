@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -15,21 +16,30 @@ from support.forked import _context
 def ranks(work: Callable[..., None], *arguments: Any, count: int = 2, seconds: float = 120) -> None:
     """Runs ``work(rank, *arguments)`` in ``count`` processes of one group; raises unless all of them end well.
 
-    work: a function of a module that can be imported.
+    work: a function of a module that can be imported; it is imported once, by the process that forks the ranks.
     """
     with tempfile.TemporaryDirectory() as folder:
         given = Path(folder) / "store", count, list(sys.path), work, arguments
-        context = _context()
-        processes = [context.Process(target=_rank, args=(rank, *given)) for rank in range(count)]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join(seconds)
-        for process in processes:
-            if process.exitcode is None:
-                process.kill()
-    codes = [process.exitcode for process in processes]
-    assert not any(codes), f"exit codes of the ranks: {codes}"
+        process = _context().Process(target=_all, args=(Path(folder) / "codes", seconds, given))
+        process.start()
+        process.join(seconds + 30)
+        if process.exitcode is None:
+            process.kill()
+        codes = (Path(folder) / "codes").read_text() if process.exitcode == 0 else f"none, but {process.exitcode}"
+    assert codes == str([0] * count), f"exit codes of the ranks: {codes}"
+
+
+def _all(codes: Path, seconds: float, given: tuple) -> None:
+    """Forks the ranks, and writes their exit codes."""
+    processes = [multiprocessing.get_context("fork").Process(target=_rank, args=(r, *given)) for r in range(given[1])]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(seconds)
+    codes.write_text(str([process.exitcode for process in processes]))
+    for process in processes:
+        if process.exitcode is None:
+            process.kill()
 
 
 def _rank(

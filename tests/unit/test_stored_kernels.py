@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,6 +16,7 @@ import pytest
 from support import import_graph, sampling, stored_kernels
 from support.ptx_fingerprints import difference, fingerprint, normalised
 
+from cute_nvfp4.kernels.gemm.config import GemmConfig
 from cute_nvfp4.kernels.gemv.config import GemvConfig
 from cute_nvfp4.runtime import cache
 from cute_nvfp4.runtime.compile import CompiledKernel
@@ -115,6 +117,22 @@ def test_a_change_of_a_source_is_noticed(module: str, old: str, new: str, counts
         return text.replace(old, new, 1) if name == changed_module else text
 
     assert (stored_kernels.digest(GEMV, CONFIG, changed) != stored_kernels.digest(GEMV, CONFIG)) == counts
+
+
+@pytest.mark.parametrize("module,counts", [("kernels.gemm.sm100.host", True), ("kernels.gemm.sm120.host", False)])
+def test_sources_are_those_of_the_generation(module: str, counts: bool) -> None:
+    kernel, config = stored_kernels.kernels()["gemm"], GemmConfig(arch=architecture("sm_100a"))
+    changed_module = f"{import_graph.NAME}.{module}"
+
+    def changed(name: str) -> str:
+        text = stored_kernels.text_of(name)
+        return (
+            re.sub(r"^class (\w+)(.*):$", r"class \1\2:\n    changed = 1", text, flags=re.M)
+            if name == changed_module
+            else text
+        )
+
+    assert (stored_kernels.digest(kernel, config, changed) != stored_kernels.digest(kernel, config)) == counts
 
 
 @pytest.mark.parametrize("how", ["as stored", "of other sources", "caches off", "cannot be"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 import torch
 from support.gated_gemm_problems import GATES, TEN_SHAPES, Gated, Problem, fits, make, random_gated, usual_alpha
 from support.gemm_problems import Case
+from support.gemm_structures import structures
 
 from cute_nvfp4 import (
     BlockScaledTensor,
@@ -101,24 +104,23 @@ def test_gates_of_infinity_and_nan() -> None:
         assert make(Gated(replace(BASE, m=64, n=64, alpha=float("nan")), gate)).run().isnan().all()
 
 
-def _swept(count: int, seed: int) -> list:
-    from support.gemm_structures import structures
+@functools.cache
+def _drawn(count: int, seed: int) -> list[Gated]:
+    generator = np.random.default_rng(seed)
+    drawn = (random_gated(generator, structures()) for _ in range(100 * count))
+    return list(itertools.islice((g for g in drawn if g is not None), count))
 
-    generator, every = np.random.default_rng(seed), list(structures())
-    drawn = (random_gated(generator, every) for _ in range(100 * count))
-    return [pytest.param(g, id=f"{i}-{g}") for i, g in zip(range(count), (g for g in drawn if g is not None))]
 
-
-@pytest.mark.parametrize("gated", _swept(8, 5))
-def test_random(gated: Gated) -> None:
-    problem = make(gated)
+@pytest.mark.parametrize("index", range(8))
+def test_random(index: int) -> None:
+    problem = make(_drawn(8, 5)[index])
     problem.check(problem.run())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("index", range(100))
 def test_random_more(index: int) -> None:
-    gated = _swept(1, 1000 + index)[0].values[0]
+    (gated,) = _drawn(1, 1000 + index)
     problem = make(gated)
     problem.check(problem.run())
 

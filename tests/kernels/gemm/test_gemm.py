@@ -259,7 +259,7 @@ def test_other_architectures(arch: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_random_problems() -> None:
-    generator, every = np.random.default_rng(7), list(structures())
+    generator, every = np.random.default_rng(7), structures()
     for _ in range(2):
         run(random_case(generator, every, max_mn=300, max_k=1500))
 
@@ -267,7 +267,7 @@ def test_random_problems() -> None:
 @pytest.mark.sim_only("draws problems and runs none")
 def test_draws_cover_all_pairs() -> None:
     """A hundredth of the structures already meets most pairs of choices that there can be."""
-    pairs, every = Pairs(), list(structures())
+    pairs, every = Pairs(), structures()
     drawn = [pairs.complete(structure) for structure in every[::25]]
     for name, count in (("out", 7), ("bias", 3), ("batch", 3), ("dtype", 3)):
         for other, choices in (("swap", 2), ("store", 2), ("tile_n", 4), ("pair", 2), ("scheduler", 2), ("exact", 2)):
@@ -286,6 +286,6 @@ def test_ten_shapes() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_random_problems_more() -> None:
-    generator, every = np.random.default_rng(8), list(structures())
+    generator, every = np.random.default_rng(8), structures()
     for _ in range(200):
         run(random_case(generator, every))

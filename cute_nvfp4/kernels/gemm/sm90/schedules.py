@@ -119,8 +119,10 @@ TALL_COLUMNS_FP8 = 160
 """The same of FP8, whose fragments of the weight are half as large."""
 
 
-def limit_of_mma_m(c: WgmmaConfig) -> str:
-    """Why warpgroups cannot have 128 rows of the weight each, or an empty string."""
+def limit_of_mma(c: WgmmaConfig) -> str:
+    """Why wgmmas cannot be divided into such groups, or be for 128 rows of each warpgroup, or an empty string."""
+    if c.mma_groups != 1 and (c.mma_groups != 2 or c.arch.generation != "sm90" or c.weights.in_rows):
+        return explain("mma_groups", got=c.mma_groups, expected="1, or on sm_90a 2 with packed weights")
     most = TALL_COLUMNS_FP8 if c.fp8 else TALL_COLUMNS
     whole = c.scheduler == "static" and c.k_parts == 1 and not (c.overlap or c.promoted or c.weights.in_rows)
     two = c.warpgroups == 2 and c.ctas_per_sm == 1 and c.arch.generation == "sm90"
