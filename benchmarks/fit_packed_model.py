@@ -138,8 +138,8 @@ Model = Callable[[Sequence[Any], Mapping[str, float]], np.ndarray]
 
 
 class Problem:
-    """The residuals of ``rows`` and their derivatives. model: µs of each plan of ``rows`` by values of constants. fewest:
-    plans that must depend on a constant for a fit to determine it."""
+    """The residuals of ``rows`` and their derivatives. model: µs of each plan of ``rows`` by values of constants.
+    fewest: plans that must depend on a constant for a fit to determine it."""
 
     def __init__(self, rows: Sequence[Any], model: Model = modelled, fewest: int = FEWEST) -> None:
         self.rows, self.model, self.fewest = rows, model, fewest
