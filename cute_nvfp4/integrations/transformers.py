@@ -23,7 +23,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import NVFP4
-from cute_nvfp4.integrations.transformers_plans import exchanging, planned, ranks
+from cute_nvfp4.integrations.transformers_plans import exchanging, experts_of_rank, plan_whole_experts, planned, ranks
 from cute_nvfp4.nn.expert_modules import first_stack, why_not
 from cute_nvfp4.nn.experts import PackedExperts
 from cute_nvfp4.nn.layout_configs import compressed_tensors_config, is_packed, modelopt_config
@@ -155,7 +155,8 @@ class CuteNvfp4Quantizer(HfQuantizer):
             if reason:
                 raise OperandError.of(parent, got=reason, expected="[gate; up] (E, 2 I, H), down (E, H, I), no bias")
             self._experts.add(parent)
-            modules[parent] = StoredExperts(parent, modules[parent])
+            mine = experts_of_rank(model, parent, modules[parent].down_proj.shape[0])
+            modules[parent] = StoredExperts(parent, modules[parent], mine)
             model.set_submodule(parent, modules[parent])
         layer.name = f"{parent}.{match['expert']}.{match['projection']}"
         modules[parent].add(match["expert"], match["projection"], layer)
@@ -164,6 +165,8 @@ class CuteNvfp4Quantizer(HfQuantizer):
     def update_parallel_plan(self, model: Any, plan: dict[str, str]) -> None:
         """Makes the model's tensor parallel plan one of the tensors that the file has, and refuses what cannot be cut:
         each rank then reads its shard of codes and scales, and packs that."""
+        if plan is model.ep_plan and plan:
+            plan_whole_experts(model, plan)
         if plan is model.tp_plan and plan:
             self._styles = planned(model, plan, {place: model.get_submodule(place) for place in self._places})
 

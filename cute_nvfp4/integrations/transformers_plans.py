@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.nn.linear import NVFP4Linear
-from cute_nvfp4.nn.loaded_shards import Cut, check_cut
+from cute_nvfp4.nn.loaded_shards import FEWER, Cut, check_cut
 from cute_nvfp4.nn.stored import StoredExperts, StoredLinear
 
 COLUMNS = {"colwise": False, "packed_colwise": False, "colwise_rep": True, "colwise_gather_output": True}
@@ -30,11 +32,42 @@ def ranks(model: Any) -> int:
     wanted = getattr(model.config, "distributed_config", None)
     if not hasattr(wanted, "tp_size"):
         return 1
-    others = [name for name in ("ep_size", "fsdp_size", "dp_replicate_size", "pp_size") if getattr(wanted, name, 1) > 1]
+    others = [name for name in ("fsdp_size", "dp_replicate_size", "pp_size") if getattr(wanted, name, 1) > 1]
     if others:
-        hint = "Experts over ranks: shard_experts and ExpertParallel (docs/how-to/use_two_gpus.md)."
-        raise OperandError.of("distributed_config", got=f"{', '.join(others)} above 1", expected="tp_size", hint=hint)
+        raise OperandError.of("distributed_config", got=f"{', '.join(others)} above 1", expected="tp_size and ep_size")
+    if wanted.ep_size not in (1, wanted.tp_size):
+        got = f"ep_size {wanted.ep_size}, tp_size {wanted.tp_size}"
+        hint = "Other rows on each rank: shard_experts and ExpertParallel (docs/how-to/use_two_gpus.md)."
+        raise OperandError.of("distributed_config", got=got, expected="ep_size = tp_size, or 1", hint=hint)
     return wanted.tp_size
+
+
+def experts_of_rank(model: Any, name: str, count: int) -> range:
+    """The numbers of the experts that this rank reads, of ``count``: all, unless whole experts lie on ranks
+    (``ep_size``). The rest of ``name`` in a file is nothing that a loader misses.
+
+    Raises:
+        OperandError: they do not divide.
+    """
+    size = getattr(getattr(model.config, "distributed_config", None), "ep_size", 1)
+    if size == 1:
+        return range(count)
+    if count % size:
+        raise OperandError.of(f"{name} over {size} ranks", got=count, expected=f"a multiple of {size}", hint=FEWER)
+    others = {rf"^{re.escape(name)}\."}
+    model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()), *others}
+    mine = count // size
+    return range(dist.get_rank() * mine, (dist.get_rank() + 1) * mine)
+
+
+def plan_whole_experts(model: Any, plan: dict[str, str]) -> None:
+    """Takes the rules for stacks out of a plan of expert parallelism: each rank has read its experts alone."""
+    from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard as generic
+
+    for name, module in model.named_modules():
+        if isinstance(module, StoredExperts):
+            for stack in (module.first, "down_proj"):
+                plan.pop(f"{generic(name)}.{stack}", None)
 
 
 def planned(model: Any, plan: dict[str, str], layers: Mapping[str, StoredLinear]) -> dict[str, str]:
@@ -59,7 +92,7 @@ def planned(model: Any, plan: dict[str, str], layers: Mapping[str, StoredLinear]
     found = {name: rules[generic(name)] for name in layers if generic(name) in rules}
     for name, style in found.items():
         _check(name, style, layers[name], count)
-    for place, module in experts.items():
+    for place, module in experts.items() if model.config.distributed_config.ep_size == 1 else ():
         for name, layer in module.named_modules(prefix=place):
             if isinstance(layer, StoredLinear) and generic(name) in rules:
                 _check(name, rules[generic(name)], layer, count)
@@ -93,7 +126,7 @@ def _check_heads(model: Any, styles: Mapping[str, str], count: int) -> None:
     if cut and isinstance(heads, int) and heads % count:
         expected = f"a multiple of {count}"
         what = f"num_key_value_heads over {count} ranks"
-        raise OperandError.of(what, got=heads, expected=expected, hint="Use fewer ranks.")
+        raise OperandError.of(what, got=heads, expected=expected, hint=FEWER)
 
 
 def exchanging(made: torch.nn.Module, old: torch.nn.Linear, cut: Cut, style: str) -> torch.nn.Module:

@@ -73,10 +73,12 @@ class PackedExperts(torch.nn.Module):
     too. backend: as for ``moe``.
 
     ``stored`` has the small tensors of each matrix that a checkpoint had, by expert and name (``nn.layouts``).
-    ``shard`` is set where each rank has a part of I of every expert (``nn.loaded_shards``): results are added.
+    ``shard`` is set where each rank has a part of I of every expert, or some of the experts (``nn.loaded_shards``):
+    results are added. ``first`` is the number of this rank's first expert among all.
     """
 
     shard: LinearShard | None = None
+    first: int = 0
     _experts: Experts | None = None
     _lost: tuple[Rewritten | None, ...] = (None, None)
     _wanted: torch.dtype | None = None
@@ -115,7 +117,7 @@ class PackedExperts(torch.nn.Module):
             y = self._by_torch(hidden_states, top_k_index, top_k_weights)
         else:
             experts = self._made(target, hidden_states.dtype)
-            y = moe(hidden_states, top_k_index, top_k_weights, experts, backend=self.backend)
+            y = moe(hidden_states, top_k_index, top_k_weights, experts, offset=self.first, backend=self.backend)
         return y if self.shard is None else self.shard.summed(y)
 
     def prepare(self, dtype: torch.dtype = torch.bfloat16, *, release: bool = True) -> Self:
@@ -254,6 +256,7 @@ class PackedExperts(torch.nn.Module):
         stacks = self.stacks()
         biases = [self._buffers[f"{name}_bias"] for name in STACKS]
         out = torch.zeros_like(x)
+        ids = ids - self.first
         for expert in ids.unique().tolist():
             if not 0 <= expert < self.num_experts:
                 continue

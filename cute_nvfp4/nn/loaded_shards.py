@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.nn.shard import LinearShard
 
-_FEWER = "Use fewer ranks, or load in one process."
+FEWER = "Use fewer ranks, or load in one process."
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,10 +70,10 @@ def check_cut(name: str, axis: str, n: int, k: int, block: int, count: int) -> N
     """
     if axis == "columns" and n % count:
         got, expected = n, f"a multiple of {count}"
-        raise OperandError.of(f"rows (N) of {name} over {count} ranks", got=got, expected=expected, hint=_FEWER)
+        raise OperandError.of(f"rows (N) of {name} over {count} ranks", got=got, expected=expected, hint=FEWER)
     if axis == "rows" and k % (count * block):
         expected = f"a multiple of {count * block} (ranks times {block}, which share a scale)"
-        raise OperandError.of(f"columns (K) of {name} over {count} ranks", got=k, expected=expected, hint=_FEWER)
+        raise OperandError.of(f"columns (K) of {name} over {count} ranks", got=k, expected=expected, hint=FEWER)
 
 
 _CUT_ALONG = {
@@ -91,13 +91,18 @@ def whole_tensors(found: dict[str, torch.Tensor], shard: LinearShard | None) -> 
 
 
 def whole_experts(found: dict[str, torch.Tensor], shard: LinearShard | None) -> dict[str, torch.Tensor]:
-    """The tensors of all experts of which each rank has shards, named by expert, matrix and tensor: all matrices but
-    ``down_proj`` are cut by rows."""
+    """The tensors of all experts of which each rank has shards or some whole, named by expert, matrix and tensor. All
+    matrices but ``down_proj`` are cut by rows."""
     if shard is None:
         return found
     made = {}
     for name, x in found.items():
         matrix, part = name.split(".")[-2:]
+        if shard.axis == "experts":
+            expert, count = int(name.split(".")[0]), 1 + max(int(key.split(".")[0]) for key in found)
+            every = _of_all(x, shard)
+            made |= {f"{rank * count + expert}.{matrix}.{part}": y for rank, y in enumerate(every)}
+            continue
         axis = "rows" if matrix == "down_proj" else "columns"
         made[name] = _whole(x, _CUT_ALONG[axis][part], shard) if part in _CUT_ALONG[axis] else x
     return made
@@ -105,10 +110,18 @@ def whole_experts(found: dict[str, torch.Tensor], shard: LinearShard | None) -> 
 
 def _whole(x: torch.Tensor, dim: int, shard: LinearShard) -> torch.Tensor:
     """A tensor of the shards that the ranks have."""
+    every = _of_all(x, shard)
+    if x.element_size() == 1:
+        every = [y.view(torch.uint8) for y in every]
+    if dim == 0 and shard.parts > 1:
+        return torch.cat([y.unflatten(0, (shard.parts, -1)) for y in every], dim=1).flatten(0, 1).view(x.dtype)
+    return torch.cat(every, dim=dim).view(x.dtype)
+
+
+def _of_all(x: torch.Tensor, shard: LinearShard) -> list[torch.Tensor]:
+    """The tensors that the ranks have in the place of x, in their order."""
     mine = x.detach().contiguous()
     sent = mine.view(torch.uint8) if mine.element_size() == 1 else mine
     every = [torch.empty_like(sent) for _ in range(dist.get_world_size(shard.group))]
     dist.all_gather(every, sent, group=shard.group)
-    if dim == 0 and shard.parts > 1:
-        return torch.cat([y.unflatten(0, (shard.parts, -1)) for y in every], dim=1).flatten(0, 1).view(x.dtype)
-    return torch.cat(every, dim=dim).view(x.dtype)
+    return [y.view(x.dtype) for y in every]

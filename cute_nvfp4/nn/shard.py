@@ -23,6 +23,7 @@ class LinearShard:
     axis: "columns" for a column-parallel layer, which has rows (N) of W; every rank is given the same x, and gradients
     of x are added over the ranks. "rows" for a row-parallel layer, which has columns (K) of W and of x; its results
     are added over the ranks, and an x that is quantized with a computed global scale has that of all columns.
+    "experts" where a rank has some of a layer's experts: results are added, too.
     gathered: whether a column-parallel layer gives the results of all ranks.
     sums: what adds results that it holds; others are added by an all-reduce of the group.
     split: whether a row-parallel layer is given all columns of x, as every rank has them.

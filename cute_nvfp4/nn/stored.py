@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import MXFP4
@@ -16,6 +17,7 @@ from cute_nvfp4.nn.experts import STACKS, ExpertForm, PackedExperts, Stack
 from cute_nvfp4.nn.layouts import CheckpointLayer, Layout, TensorInfo, aligned, quantized_layers, read_layer, tensors_of
 from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.nn.loaded_shards import Cut, local
+from cute_nvfp4.nn.shard import LinearShard
 from cute_nvfp4.runtime.backend import Backend
 
 _EXPERTS = ("gate_up_proj", "down_proj")
@@ -143,17 +145,24 @@ class StoredLinear(torch.nn.Module):
 
 
 class StoredExperts(torch.nn.Module):
-    """Experts' tensors as a file has them, each expert a child with its layers; ``old`` has all of them in two."""
+    """Experts' tensors as a file has them, each expert a child with its layers; ``old`` has all of them in two.
 
-    def __init__(self, name: str, old: torch.nn.Module) -> None:
+    mine: the numbers of those that this rank has; None for all.
+    """
+
+    def __init__(self, name: str, old: torch.nn.Module, mine: range | None = None) -> None:
         super().__init__()
         self.name, self.first = name, first_stack(old)
+        self.mine = range(old.down_proj.shape[0]) if mine is None else mine
+        self.num_experts = len(self.mine)
         self.names = GATED if self.first == "gate_up_proj" else GATED[1:]
         # no child: its parameters are none of the checkpoint's
         object.__setattr__(self, "old", old)
 
     def add(self, expert: str, projection: str, layer: StoredLinear) -> None:
-        """Takes in a layer of an expert."""
+        """Takes in a layer of an expert, if this rank has it."""
+        if int(expert) not in self.mine:
+            return
         if expert not in self._modules:
             self.add_module(expert, torch.nn.ModuleDict())
         self._modules[expert][projection] = layer
@@ -167,7 +176,7 @@ class StoredExperts(torch.nn.Module):
         """
         count, hidden, inner = self.old.down_proj.shape
         layers: list[list[StoredLinear]] = []
-        for i in range(count):
+        for i in self.mine:
             found = dict(self._modules[str(i)].items()) if str(i) in self._modules else {}
             missing = [name for name in self.names if name not in found]
             if missing:
@@ -183,16 +192,17 @@ class StoredExperts(torch.nn.Module):
             )
         cut = layers[0][-1].cut
         if len(layouts) > 1 or None in layouts or "pre_quant_scale" in parts:
-            if cut is not None:
-                got = "experts of several formats, or scaled along K, which are decoded"
-                hint = "Load in one process."
+            if cut is not None or len(self.mine) < count:
+                got, hint = "experts of several formats, or scaled along K, which are decoded", "Load in one process."
                 raise OperandError.of(f"shards of {self.name}", got=got, expected="4 bits of one layout", hint=hint)
             return self._decoded(layers, sizes)
         read = [[layer.read(size) for layer, size in zip(row, sizes)] for row in layers]
         form = ExpertForm(next(iter(layouts)).format, activation_of(self.old))
         stacks = (Stack.of([[x.weight for x in row[part]] for row in read]) for part in (slice(-1), slice(-1, None)))
         made = PackedExperts(*stacks, form, input_rule=input_rule, backend=backend)
-        made.shard = None if cut is None else cut.shard()
+        made.shard, made.first = None if cut is None else cut.shard(), self.mine.start
+        if len(self.mine) < count:
+            made.shard = LinearShard("experts", dist.group.WORLD)
         for i, row in enumerate(read):
             made.stored |= {(i, name): (x.convention, x.stored) for name, x in zip(self.names, row)}
         return made

@@ -1,4 +1,4 @@
-"""The fast path of grouped_gemm, where operands are like those of an earlier call of one launch.
+"""The fast path of grouped_gemm, where operands are like those of an earlier call that needed only their addresses.
 
 Keys of operands say that they are of the same kind; of bare tensors torch's own guards say it in C++, of all at once:
 dtypes, shapes, strides, devices and gradients are those of a call that was planned and checked. What neither sees are
@@ -42,7 +42,7 @@ def repeated(problems: Any, gate: str, out: Any, out_dtype: Any, backend: Any) -
 
 def remember(call: Any, results: list[Tensor], problems: Any, gate: str, out: Any, *options: Any) -> None:
     """Keeps ``call``, which gave ``results``, if later ones of its kind can be as short."""
-    if isinstance(call, GroupsCall) and call.whole and call.before is None and call.launch.only_addresses:
+    if isinstance(call, GroupsCall) and call.whole and call.before is None and call.launch.repeatable:
         again = RepeatedCall(call, problems, results, out is not None)
         if again.usable:
             CALLS[_key(problems, gate, out, *options)] = again
@@ -60,6 +60,7 @@ class RepeatedCall:
     def __init__(self, call: GroupsCall, problems: Sequence[Pair], outs: list[Tensor], given: bool) -> None:
         launch = self._launch = call.launch
         self._run, self._new = getattr(launch.launch, "of_values", None), call.new
+        self._decodes = not launch.only_addresses
         n = self._groups = len(problems)
         scale_parts = [part for part, how in launch.scales.items() if how != "none"]
         self._tensors, self._scales = reader(launch.operands), reader(scale_parts)
@@ -91,7 +92,9 @@ class RepeatedCall:
             if values is None:
                 return None
             self._known[places] = values
-        if self._run is None:
+        if self._decodes:
+            self._launch(values, (problems, outs, None))
+        elif self._run is None:
             self._launch.launch(values, (problems, outs, None, NO_ROOM, None))
         else:
             self._run(values)
@@ -105,7 +108,8 @@ class RepeatedCall:
             return None
         if given and overlap(zip(places, map(add, places, self._sizes), self._written)):
             return None
-        return (*self._launch.ordered(places), 1.0, *(places[self._count + i] for i in self._factors))
+        operands = places[: self._count] if self._decodes else self._launch.ordered(places)
+        return (*operands, 1.0, *(places[self._count + i] for i in self._factors))
 
     def _steps_of(self, places: Sequence[int]) -> list[int]:
         """How far the global scales of groups are from the first one's."""

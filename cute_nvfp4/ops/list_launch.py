@@ -76,7 +76,8 @@ class ListLaunch:
 
     scale_parts: the global scales: of a, and of b for each product. operands: the parts of a group that are read, in
     the order of its record, which ends with its output. names_an_output: whether the first group's output is given once
-    more, where groups are parameters. only_addresses: whether a call is one launch that needs nothing but addresses.
+    more, where groups are parameters. only_addresses: whether a call is one launch that needs nothing but addresses;
+    repeatable: whether it needs nothing else but room for decoded operands.
     ordered: from the addresses of all groups' first part, of their second, and so on, to their order in the launch.
     scales: how the global scales of each part lie (``arranged``). factors: what multiplies the products, one product
     after the other: parts, or None for alpha's tensor. outs_at, alpha_at: places among the ``values``.
@@ -119,6 +120,7 @@ class ListLaunch:
         self.ordered = itemgetter(*places, *places[self._columns - 1 : self._columns][: self.names_an_output])
         self.gathers = "apart" in self.scales.values()
         self.only_addresses = not (self._decode or self._maps or self.gathers)
+        self.repeatable = not (self._maps or self.gathers)
 
     def _decoder(self, pairs: Sequence[Pair], target: Target) -> ListDequantizeCall | None:
         """What decodes all a, whose data and scales are then the last operands."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +32,13 @@ WHOLE_INPUTS = {
     "model.layers.*.mlp.down_proj": "rowwise_split_input",
 }
 """A plan with the other styles of transformers."""
+
+
+WHOLE_EXPERTS: dict[str, str] = {}
+"""In the place of a plan: every rank has some of the experts whole."""
+
+
+MIXTURES = {"mixture": None, "mixture, whole experts": WHOLE_EXPERTS}
 
 
 def counted() -> list[int]:
@@ -66,7 +74,7 @@ def loaded(rank: int, folder: Path, plans: dict[str, dict[str, str] | None]) -> 
     read, count = counted(), torch.distributed.get_world_size()
     for name, plan in plans.items():
         read.clear()
-        options = {} if plan is None else {"tp_plan": plan}
+        options = {"ep_size": count} if plan == WHOLE_EXPERTS else {} if plan is None else {"tp_plan": plan}
         model = load(folder / name.split(",")[0], distributed_config=DistributedConfig(tp_size=count, **options))
         found = run(model) | {"read": sum(read)}
         model.save_pretrained(folder / f"{name} saved")
@@ -98,8 +106,8 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
     module.register(compressed_tensors=True)
     published(tmp_path / "llama", "modelopt")
     published_mixture(tmp_path / "mixture", "compressed-tensors")
-    ranks(loaded, tmp_path, {"llama": None, "llama, whole inputs": WHOLE_INPUTS, "mixture": None})
-    for name in ("llama", "llama, whole inputs", "mixture"):
+    ranks(loaded, tmp_path, {"llama": None, "llama, whole inputs": WHOLE_INPUTS, **MIXTURES})
+    for name in ("llama", "llama, whole inputs", *MIXTURES):
         check(tmp_path, name, 2)
     for rank in range(2):
         found = [torch.load(tmp_path / f"{name} {rank}.pt") for name in ("llama", "auto")]
@@ -109,8 +117,9 @@ def test_two_processes_are_one(tmp_path: Path) -> None:
 def test_four_processes_are_one(tmp_path: Path) -> None:
     """A rank's share of a row of ``down_proj`` is one block."""
     published_mixture(tmp_path / "mixture", "modelopt", **FOUR)
-    ranks(loaded, tmp_path, {"mixture": None}, count=4)
-    check(tmp_path, "mixture", 4)
+    ranks(loaded, tmp_path, MIXTURES, count=4)
+    for name in MIXTURES:
+        check(tmp_path, name, 4)
 
 
 def planned(folder: Path, **options: Any) -> Any:
@@ -131,8 +140,8 @@ def planned(folder: Path, **options: Any) -> Any:
         ({"tp_size": 4}, r"columns \(K\) of .*down_proj over 4 ranks: got 96, expected a multiple of 64 .*fewer ranks"),
         ({"tp_size": 3}, r"rows \(N\) of .*k_proj over 3 ranks: got 32, expected a multiple of 3"),
         ({"tp_size": 2, "tp_plan": {"model.layers.*.mlp.up_proj": "all_reduce"}}, r"got 'all_reduce', expected one of"),
-        ({"tp_size": 2, "ep_size": 2}, r"got ep_size above 1, expected tp_size.*ExpertParallel"),
-        ({"tp_size": 1, "fsdp_size": 2}, r"got fsdp_size above 1"),
+        ({"tp_size": 2, "fsdp_size": 2, "ep_size": 2}, r"got fsdp_size above 1"),
+        ({"fsdp_size": 2}, r"got fsdp_size above 1"),
     ],
 )
 def test_what_cannot_be_divided(options: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -156,6 +165,14 @@ def test_rules_of_experts(tmp_path: Path) -> None:
     assert rules == {"*.gate_proj": "colwise", "*.up_proj": "colwise", "*.down_proj": "rowwise"}
     with pytest.raises(OperandError, match=r"columns \(K\) of .*experts.0.down_proj over 4 ranks: got 32"):
         planned(tmp_path / "given", tp_size=4)
+
+
+def test_whole_experts_that_do_not_divide(tmp_path: Path) -> None:
+    published_mixture(tmp_path / "given", "modelopt")
+    with pytest.raises(OperandError, match=r"mlp.experts over 3 ranks: got 4, expected a multiple of 3.*fewer ranks"):
+        planned(tmp_path / "given", tp_size=3, ep_size=3)
+    with pytest.raises(OperandError, match=r"got ep_size 4, tp_size 2, expected ep_size = tp_size"):
+        module.ranks(SimpleNamespace(config=SimpleNamespace(distributed_config=SimpleNamespace(tp_size=2, ep_size=4))))
 
 
 def test_a_model_in_16_bits_is_not_divided(tmp_path: Path) -> None:

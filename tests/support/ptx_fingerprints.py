@@ -242,7 +242,10 @@ def _packed() -> Iterator[tuple[str, Callable]]:
         "gated": {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": 2, "stages": 16, "factors": 1, "gate": "silu"},
         "mxfp8": {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": 2, "packing": "mxfp8"},
     }
+    plain = {"packing": "nvfp4_rows", "dtype": "float16", "out": "float16", "scheduler": "static"}
     wgmmas = {
+        "plain": {"batched": True, "bias": "float32", **plain},
+        "plain, x decoded": {"decodes_x": True, "split_k": 2, **plain},
         "n32": {"tile_n": 32, "ctas_per_sm": 2, "factors": 1},
         "n128": {"tile_n": 128, "bias": "bfloat16"},
         "n256 cluster": {"tile_n": 256, "cluster_rows": 2, "scheduler": "static", "dtype": "float16", "out": "float16"},

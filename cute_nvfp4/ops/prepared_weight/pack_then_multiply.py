@@ -95,7 +95,7 @@ def _matrix(a: BlockScaledTensor, i: int) -> BlockScaledTensor:
 class PackThenMultiplyList:
     """The planned launches of a list of groups: one packs the weight of each, then those of ``PreparedList``."""
 
-    only_addresses: ClassVar[bool] = False
+    repeatable: ClassVar[bool] = False
 
     def __init__(self, r: ListRequest) -> None:
         check_plan(r.config)

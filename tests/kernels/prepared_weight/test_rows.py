@@ -11,8 +11,10 @@ from support import backends
 from support.mutants import FIRST, LAST, Ptx, Source, at, constant, drop, instead, offset, outcome, traced_with
 
 from cute_nvfp4 import BlockScaledTensor, gated_gemm, gemm, grouped_gemm, prepare, simulating, to_blocked
+from cute_nvfp4.errors import OperandError
 from cute_nvfp4.kernels.gemm.packed.rows import column_of
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig, can_implement
+from cute_nvfp4.ops import list_fast_path
 from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, candidates
 from cute_nvfp4.runtime.session import simulated_gpu
 from cute_nvfp4.sim import Race, adversarial
@@ -145,6 +147,24 @@ def test_list(groups: int) -> None:
     # the product starts while x is decoded, or while its tensor maps are written
     assert all(run.launch.programmatic for run in runs[-1:])
     exact = grouped_gemm(problems, alpha=0.5, backend="reference", out_dtype=torch.float32)
+    assert all(off(x, y) < 2.0**-20 for x, y in zip(outs, exact))
+
+
+def test_a_list_like_one_before_takes_the_fast_path() -> None:
+    """Other operands of the same kind are decoded and multiplied; an output over an input is refused there, too."""
+    sizes, first, second = ((20, 40), (3, 24)), [], []
+    for seed, problems in ((0, first), (9, second)):
+        pairs = [(operand(m, 128, seed + m), operand(n, 128, seed + n)) for m, n in sizes]
+        problems += [tuple(replace(x, global_scale=None) for x in pair) for pair in pairs]
+    outs = [torch.full(size, float("nan"), device=backends.device()) for size in sizes]
+    memory = second[0][1].data.view(torch.float32).flatten()[:72].view(3, 24)
+    with simulating("sm_90a"):
+        grouped_gemm(first, out=[torch.empty_like(out) for out in outs])
+        assert list_fast_path.repeated(second, "", outs, None, "auto") is not None
+        assert list_fast_path.repeated(second, "", [outs[0], memory], None, "auto") is None
+        with pytest.raises(OperandError, match="memory of data of b"):
+            grouped_gemm(second, out=[outs[0], memory])
+    exact = grouped_gemm(second, backend="reference", out_dtype=torch.float32)
     assert all(off(x, y) < 2.0**-20 for x, y in zip(outs, exact))
 
 
