@@ -15,7 +15,7 @@ from support.roads import Roads
 
 from cute_nvfp4 import moe, prepare_experts, quantize, simulating
 from cute_nvfp4.errors import OperandError, OperandTypeError
-from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
+from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
 from cute_nvfp4.kernels.moe import few
 from cute_nvfp4.kernels.moe.few import SlotIds
 from cute_nvfp4.ops.moe.layer import MOE
@@ -221,6 +221,22 @@ def test_gathering_has_no_fence() -> None:
     ptx = ROUTED.compile(config).ptx
     begin = ptx.rindex("mbarrier.try_wait", 0, ptx.index("cp.async.cg"))
     assert "fence.proxy" not in ptx[begin : ptx.index("cp.async.mbarrier")]
+
+
+def test_wide_gathered_tiles_are_refused() -> None:
+    """In 16 bits ptxas would let no two of their products run at the same time."""
+    assert "at most 144" in can_implement_groups(GroupedWgmmaConfig(tile_n=256, gathered=True))
+    assert can_implement_groups(GroupedWgmmaConfig(tile_n=256, gathered=True, dtype="float8_e4m3fn")) == ""
+
+
+@pytest.mark.sim_only("asks the simulator for hazards between launches")
+def test_rows_are_quantized_while_maps_are_made(poisoned: None) -> None:
+    """The launch that quantizes rows of x starts early, and that which quantizes rows in between does not."""
+    problem = Problem(dataclasses.replace(FP8, hidden=1056, tokens=30))
+    with simulating("sm_90a", checks=True) as runs:
+        assert problem.right(problem.run())
+    early = [x.launch.programmatic for x in runs if x.launch.grid[2] == 1]
+    assert [x.name for x in runs][1:3] == ["moe_product"] * 2 and early == [False, True, False, True]
 
 
 ALWAYS, ZERO = "setp.eq.s32 {0}, 0, 0;", "mov.b32 {0}, 0;"
