@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cutlass import Float32, Int32
 from support import backends
 from support.moe_problems import Layer, Problem, random_layer
 from support.mutants import Mutant, Source, at, drop, instead, is_noticed, operand, outcome
@@ -15,6 +16,8 @@ from support.roads import Roads
 
 from cute_nvfp4 import moe, prepare_experts, quantize, simulating
 from cute_nvfp4.errors import OperandError, OperandTypeError
+from cute_nvfp4.kernels.gemm.packed import decode
+from cute_nvfp4.kernels.gemm.packed.grouped_stream import GroupPlace, StreamGroups
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
 from cute_nvfp4.kernels.moe import few
 from cute_nvfp4.kernels.moe.few import SlotIds
@@ -263,11 +266,22 @@ OF_FEW = (
 )
 
 
+def _ones(groups: StreamGroups, place: GroupPlace, quad_row: Int32) -> list[tuple[Float32, ...]]:
+    return [(Float32(1.0),) * 4] * groups.config.products
+
+
+OF_FP8 = (
+    Mutant("signs of another row", Source(decode, "SIGN_SHIFT", 0), "stream_groups", noticed=""),
+    Mutant("rows without their factors", Source(StreamGroups, "ask_row_factors", _ones), "stream_groups", noticed=""),
+)
+
+
 @pytest.mark.sim_only("changes PTX")
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("mutant", [*MUTANTS, *OF_FEW], ids=str)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *OF_FEW, *OF_FP8], ids=str)
 def test_mutant_is_noticed(mutant: Mutant) -> None:
-    problem = Problem(FEW if mutant in OF_FEW else dataclasses.replace(GPT_OSS, tokens=30))
+    layer = FEW_FP8 if mutant in OF_FP8 else FEW if mutant in OF_FEW else dataclasses.replace(GPT_OSS, tokens=30)
+    problem = Problem(layer)
     # where the limits are met
     problem.x *= 8
     assert outcome(None, lambda: problem.right(problem.run()), "sm_90a") == ""
