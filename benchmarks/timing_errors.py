@@ -33,8 +33,8 @@ HELD_OUT: dict[str, tuple[tuple[tuple[Case, ...], Path, Path], ...]] = {
         (HELD_OUT_4, RESULTS / "timing_predicted_h100.json", RESULTS / "timing_fresh_nvidia_h100_80gb_hbm3.json"),
     ),
 }
-"""Launches that were predicted before they were measured: which, the predictions, and the measurement; the last of a GPU
-by the clock as it is."""
+"""Launches that were predicted before they were measured: which, the predictions, and the measurement; those of a GPU
+that came last are by the clock as it is."""
 
 
 def held_out(clock: str) -> list[list[Row]]:
