@@ -138,10 +138,11 @@ Model = Callable[[Sequence[Any], Mapping[str, float]], np.ndarray]
 
 
 class Problem:
-    """The residuals of ``rows`` and their derivatives. model: µs of each plan of ``rows`` by values of constants."""
+    """The residuals of ``rows`` and their derivatives. model: µs of each plan of ``rows`` by values of constants.
+    fewest: plans that must depend on a constant for a fit to determine it."""
 
-    def __init__(self, rows: Sequence[Any], model: Model = modelled) -> None:
-        self.rows, self.model = rows, model
+    def __init__(self, rows: Sequence[Any], model: Model = modelled, fewest: int = FEWEST) -> None:
+        self.rows, self.model, self.fewest = rows, model, fewest
         self.us = np.array([row.us for row in rows])
         self.weights = np.array([row.best / row.us for row in rows])
         _, *others = dict.fromkeys(row.record for row in rows)
@@ -204,7 +205,10 @@ def dependents(problem: Problem, values: Mapping[str, float]) -> dict[str, int]:
 def fit(problem: Problem, values: Mapping[str, float]) -> Fit:
     """Fits what the record determines; the others stay at ``values``."""
     counts = dependents(problem, values)
-    names, offsets = [name for name, count in counts.items() if count >= FEWEST], dict.fromkeys(problem.members, 0.0)
+    names, offsets = (
+        [name for name, count in counts.items() if count >= problem.fewest],
+        dict.fromkeys(problem.members, 0.0),
+    )
     while True:
         found = problem.descend(values, offsets, names)
         kept = [name for name in names if found.errors[name] <= LARGEST_ERROR]

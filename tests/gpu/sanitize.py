@@ -100,6 +100,9 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
     of_fp8 = [prepare_weight(*some, dtype=e4m3) for some in ((w,), (w, w), (stack,))]
     eight = PackedPlan(replace(groups.config, dtype="float8_e4m3fn"), groups.workers)
     wide = [quantize(torch.randn(m, 384, device=device), backend="reference") for m in (40, 200, 200)]
+    batch = [quantize(torch.randn(2, m, 384, device=device), backend="reference") for m in (40, 200)]
+    tiles = {"tile_n": 64, "scheduler": "static", "stages": 2, "packing": "nvfp4_rows", "dtype": "float16"}
+    in_place = PackedPlan(WgmmaConfig(decodes_x=True, **tiles), 3)
     rows_of_fp8: dict[str, Any] = {"global_scale": None, "format": "fp8_e4m3"}
     found: dict[str, Callable[[], object]] = {
         "gemv": lambda: gemv(w, row),
@@ -124,6 +127,7 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
         "W4A8, contiguous": lambda: grouped_gemm_contiguous(many8, of_fp8[2], offsets=offsets, config=eight),
         "W4A8, contiguous, x in 16 bits": lambda: grouped_gemm_contiguous(many, of_fp8[2], offsets=offsets),
         "plain operands, weights in rows": lambda: gemm(wide[0], wide[1]),
+        "plain operands, a batch, x decoded": lambda: gemm(batch[0], batch[1], config=in_place),
         "plain operands, gated": lambda: gated_gemm(*wide),
         "plain operands, a list": lambda: grouped_gemm([wide[:2], wide[:2]]),
         **layers(device),

@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import fit_group_costs as script
-from fit_packed_model import Problem
+from fit_packed_model import Problem, choice, disagreements
 
 from cute_nvfp4.planning.group_costs import GROUP_COSTS, RECORD, GroupCosts, recorded
 
@@ -55,6 +55,24 @@ def test_only_records_of_an_h200_are_added(tmp_path: Path) -> None:
     source.write_text(source.read_text().replace("H200", "H100"))
     with pytest.raises(SystemExit, match="got a record of NVIDIA H100"):
         script.add([source], tmp_path / "plans.json")
+
+
+def test_the_file_is_what_the_record_gives() -> None:
+    problem = Problem(script.table(), script.modelled, script.FEWEST)
+    assert disagreements(problem, FILE) == []
+    assert FILE["plans"] == len(problem.rows)
+    said, found = FILE["by_the_values"], choice(problem.rows, recorded(), script.modelled)
+    assert found == {name: said[name] for name in found}
+    # the record, of one layer, says nothing else of any constant, and choices by the values lose little
+    assert "other" not in {about["basis"] for about in FILE["constants"].values()}
+    assert said["mean_loss"] < 0.01 and said["worst_loss"] < 0.06
+
+
+def test_a_constant_that_somebody_changed_is_noticed() -> None:
+    name, about = next((n, x) for n, x in FILE["constants"].items() if "fit" in x)
+    changed = FILE["constants"] | {name: about | {"value": 3 * about["fit"], "basis": "reproduced"}}
+    found = disagreements(Problem(script.table(), script.modelled, script.FEWEST), FILE | {"constants": changed})
+    assert f"{name}: got basis reproduced, expected other" in found
 
 
 def test_plans_go_by_the_file() -> None:

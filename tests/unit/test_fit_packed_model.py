@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import fit_packed_model as script
 
-from cute_nvfp4.planning.packed_model import RECORD, Constants, recorded
+from cute_nvfp4.planning.packed_model import RECORD, RECORD_ROWS, Constants, recorded
 
 FILE = json.loads(RECORD.read_text())
 ROWS = script.table()
@@ -24,6 +24,17 @@ def test_the_file_is_what_the_record_gives() -> None:
     a processor's or a BLAS's reaches."""
     assert script.disagreements(script.Problem(ROWS), FILE) == []
     assert FILE["plans"] == len(ROWS) == 3428
+
+
+def test_the_file_of_operands_that_nobody_packed_is_what_its_record_gives() -> None:
+    """Its values are the fit's, where the record determines one."""
+    file, rows = json.loads(RECORD_ROWS.read_text()), script.table(script.PLANS_ROWS)
+    assert script.disagreements(script.Problem(rows), file) == []
+    assert file["plans"] == len(rows) > 200
+    assert {row.plan.config.decodes_x for row in rows} == {True, False}
+    fitted = {name: about for name, about in file["constants"].items() if "fit" in about}
+    assert {about["basis"] for about in fitted.values()} == {"reproduced"}
+    assert {"decoded_us", "decoding 128", "stage_us 128"} <= fitted.keys()
 
 
 def test_how_well_the_values_meet_the_record_is_what_the_file_says() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cutlass import Float32, Int32
 from support import backends
 from support.moe_problems import Layer, Problem, random_layer
 from support.mutants import Mutant, Source, at, drop, instead, is_noticed, operand, outcome
@@ -15,7 +16,9 @@ from support.roads import Roads
 
 from cute_nvfp4 import moe, prepare_experts, quantize, simulating
 from cute_nvfp4.errors import OperandError, OperandTypeError
-from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
+from cute_nvfp4.kernels.gemm.packed import decode
+from cute_nvfp4.kernels.gemm.packed.grouped_stream import GroupPlace, StreamGroups
+from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
 from cute_nvfp4.kernels.moe import few
 from cute_nvfp4.kernels.moe.few import SlotIds
 from cute_nvfp4.ops.moe.layer import MOE
@@ -223,6 +226,22 @@ def test_gathering_has_no_fence() -> None:
     assert "fence.proxy" not in ptx[begin : ptx.index("cp.async.mbarrier")]
 
 
+def test_wide_gathered_tiles_are_refused() -> None:
+    """In 16 bits ptxas would let no two of their products run at the same time."""
+    assert "at most 144" in can_implement_groups(GroupedWgmmaConfig(tile_n=256, gathered=True))
+    assert can_implement_groups(GroupedWgmmaConfig(tile_n=256, gathered=True, dtype="float8_e4m3fn")) == ""
+
+
+@pytest.mark.sim_only("asks the simulator for hazards between launches")
+def test_rows_are_quantized_while_maps_are_made(poisoned: None) -> None:
+    """The launch that quantizes rows of x starts early, and that which quantizes rows in between does not."""
+    problem = Problem(dataclasses.replace(FP8, hidden=1056, tokens=30))
+    with simulating("sm_90a", checks=True) as runs:
+        assert problem.right(problem.run())
+    early = [x.launch.programmatic for x in runs if x.launch.grid[2] == 1]
+    assert [x.name for x in runs][1:3] == ["moe_product"] * 2 and early == [False, True, False, True]
+
+
 ALWAYS, ZERO = "setp.eq.s32 {0}, 0, 0;", "mov.b32 {0}, 0;"
 ARRIVED = instead("mbarrier.arrive.b64 _, {0};")
 MUTANTS = (
@@ -247,11 +266,22 @@ OF_FEW = (
 )
 
 
+def _ones(groups: StreamGroups, place: GroupPlace, quad_row: Int32) -> list[tuple[Float32, ...]]:
+    return [(Float32(1.0),) * 4] * groups.config.products
+
+
+OF_FP8 = (
+    Mutant("signs of another row", Source(decode, "SIGN_SHIFT", 0), "stream_groups", noticed=""),
+    Mutant("rows without their factors", Source(StreamGroups, "ask_row_factors", _ones), "stream_groups", noticed=""),
+)
+
+
 @pytest.mark.sim_only("changes PTX")
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("mutant", [*MUTANTS, *OF_FEW], ids=str)
+@pytest.mark.parametrize("mutant", [*MUTANTS, *OF_FEW, *OF_FP8], ids=str)
 def test_mutant_is_noticed(mutant: Mutant) -> None:
-    problem = Problem(FEW if mutant in OF_FEW else dataclasses.replace(GPT_OSS, tokens=30))
+    layer = FEW_FP8 if mutant in OF_FP8 else FEW if mutant in OF_FEW else dataclasses.replace(GPT_OSS, tokens=30)
+    problem = Problem(layer)
     # where the limits are met
     problem.x *= 8
     assert outcome(None, lambda: problem.right(problem.run()), "sm_90a") == ""
