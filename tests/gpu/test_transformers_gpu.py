@@ -1,5 +1,4 @@
-"""Checkpoints that transformers loads, on a GPU: logits beside float32's on the CPU, every packed byte saved again, and
-generation with a static cache, which transformers compiles to CUDA graphs.
+"""Checkpoints that transformers loads, on a GPU: logits beside float32's on the CPU, and every packed byte saved again.
 
 What else loading does is in ``tests/integrations``, and needs no GPU.
 """
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 pytest.importorskip("transformers", reason="transformers is not installed: cute_nvfp4[transformers]")
+pytest.importorskip("accelerate", reason="transformers asks accelerate to place modules")
 sys.path.append(str(Path(__file__).resolve().parents[1] / "integrations"))
 
 from test_transformers import IDS, load, module, published, published_mixture, same_bits, tensors
@@ -30,25 +30,10 @@ def far(x: torch.Tensor, y: torch.Tensor) -> float:
 def test_logits_and_bytes(publish, layout: str, tmp_path: Path) -> None:
     module.register(compressed_tensors=True)
     exact, written = publish(tmp_path / "given", layout)
-    model = load(tmp_path / "given", dtype=torch.bfloat16).to("cuda")
+    model = load(tmp_path / "given", dtype=torch.bfloat16, device_map={"": "cuda"})
     want, got = exact(IDS).logits, model(IDS.cuda()).logits
     assert far(got, want) < 0.05 < far(got.roll(1, 1), want)
     model.save_pretrained(tmp_path / "saved")
     saved = tensors(tmp_path / "saved")
     packed = {n: x for n, x in written.items() if x.element_size() == 1 and saved[n].dtype is x.dtype}
     assert len(packed) > 20 and same_bits({n: saved[n] for n in packed}, packed)
-
-
-@torch.inference_mode()
-def test_generation_in_cuda_graphs(tmp_path: Path) -> None:
-    """Two tokens: the second one is decoded by a graph."""
-    published(tmp_path / "given", "modelopt", mixed=False)
-    model = load(tmp_path / "given", dtype=torch.bfloat16).to("cuda")
-    options = {"max_new_tokens": 3, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
-    torch._dynamo.reset()
-    want = model.generate(IDS[:1].cuda(), **options)
-    got = model.generate(IDS[:1].cuda(), cache_implementation="static", **options)
-    assert far(got.logits[0], want.logits[0]) < 0.05
-    if got.sequences[0, 12] == want.sequences[0, 12]:
-        assert far(got.logits[1], want.logits[1]) < 0.05
-    torch._dynamo.reset()
