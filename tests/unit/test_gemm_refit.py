@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from pathlib import Path
 
@@ -39,3 +40,8 @@ def test_the_fit_finds_what_the_times_were_made_with():
     assert max(map(abs, gemm_refit.errors(known, found))) < 0.01
     assert found["START_US"] == pytest.approx(MADE["START_US"], rel=0.05)
     assert {name: float(getattr(rates, name)) for name in gemm_refit.CONSTANTS} == before
+
+
+def test_the_record_s_constants_are_what_the_fit_finds_in_it():
+    record = json.loads(gemm_refit.RECORD.read_text())
+    assert record["plans"] and gemm_refit.fit(record["plans"]) == record["fitted"]
