@@ -24,8 +24,7 @@ class GroupCosts:
 
     start_us: launch, first bytes and last store. stage, stage_fp8: of a multiprocessor for 128 rows of the weight and
     128 of K, by its CTAs: two hide from one another what tiles of few rows wait for. tile: to begin and to store a
-    tile; gathered: the same of the first product of experts, whose rows are gathered and activated. tall, tall_fp8: a
-    stage of 256 rows of the weight.
+    tile; gathered: the same of the first product of experts, whose rows are gathered and activated.
     """
 
     start_us: float
@@ -33,14 +32,11 @@ class GroupCosts:
     stage_fp8: Mapping[int, Mapping[int, float]]
     tile: Mapping[int, float]
     gathered: Mapping[int, float]
-    tall: Mapping[int, float]
-    tall_fp8: Mapping[int, float]
 
     @classmethod
     def of(cls, values: Mapping[str, float]) -> GroupCosts:
         """The costs from ``values``, each entry of a table by its name and its keys, with spaces between."""
-        tables: dict[str, dict] = {name: {1: {}, 2: {}} for name in ("stage", "stage_fp8")}
-        tables |= {name: {} for name in ("tile", "gathered", "tall", "tall_fp8")}
+        tables: dict[str, dict] = {"stage": {1: {}, 2: {}}, "stage_fp8": {1: {}, 2: {}}, "tile": {}, "gathered": {}}
         for name, value in values.items():
             table, *keys = name.split()
             if not keys:
@@ -52,11 +48,9 @@ class GroupCosts:
     def tile_us(self, config: GroupedWgmmaConfig, width: int, k: int) -> float:
         """µs of a work tile of ``width`` rows of x."""
         stage = (self.stage_fp8 if config.fp8 else self.stage)[config.ctas_per_sm]
-        if config.mma_m > 1:
-            stage = self.tall_fp8 if config.fp8 else self.tall
         begin = self.gathered if config.gathered else self.tile
         steps = -(-k // config.tile_k)
-        return steps * _between(stage, width) * config.ctas_per_sm + _between(begin, width) * config.mma_m
+        return steps * _between(stage, width) * config.ctas_per_sm + _between(begin, width)
 
 
 def _between(times: Mapping[int, float], width: int) -> float:

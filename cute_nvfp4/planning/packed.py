@@ -18,7 +18,6 @@ from ..weight_layout import DTYPES, PACKINGS, tiles
 from . import gemm_table
 from .packed_model import predict
 from .packed_problem import (
-    MMA_GROUPS,
     PackedPlan,
     PackedProblem,
     ScratchSize,
@@ -102,16 +101,7 @@ def _sensible(p: PackedProblem, arch: Architecture, sm_count: int) -> list[Packe
     found = (_streaming if can_take(p) else others)(p, arch, sm_count)
     if p.quantized and PACKINGS[p.packing][DTYPES[p.dtype]].in_rows:
         found = _decoding_x(found)
-    if arch.generation == "sm90":
-        found = (in_groups(plan, p.dtype) for plan in found)
     return [plan for plan in dict.fromkeys(found) if not (refused(p, plan) or can_implement(plan))]
-
-
-def in_groups(plan: PackedPlan, dtype: str) -> PackedPlan:
-    """The plan, with wgmmas of a packed tile in as many groups as are best for x of this dtype."""
-    if plan.streams or plan.config.weights.in_rows:
-        return plan
-    return replace(plan, config=replace(plan.config, mma_groups=MMA_GROUPS.get(dtype, 1)))
 
 
 def wide_elements(p: PackedProblem) -> bool:

@@ -20,7 +20,7 @@ from ..target import Architecture
 from ..weight_layout import SLAB_ROWS
 from .group_costs import GROUP_COSTS, GroupCosts
 from .grouped import random_sizes, too_many_groups
-from .packed import MMA_SYNC_TILE_N, deep, in_groups
+from .packed import MMA_SYNC_TILE_N, deep
 from .packed_model import COSTS
 from .packed_problem import TILING, PackedPlan, packed_tiles
 
@@ -259,8 +259,7 @@ def _plan(p: PackedGroups, arch: Architecture, sm_count: int, widths: tuple[int,
     if p.stack:
         # a group begun in each tile of rows
         tiles += (p.stack - 1) * -(-p.sizes[0][1] // config.out_rows)
-    plan = PackedPlan(config, max(1, min(tiles, sm_count * config.ctas_per_sm)))
-    return in_groups(plan, p.dtype) if arch.generation == "sm90" else plan
+    return PackedPlan(config, max(1, min(tiles, sm_count * config.ctas_per_sm)))
 
 
 def tile_us(config: GroupedWgmmaConfig, m: int, k: int, by: GroupCosts = GROUP_COSTS) -> float:

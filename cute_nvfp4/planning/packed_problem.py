@@ -48,8 +48,6 @@ class PackedProblem:
 
 WRITE_STEPS = 3
 """k-tiles that a helper could multiply while it writes its sums of a tile."""
-MMA_GROUPS: dict[str, int] = {}
-"""By the dtype of x, ``mma_groups`` of plans on sm_90a; 1 of the others."""
 TILING = {
     StreamConfig: ("slabs", "warps_m", "warps_k", "stage_tiles", "stages", "ctas_per_sm", "programmatic"),
     WgmmaConfig: (
