@@ -345,7 +345,7 @@ def _tile(c: WgmmaConfig) -> str:
     if c.warpgroups not in (2, 3, 4):
         return explain("warpgroups", got=c.warpgroups, expected="2, 3 or 4")
     if c.tile_n > 128 and c.warpgroups > 2 and not c.in_tensor_memory:
-        return explain(f"warpgroups of tiles of {c.tile_n} columns", got=c.warpgroups, expected="2, for registers")
+        return explain(f"warpgroups of tiles of {c.tile_n} columns", got=c.warpgroups, expected="2: registers end")
     most = c.columns_of_two
     if c.ctas_per_sm not in (1, 2) or (c.ctas_per_sm == 2 and (c.warpgroups != 2 or c.tile_n > most)):
         got = f"{c.ctas_per_sm} with {c.warpgroups} warpgroups and tiles of {c.tile_n} columns"

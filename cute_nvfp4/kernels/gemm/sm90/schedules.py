@@ -120,8 +120,9 @@ TALL_COLUMNS_FP8 = 160
 
 
 def limit_of_mma(c: WgmmaConfig) -> str:
-    """Why wgmmas cannot be divided into such groups, or be for 128 rows of each warpgroup, or an empty string."""
-    if c.mma_groups != 1 and (c.mma_groups != 2 or c.arch.generation != "sm90" or c.weights.in_rows):
+    """Why the wgmmas of a packed tile cannot be divided into groups, or warpgroups have 128 rows of the weight each, or an
+    empty string."""
+    if c.mma_groups > 1 and (c.mma_groups > 2 or c.arch.generation != "sm90" or c.weights.in_rows):
         return explain("mma_groups", got=c.mma_groups, expected="1, or on sm_90a 2 with packed weights")
     most = TALL_COLUMNS_FP8 if c.fp8 else TALL_COLUMNS
     whole = c.scheduler == "static" and c.k_parts == 1 and not (c.overlap or c.promoted or c.weights.in_rows)
