@@ -150,11 +150,6 @@ WGMMA = (
     Case(130, 300, 272, torch.float16, workers=2, tiling={**TALL, "stage_tiles": 1}, bias=torch.bfloat16),
     Case(40, 520, 256, workers=1, tiling={**TALL, "tile_n": 32, "cluster_rows": 2, "stage_tiles": 1, "stages": 3}),
     Case(20, 200, 320, workers=1, tiling={**TALL, "tile_n": 32}, format=MXFP8),
-    # groups of wgmma that are half of a tile's: two fragments of long stages and of short ones; warpgroups in turn
-    Case(70, 200, 640, workers=3, tiling={"tile_n": 64, "mma_groups": 2, "stages": 3}, out=torch.bfloat16),
-    Case(40, 390, 384, torch.float16, workers=2, tiling={**TALL, "tile_n": 48, "mma_groups": 2, "stage_tiles": 1}),
-    Case(60, 130, 768, workers=2, tiling={**TURNS, "tile_n": 64, "stage_tiles": 1, "stages": 6, "mma_groups": 2}),
-    Case(50, 300, 640, workers=3, tiling={**OVERLAP, "tile_n": 64, "mma_groups": 2}, out=torch.bfloat16),
     # the shortest ring of stages of one tile
     Case(20, 200, 640, workers=1, tiling={"tile_n": 16, "stage_tiles": 1, "stages": 3}),
     # eight bits an element
@@ -308,7 +303,6 @@ BAD = (
     (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(mma_m=2), 1)), OperandError, "mma_m: got 2 .* stream_k"),
     (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(**TALL, tile_n=160), 1)), OperandError, "at most 128 columns"),
     (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(**TALL, warpgroups=3), 1)), OperandError, "mma_m"),
-    (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(mma_groups=4), 1)), OperandError, "mma_groups: got 4"),
     (lambda w: prepare_weight(X), OperandTypeError, "weight"),
     (lambda w: prepare_weight(W, dtype=torch.float32), OperandTypeError, "dtype"),
     (lambda w: gemm(X, prepare_weight(quantize(torch.ones(2, 32, 64)))), OperandError, "a matrix"),

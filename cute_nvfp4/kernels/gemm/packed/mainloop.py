@@ -106,22 +106,6 @@ class Products:
                 mbarrier.arrive_after_reads(ring.empty(stage), (rank + 1 + lane) % self.config.cluster_rows)
 
 
-def groups_ahead(config: WgmmaConfig) -> int:
-    """Groups of wgmma that may be under way while the next is decoded: two fragments of 64 rows have all others'."""
-    return 2 * config.mma_groups - 1
-
-
-def freeing_part(config: WgmmaConfig) -> int:
-    """The packed tile of a stage whose products those of the stage before have been done beside."""
-    return min((groups_ahead(config) - 1) // (config.mma_m * config.mma_groups), config.stage_tiles - 1)
-
-
-def groups_under_way(config: WgmmaConfig, part: int) -> int:
-    """Groups that are not waited for after packed tile ``part`` of a stage: none of the stage before it frees."""
-    since = (part + 1) * config.mma_m * config.mma_groups if part == freeing_part(config) else groups_ahead(config)
-    return min(groups_ahead(config), since)
-
-
 class Progress(NamedTuple):
     """Where the mainloop is: the last stage whose products it started, the one it multiplies, and that one's words."""
 
@@ -193,10 +177,10 @@ class Mainloop:
                     warpgroup.wait_group(0)
                     products.promote()
                 else:
-                    # registers that the next steps are decoded to are free, and here the stage before this one
-                    warpgroup.wait_group(groups_under_way(config, part))
-                if cutlass.const_expr(part == freeing_part(config)):
-                    if first > 0 or k_tile > 0:
+                    # all but the group just committed have been done: the stage before this one is free
+                    warpgroup.wait_group(1)
+                if cutlass.const_expr(part == 0):
+                    if tile > 0 or k_tile > 0:
                         products.release(last)
             last, at = at.stage, following
         else:

@@ -14,7 +14,7 @@ from ...dequantize.config import DequantizeConfig
 from ...quantize.fp8_config import Fp8RowsConfig
 from ..config import GATE_NAMES, OUT_BYTES
 from ..sm100.packed_plan import TENSOR_COLUMNS, divided, refused_by_tensor_memory
-from .schedules import limit_of_mma, limit_of_rows, schedule_of
+from .schedules import limit_of_mma_m, limit_of_rows, schedule_of
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
@@ -64,7 +64,6 @@ class WgmmaConfig:
     tile_n: int = 128
     warpgroups: int = 2
     mma_m: int = 1
-    mma_groups: int = 1
     k_groups: int = 1
     ctas_per_sm: int = 1
     cluster_rows: int = 1
@@ -316,7 +315,7 @@ class WgmmaConfig:
 
 def can_implement(c: WgmmaConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
-    limits = _architecture, limit_of_rows, _tile, limit_of_mma, _sums, _schedule, _output, _stages
+    limits = _architecture, limit_of_rows, _tile, limit_of_mma_m, _sums, _schedule, _output, _stages
     return next((reason for limit in limits if (reason := limit(c))), "")
 
 

@@ -11,8 +11,8 @@ from cutlass import Float32, Int32, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from ....weight_layout import TILE_K
-from ..packed.decode import PackedLane, decode_steps
-from ..packed.mainloop import OperandMemory, Products, groups_ahead
+from ..packed.decode import PackedLane, decode_tile
+from ..packed.mainloop import OperandMemory, Products
 from ..packed.rows import decode_rows
 from .arguments import X_DTYPES
 from .config import MMA_ROWS, WARPGROUP, WgmmaConfig
@@ -58,30 +58,27 @@ class WgmmaProducts(Products):
 
     def multiply(self, packed: tuple[PackedLane, ...], tile: int, part: int, stage: Int32, k_tile: Int32 | int) -> None:
         """Decodes packed tile ``tile`` of a k-tile, which is ``part`` of a stage, and starts its products, those of 64
-        rows after those of others, in groups of some steps."""
-        cfg = self.config
-        each = cfg.tile_steps // cfg.mma_groups
+        rows after those of others."""
         for half, words in enumerate(packed):
-            for first in range(0, cfg.tile_steps, each):
-                if half > 0 or first > 0:
-                    # registers that the next steps are decoded to are free
-                    warpgroup.wait_group(groups_ahead(cfg))
-                self.start(words, half, range(first, first + each), tile, part, stage)
+            if half > 0:
+                # the products before the last have been done: their fragment is free
+                warpgroup.wait_group(1)
+            self.multiply_half(words, half, tile, part, stage)
 
-    def start(self, packed: PackedLane, half: int, steps: range, tile: int, part: int, stage: Int32) -> None:
-        """Decodes some steps of 64 rows, and starts their products."""
+    def multiply_half(self, packed: PackedLane, half: int, tile: int, part: int, stage: Int32) -> None:
+        """The products of 64 rows."""
         fragment = self.fragments[(tile * self.config.mma_m + half) % len(self.fragments)]
-        count, sums = self.config.tile_steps, self.sums(half)
+        steps, sums = self.config.tile_steps, self.sums(half)
         words = cute.make_tensor(
-            cute.recast_ptr(fragment.iterator, dtype=Uint32), cute.make_layout((4, count))
+            cute.recast_ptr(fragment.iterator, dtype=Uint32), cute.make_layout((4, steps))
         )  # (REGISTER, STEP)
         if self.config.weights.in_rows:
             decode_rows(words, packed)
         else:
-            decode_steps(words, packed, self.config.weights, steps)
+            decode_tile(words, packed, self.config.weights)
         warpgroup.fence()
-        for step in steps:
-            k_block = (None, None, part * count + step, stage)
+        for step in range(steps):
+            k_block = (None, None, part * steps + step, stage)
             mma, acc = self.mma, sums
             if self.config.promoted:
                 mma, acc = self.first if tile == step == 0 else self.mma, self.part
