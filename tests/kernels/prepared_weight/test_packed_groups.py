@@ -329,14 +329,3 @@ def test_widths_are_in_order() -> None:
     for narrower in ((64, 32), (32, 60), (8, 16, 24, 32), (128,)):
         assert "narrower" in can_implement_groups(GroupedWgmmaConfig(tile_n=128, narrower=narrower))
     assert not can_implement_groups(GroupedWgmmaConfig(tile_n=144, narrower=(112, 120, 128)))
-
-
-def test_widths_of_tiles_of_256_rows() -> None:
-    """As many as registers are left for: fragments in FP8 are half as large."""
-    few, many = {"tile_n": 128, "narrower": (96, 112), "mma_m": 2}, {"narrower": (80, 96, 112), "mma_m": 2}
-    assert not can_implement_groups(GroupedWgmmaConfig(**few))
-    assert "at most 2 multiples of 8" in can_implement_groups(GroupedWgmmaConfig(**many))
-    fp8 = {"dtype": "float8_e4m3fn", "tile_n": 144, "mma_m": 2}
-    assert not can_implement_groups(GroupedWgmmaConfig(**fp8, narrower=(112, 120, 128)))
-    assert "columns" in can_implement_groups(GroupedWgmmaConfig(**fp8 | {"tile_n": 256, "narrower": ()}))
-    assert "columns" in can_implement_groups(GroupedWgmmaConfig(tile_n=144, narrower=(), mma_m=2))
