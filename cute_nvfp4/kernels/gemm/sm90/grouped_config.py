@@ -18,8 +18,7 @@ ACTIVATIONS = {"clamped_swiglu": 2, "relu2": 1}
 SWIZZLED_BYTES = 128
 """The most bytes of a row of x that are swizzled together."""
 AHEAD_COLUMNS = 144
-"""Columns of a tile, of 64 rows a warpgroup, up to which a CTA alone on its multiprocessor asks before the products for
-what follows them."""
+"""Columns of a tile up to which a CTA alone on its multiprocessor asks before the products for what follows them."""
 BOX = 16
 """Rows of x that a copy has, or a multiple, unless a tile has fewer (and CuTe aborts for 24 rows, or 72)."""
 _NARROWER = {128: (32, 64, 96), 256: (96, 128, 192)}
@@ -103,7 +102,7 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     def asks_ahead(self, width: int) -> bool:
         """Whether registers are left, beside the sums of so many columns, for what the epilogue of a tile will need: it
         is as far away as memory."""
-        return self.ctas_per_sm == 1 and self.arch.generation == "sm90" and width * self.mma_m <= AHEAD_COLUMNS
+        return self.ctas_per_sm == 1 and self.arch.generation == "sm90" and width <= AHEAD_COLUMNS
 
     @property
     def box_k(self) -> int:
