@@ -38,7 +38,7 @@ weights to 16 bits takes 1.6 times the instructions (one token of Qwen3-30B-A3B:
 102 and 87; H200, 2026-11-28)."""
 STREAM_TILING = "columns", "cut_bytes"
 """What a plan of the streaming kernel of groups decides beside what one without groups does."""
-GROUPED_TILING = "tile_n", "narrower", "warpgroups", "mma_m", "ctas_per_sm", "stage_tiles", "stages"
+GROUPED_TILING = "tile_n", "narrower", "warpgroups", "ctas_per_sm", "stage_tiles", "stages"
 """What a plan of the kernel by tiles decides."""
 WIDTHS = (
     *((8,), (16,), (32,), (48,), (64,), (80,), (64, 72, 80, 96), (32, 64, 96, 128), (80, 96, 112, 128)),

@@ -101,8 +101,6 @@ CASES = (
     Case(50, 300, 640, 3, {**OVERLAP, "tile_n": 64}),
     Case(40, 390, 256, 3, {"tile_n": 64, "warpgroups": 3, "scheduler": "static"}),
     Case(40, 300, 768, 4, {"tile_n": 64, "scheduler": "helped", "split_k": 2}),
-    Case(170, 390, 384, 2, {"tile_n": 160, "mma_m": 2, "scheduler": "static", "stages": 2}, out=torch.bfloat16),
-    Case(40, 300, 256, 1, {"tile_n": 32, "mma_m": 2, "scheduler": "static", "stage_tiles": 1}),
     Case(70, 130, 384, 2, {"tile_n": 64, "stage_tiles": 1}, promoted=True),
     Case(24, 200, 384, 3, {"tile_n": 16, "warpgroups": 4}, promoted=True),
     Case(33, 130, 640, 2, {"tile_n": 64, **SHARES}, promoted=True, out=torch.bfloat16),
