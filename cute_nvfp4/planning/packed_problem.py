@@ -52,7 +52,7 @@ TILING = {
     StreamConfig: ("slabs", "warps_m", "warps_k", "stage_tiles", "stages", "ctas_per_sm", "programmatic"),
     WgmmaConfig: (
         *("tile_n", "warpgroups", "k_groups", "ctas_per_sm", "cluster_rows", "split_k"),
-        *("overlap", "stage_tiles", "stages", "scheduler", "raster", "programmatic"),
+        *("overlap", "stage_tiles", "stages", "scheduler", "raster", "decodes_x", "programmatic"),
     ),
 }
 """Fields of a configuration that a plan decides; the problem decides the others."""

@@ -62,7 +62,7 @@ def _packed_kinds(raw: Mapping[str, Any]) -> dict[str, type]:
 
 def _packed_filled(raw: Mapping[str, Any]) -> dict[str, Any]:
     # entries written before a field was there
-    later = {"programmatic": ""} | ({"overlap": 0} if raw.get("kernel", "wgmma") == "wgmma" else {})
+    later = {"programmatic": ""} | ({"overlap": 0, "decodes_x": False} if raw.get("kernel", "wgmma") == "wgmma" else {})
     return later | dict(raw)
 
 

@@ -52,8 +52,9 @@ class WgmmaConfig:
     multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
     eight of each, and the output is gate(first) · second: ``factors`` are of each of them. promoted: whether sums of
     FP8 products, of which tensor cores keep about 14 bits, are added in fp32 after each k-tile. first: a kernel that
-    quantizes or decodes x before; this one starts meanwhile. batched: whether operands that nobody packed are batches.
-    programmatic: as in ``StreamConfig``.
+    quantizes or decodes x before; this one starts meanwhile. decodes_x: whether x is NVFP4 as it lies, which the
+    loading warps decode. batched: whether operands that nobody packed are batches. programmatic: as in
+    ``StreamConfig``.
     """
 
     dtype: str = "bfloat16"
