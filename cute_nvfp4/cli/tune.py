@@ -115,8 +115,10 @@ def _problem(shape: tuple, format: str, out: str, out_major: str, x: str) -> Pro
 
 def _packed_problem(shape: tuple, format: str, out: str, out_major: str, x: str) -> PackedProblem:
     from ..errors import OperandError
+    from ..formats import FORMATS
     from ..kernels.gemm.config import OUT_BYTES
     from ..planning.packed_problem import PackedProblem
+    from ..weight_packing import packing_of
 
     m, n, k, batch = shape
     dtype = "float16" if x == "nvfp4" else x
@@ -125,16 +127,15 @@ def _packed_problem(shape: tuple, format: str, out: str, out_major: str, x: str)
     wanted = {
         "x": ("bfloat16", "float16", "nvfp4"),
         "out": tuple(OUT_BYTES),
-        # a prepared MXFP4 weight has the bytes, and the plans, of an NVFP4 one
-        "format": ("nvfp4", "mxfp8", "mxfp8_e5m2"),
+        "format": ("nvfp4", "mxfp4", "mxfp8", "mxfp8_e5m2"),
         "l, out-major": ((1, "n"),),
     }
     for name, value in got.items():
         if value not in wanted[name]:
             raise OperandError.of(name, got=value, expected=f"one of {', '.join(map(str, wanted[name]))} on sm_90a")
     vector = n * OUT_BYTES[out] % 16 == 0
-    quantized = x == "nvfp4"
-    return PackedProblem(m=m, n=n, k=k, dtype=dtype, out=out, quantized=quantized, vector=vector, packing=format)
+    packing = packing_of(FORMATS[format])
+    return PackedProblem(m=m, n=n, k=k, dtype=dtype, out=out, quantized=x == "nvfp4", vector=vector, packing=packing)
 
 
 def _modelled_device(arch: str) -> _Device:

@@ -17,6 +17,7 @@ from ..planning.tuning import Call, Timed, time_plans
 from ..prepared_weight import PreparedWeight
 from ..runtime.simulating import simulating
 from ..scale_layout import to_blocked
+from ..weight_packing import packing_of
 from .timing import ColdL2, capture, time_once
 
 Operands = tuple[BlockScaledTensor | torch.Tensor, BlockScaledTensor | PreparedWeight]
@@ -90,7 +91,8 @@ def operands(problem: GemmProblem | PackedProblem, device: str, seed: int = 1111
     dtype = getattr(torch, problem.dtype)
     if problem.packing == "nvfp4_rows":
         return draw((problem.m,), NVFP4), draw((problem.n,), NVFP4)
-    x, weight = draw((problem.m,), NVFP4), draw((problem.n,), FORMATS[problem.packing])
+    format = next(format for format in FORMATS.values() if packing_of(format) == problem.packing)
+    x, weight = draw((problem.m,), NVFP4), draw((problem.n,), format)
     return x if problem.quantized else x.dequantize(dtype), prepare_weight(weight, dtype=dtype)
 
 

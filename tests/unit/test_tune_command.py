@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from cute_nvfp4.cli import tune as command
 from cute_nvfp4.cli.main import app
+from cute_nvfp4.formats import FORMATS
 from cute_nvfp4.harness import tuning
 from cute_nvfp4.harness.tuning import checked_call, operands, product
 from cute_nvfp4.planning import gemm_table, packed
@@ -20,6 +21,7 @@ from cute_nvfp4.planning.packed_problem import PackedProblem
 from cute_nvfp4.planning.tuning import Timed, time_plans
 from cute_nvfp4.sim.clock.tools import found
 from cute_nvfp4.target import ARCHITECTURES
+from cute_nvfp4.weight_packing import packing_of
 
 needs_ptxas = pytest.mark.skipif(not (found("ptxas") and found("nvdisasm")), reason="no ptxas, or no nvdisasm")
 ARCH = ARCHITECTURES["sm_100a"]
@@ -167,7 +169,9 @@ def test_the_winner_is_stored_and_chosen(gpu: None, table: Path) -> None:
 HOPPER = command._Device(ARCHITECTURES["sm_90a"], 132, "NVIDIA H200")
 
 
-@pytest.mark.parametrize(("m", "x", "format"), [(5, "nvfp4", "nvfp4"), (100, "bfloat16", "mxfp8")])
+@pytest.mark.parametrize(
+    ("m", "x", "format"), [(5, "nvfp4", "nvfp4"), (20, "bfloat16", "mxfp4"), (100, "bfloat16", "mxfp8")]
+)
 def test_a_prepared_weights_plan_is_stored_and_chosen(
     m: int, x: str, format: str, gpu: None, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +179,9 @@ def test_a_prepared_weights_plan_is_stored_and_chosen(
     result = run("--m", str(m), "--n", "4096", "--k", "7168", "--x", x, "--format", format, "--json")
     assert result.exit_code == 0, result.output
     dtype = "float16" if x == "nvfp4" else x
-    problem = PackedProblem(m=m, n=4096, k=7168, dtype=dtype, out=dtype, quantized=x == "nvfp4", packing=format)
+    problem = PackedProblem(
+        m=m, n=4096, k=7168, dtype=dtype, out=dtype, quantized=x == "nvfp4", packing=packing_of(FORMATS[format])
+    )
     plans = packed.candidates(problem, HOPPER.arch, 132)
     (found,) = json.loads(result.stdout)["problems"]
     assert found["problem"] == dataclasses.asdict(problem) and found["plans"][0]["us"] == 5.0
@@ -200,7 +206,7 @@ def test_a_prepared_weights_plan_is_stored_and_chosen(
     assert len(gemm_table.entries()) == 1
 
 
-@pytest.mark.parametrize("packing", ["nvfp4", "mxfp8_e5m2"])
+@pytest.mark.parametrize("packing", ["nvfp4", "mxfp4_near", "mxfp8_e5m2"])
 def test_results_of_prepared_weights_are_checked(packing: str) -> None:
     problem = PackedProblem(m=5, n=48, k=288, packing=packing)
     x, weight = operands(problem, "cpu")
@@ -288,8 +294,8 @@ def test_output_and_formats_reach_the_problem() -> None:
         ((*SIZES, "--model", "--arch", "sm_75"), "sm_75"),
         ((*SIZES, "--model", "--arch", "sm_90a", "--x", "int8"), "x: got int8"),
         (
-            (*SIZES, "--model", "--arch", "sm_90a", "--format", "mxfp4"),
-            "format: got mxfp4, expected one of nvfp4, mxfp8, mxfp8_e5m2 on sm_90a",
+            (*SIZES, "--model", "--arch", "sm_90a", "--format", "fp4"),
+            "format: got fp4, expected one of nvfp4, mxfp4, mxfp8, mxfp8_e5m2 on sm_90a",
         ),
         ((*SIZES, "--model", "--arch", "sm_90a", "--l", "2"), "l, out-major: got (2"),
     ],
