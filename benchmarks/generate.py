@@ -147,6 +147,7 @@ def split(call: Captured, replays: int = 5) -> list[dict]:
 
 WORK = {
     "norms": r"rsqrt|[Rr]msnorm|add_norm",
+    "router": r"copy_mul_sum|TopK|bitonic|softmax|moeroute",
     "products": r"nvjet|splitK|gemm|quantize|moe",
     "attention": r"sdpa|flash|fmha|attend_kernel",
     "keys and values kept": r"index_copy",

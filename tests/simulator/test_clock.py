@@ -188,6 +188,15 @@ def test_a_like_store_stands_for_a_flag():
 
 
 @needs_ptxas
+@pytest.mark.parametrize(("name", "much"), [("local", True), ("copy", False), ("shared", False)])
+def test_much_shared_memory_has_l1_divided_anew(name, much):
+    """110 KB of shared memory cost the launch ``launch.divide``; none, or 4 KB, nothing."""
+    found, m = timing(name), h200()
+    more = found.microseconds - found.launch_us - m.microseconds(found.cycles - m["launch.hidden"])
+    assert more == pytest.approx(m.microseconds(m["launch.divide"]) if much else 0.0, abs=1e-9)
+
+
+@needs_ptxas
 def test_the_launch_is_a_figure_of_the_host():
     """A launch that was measured elsewhere comes to the time as it is, and the time says that it was given."""
     usual, other = timing("copy"), timing("copy", h200(launch__empty_us=9.0))

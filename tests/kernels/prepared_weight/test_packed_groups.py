@@ -108,6 +108,16 @@ def test_lists(sizes, quantized, out) -> None:
         assert within(got, exact, magnitude)
 
 
+def test_lists_by_tiles_of_256_rows() -> None:
+    """Plans of a list order its groups by the time of their tiles, also where nobody has measured it."""
+    pairs, outs, expected = groups([(20, 300, 256), (40, 40, 128)], False, torch.bfloat16)
+    plan = PackedPlan(GroupedWgmmaConfig(tile_n=32, narrower=(), mma_m=2), 2)
+    with simulating("sm_90a"):
+        grouped_gemm(pairs, alpha=0.75, out=outs, config=plan)
+    for got, (exact, magnitude) in zip(outs, expected):
+        assert within(got, exact, magnitude)
+
+
 @pytest.mark.parametrize("out, n", [(torch.bfloat16, 72), (torch.float32, 20)])
 def test_gated(out: torch.dtype, n: int) -> None:
     """Gate and up prepared together, with global scales and factors of their own."""
