@@ -57,8 +57,7 @@ def table(path: Path = PLANS) -> list[Row]:
             gate = {"gate": "silu"} if first else {}
             problem = PackedGroups(sizes=sizes, dtype=product["dtype"], **gate)
             for plan in product["plans"]:
-                # older records lack newer fields
-                tiling = {name: plan[name] for name in GROUPED_TILING if name in plan}
+                tiling = {name: plan[name] for name in GROUPED_TILING}
                 tiling["narrower"] = tuple(tiling["narrower"])
                 config = GroupedWgmmaConfig(dtype=product["dtype"], gathered=first, **tiling, **gate)
                 rows.append(Row(record["date"], problem, PackedPlan(config, plan["workers"]), plan["us"], best))

@@ -50,8 +50,7 @@ class GroupCosts:
         stage = (self.stage_fp8 if config.fp8 else self.stage)[config.ctas_per_sm]
         begin = self.gathered if config.gathered else self.tile
         steps = -(-k // config.tile_k)
-        # 256 rows of the weight take twice as long
-        return config.mma_m * (steps * _between(stage, width) * config.ctas_per_sm + _between(begin, width))
+        return steps * _between(stage, width) * config.ctas_per_sm + _between(begin, width)
 
 
 def _between(times: Mapping[int, float], width: int) -> float:

@@ -38,7 +38,7 @@ weights to 16 bits takes 1.6 times the instructions (one token of Qwen3-30B-A3B:
 102 and 87; H200, 2026-11-28)."""
 STREAM_TILING = "columns", "cut_bytes"
 """What a plan of the streaming kernel of groups decides beside what one without groups does."""
-GROUPED_TILING = "tile_n", "narrower", "warpgroups", "mma_m", "mma_groups", "ctas_per_sm", "stage_tiles", "stages"
+GROUPED_TILING = "tile_n", "narrower", "warpgroups", "ctas_per_sm", "stage_tiles", "stages"
 """What a plan of the kernel by tiles decides."""
 WIDTHS = (
     *((8,), (16,), (32,), (48,), (64,), (80,), (64, 72, 80, 96), (32, 64, 96, 128), (80, 96, 112, 128)),
@@ -46,8 +46,6 @@ WIDTHS = (
 )
 """Widths of a tile that are tried on sm_90a: sizes of groups lie near one another, and rows of a tile beyond its group
 are multiplied in vain."""
-TALL_WIDTHS: tuple[tuple[int, ...], ...] = ()
-"""Those of tiles of 256 rows of the weight (``mma_m`` 2)."""
 MOST_STEPS = 1 << 32
 """What the steps of a launch of the streaming kernel times those of a work tile must be below: it divides by it."""
 
@@ -225,7 +223,6 @@ def choose_tiles(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedPl
         tiles = ((8,), (16,), (32,), (64,), (32, 64, 96, 128), (96, 128, 192, 256))
     most = max(MMA_SYNC_TILE_N if arch.generation == "sm120" else GROUP_TILE_N)
     plans = [_plan(p, arch, sm_count, widths) for widths in tiles if widths[-1] <= most]
-    plans += [_plan(p, arch, sm_count, widths, mma_m=2) for widths in TALL_WIDTHS if arch.generation == "sm90"]
     possible = [plan for plan in plans if not can_implement_groups(plan.config)]
     return min(possible or plans, key=lambda plan: predict(plan, p))
 
@@ -249,12 +246,11 @@ def can_stream(p: PackedGroups, c: GroupedStreamConfig) -> str:
     return _too_many_steps(m, p.stack, n * c.products, k, tiling) or can_stream_groups(c)
 
 
-def _plan(p: PackedGroups, arch: Architecture, sm_count: int, widths: tuple[int, ...], mma_m: int = 1) -> PackedPlan:
+def _plan(p: PackedGroups, arch: Architecture, sm_count: int, widths: tuple[int, ...]) -> PackedPlan:
     *narrower, tile_n = widths
     # promoted sums take twice the registers
-    narrow = arch.generation == "sm90" and mma_m == 1 and not narrower and tile_n <= (32 if p.promoted else 80)
-    tiling = {"tile_n": tile_n, "narrower": tuple(narrower), "mma_m": mma_m}
-    config = deep(p.config(arch, **tiling, ctas_per_sm=2 if narrow else 1))
+    narrow = arch.generation == "sm90" and not narrower and tile_n <= (32 if p.promoted else 80)
+    config = deep(p.config(arch, tile_n=tile_n, narrower=tuple(narrower), ctas_per_sm=2 if narrow else 1))
     tiles = sum(-(-n // config.out_rows) * -(-m // tile_n) for m, n, _ in p.sizes)
     if p.stack:
         # a group begun in each tile of rows

@@ -51,7 +51,7 @@ WRITE_STEPS = 3
 TILING = {
     StreamConfig: ("slabs", "warps_m", "warps_k", "stage_tiles", "stages", "ctas_per_sm", "programmatic"),
     WgmmaConfig: (
-        *("tile_n", "warpgroups", "mma_m", "mma_groups", "k_groups", "ctas_per_sm", "cluster_rows", "split_k"),
+        *("tile_n", "warpgroups", "k_groups", "ctas_per_sm", "cluster_rows", "split_k"),
         *("overlap", "stage_tiles", "stages", "scheduler", "raster", "decodes_x", "programmatic"),
     ),
 }

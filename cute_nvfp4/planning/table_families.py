@@ -62,8 +62,7 @@ def _packed_kinds(raw: Mapping[str, Any]) -> dict[str, type]:
 
 def _packed_filled(raw: Mapping[str, Any]) -> dict[str, Any]:
     # entries written before a field was there
-    wgmma = {"overlap": 0, "mma_m": 1, "mma_groups": 1, "decodes_x": False}
-    later = {"programmatic": ""} | (wgmma if raw.get("kernel", "wgmma") == "wgmma" else {})
+    later = {"programmatic": ""} | ({"overlap": 0, "decodes_x": False} if raw.get("kernel", "wgmma") == "wgmma" else {})
     return later | dict(raw)
 
 

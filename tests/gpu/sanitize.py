@@ -72,7 +72,6 @@ def plans() -> dict[str, PackedPlan]:
         "turns": (shared | {"warpgroups": 4, "k_groups": 2, "stage_tiles": 1, "stages": 6}, 12),
         "turns, one CTA": (static | {"tile_n": 32, "warpgroups": 4, "k_groups": 2, "stage_tiles": 1, "stages": 6}, 12),
         "half tiles": (static | {"tile_n": 64, "warpgroups": 3}, 3),
-        "256 rows": (static | {"tile_n": 64, "mma_m": 2}, 2),
         "helped": (shared | {"scheduler": "helped"}, 14),
         "split_k": (shared, 12),
         "overlap": (shared | {"tile_n": 64, "stage_tiles": 1, "stages": 3, "overlap": 1}, 6),

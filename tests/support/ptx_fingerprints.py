@@ -250,8 +250,6 @@ def _packed() -> Iterator[tuple[str, Callable]]:
         "n128": {"tile_n": 128, "bias": "bfloat16"},
         "n256 cluster": {"tile_n": 256, "cluster_rows": 2, "scheduler": "static", "dtype": "float16", "out": "float16"},
         "turns": {"tile_n": 64, "warpgroups": 4, "k_groups": 2, "split_k": 2, "scheduler": "static"},
-        "256 rows": {"mma_m": 2, "scheduler": "static"},
-        "two groups": {"mma_groups": 2, "dtype": "float8_e4m3fn"},
         "overlap": {"split_k": 2, "overlap": 1, "stage_tiles": 1, "scheduler": "static"},
         "helped": {"tile_n": 128, "split_k": 2, "stage_tiles": 1, "scheduler": "helped"},
         "gated 192 rows": {"tile_n": 128, "warpgroups": 3, "stage_tiles": 1, "scheduler": "static", "gate": "silu"},

@@ -24,7 +24,7 @@ def product(which: str, dtype: str, mean: int) -> dict:
     plans = []
     for *narrower, widest in WIDTHS:
         ctas = 1 if narrower else 2
-        tiling = {"tile_n": widest, "narrower": narrower, "warpgroups": 2, "mma_m": 1, "ctas_per_sm": ctas}
+        tiling = {"tile_n": widest, "narrower": narrower, "warpgroups": 2, "ctas_per_sm": ctas}
         plans.append(tiling | {"stage_tiles": 2, "stages": 0, "workers": 132 * ctas, "us": 1.0})
     rows = [mean + 3 * (i % 5 - 2) for i in range(40)] + [0]
     return {"which": which, "dtype": dtype, "n": 768, "k": 2048, "rows": rows, "plans": plans}

@@ -23,7 +23,6 @@ RUNS = {
     "turns": ((20, 130, 1536), PackedPlan(WgmmaConfig(tile_n=32, warpgroups=4, k_groups=2, stages=4, **SHARED), 2)),
     "split": ((20, 130, 640), PackedPlan(WgmmaConfig(tile_n=64, stage_tiles=1, stages=3, **SHARED), 2)),
     "overlap": ((20, 130, 768), PackedPlan(WgmmaConfig(stage_tiles=1, overlap=1, stages=3, **SHARED), 2)),
-    "256 rows": ((40, 300, 640), PackedPlan(WgmmaConfig(tile_n=32, mma_m=2, scheduler="static", stages=2), 1)),
     "streaming": ((9, 130, 1024), PackedPlan(StreamConfig(columns=16, stages=4), 2)),
     "slabs": ((1, 70, 1024), PackedPlan(StreamConfig(slabs=4, warps_m=1, warps_k=8, stages=8), 3)),
 }
@@ -40,10 +39,9 @@ def expected(plan: PackedPlan) -> dict[str, tuple[int, int, int | None]]:
     if plan.streams:
         each = c.slabs * 4608 // 8 + c.columns * 128
         return {"operands": (2, c.stage_tiles * each, 32 * c.warps_m)}
-    groups = c.warpgroups // c.k_groups
-    rows = 64 * groups * c.mma_m
+    rows = 64 * c.warpgroups // c.k_groups
     stage = c.stage_tiles * (rows * 4608 // 128 + c.tile_n * 128)
-    readers = 128 * groups + (c.cluster_rows - 1) * 4 * groups
+    readers = 2 * rows + (c.cluster_rows - 1) * rows // 16
     counts: dict[str, tuple[int, int, int | None]] = {"operands": (2, stage, readers)}
     if c.split_k > 1:
         # of an epilogue tile of at most sixteen columns, from each warpgroup of each other CTA with these columns

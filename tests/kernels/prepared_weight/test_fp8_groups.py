@@ -90,8 +90,6 @@ CASES = (
     Case((130, 0, 20), 130, 400, workers=2, tiling={"tile_n": 128}),
     Case((250, 60), 40, 256, torch.float16, 2, {"tile_n": 256, "stage_tiles": 1}),
     Case((40, 17), 300, 256, workers=2, tiling={"tile_n": 32, "warpgroups": 4}),
-    Case((40, 17), 200, 384, torch.bfloat16, 2, {"tile_n": 48, "narrower": (24,), "mma_groups": 2}),
-    Case((40, 17, 90), 390, 384, workers=1, tiling={"tile_n": 48, "narrower": (32,), "mma_m": 2, "stages": 2}),
     Case((70, 33), 130, 384, workers=2, tiling={"tile_n": 128}, promoted=True),
 )
 

@@ -120,8 +120,6 @@ CASES = (
     # halves of packed tiles; columns of two warpgroups of two CTAs, fewer than are turned at once
     Case(40, 150, 256, out=BF16, plan=wgmma(2, tile_n=32, warpgroups=3, scheduler="static"), name="192 rows"),
     Case(30, 72, 512, out=HALF, name="turns", plan=wgmma(2, tile_n=32, **TURNS)),
-    # 128 rows a warpgroup
-    Case(40, 200, 384, out=BF16, plan=wgmma(1, tile_n=32, mma_m=2, scheduler="static", stages=2), name="256 rows"),
 )
 CUT = Case(24, 152, 384, out=BF16, plan=wgmma(5, tile_n=16, cluster_rows=2))
 DEFAULT = (*CASES[:6], CASES[7], CASES[9], *CASES[11:13], *CASES[14:])

@@ -48,9 +48,6 @@ CASES = (
     Case((70, 0, 20, 90), 130, 256, workers=2, tiling={"tile_n": 96, "narrower": (24, 72, 80)}),
     SLOW,
     Case((40, 17), 300, 256, workers=2, tiling={"tile_n": 32, "warpgroups": 4}),
-    Case((20, 0, 41), 200, 384, workers=2, tiling={"tile_n": 48, "narrower": (24,), "mma_groups": 2}),
-    # 128 rows a warpgroup, of two widths
-    Case((40, 0, 70, 17), 390, 256, workers=2, tiling={"tile_n": 48, "narrower": (32,), "mma_m": 2, "stages": 2}),
     Case((1, 0, 20), 130, 288, out=torch.bfloat16, format=MXFP8),
     Case((140, 0, 70), 130, 192, workers=2, tiling={"tile_n": 128, "stage_tiles": 1}, format=MXFP8),
 )
@@ -104,16 +101,6 @@ def test_lists(sizes, quantized, out) -> None:
 
     with simulating():
         call()
-    for got, (exact, magnitude) in zip(outs, expected):
-        assert within(got, exact, magnitude)
-
-
-def test_lists_by_tiles_of_256_rows() -> None:
-    """Plans of a list order its groups by the time of their tiles, also where nobody has measured it."""
-    pairs, outs, expected = groups([(20, 300, 256), (40, 40, 128)], False, torch.bfloat16)
-    plan = PackedPlan(GroupedWgmmaConfig(tile_n=32, narrower=(), mma_m=2), 2)
-    with simulating("sm_90a"):
-        grouped_gemm(pairs, alpha=0.75, out=outs, config=plan)
     for got, (exact, magnitude) in zip(outs, expected):
         assert within(got, exact, magnitude)
 
@@ -339,14 +326,3 @@ def test_widths_are_in_order() -> None:
     for narrower in ((64, 32), (32, 60), (8, 16, 24, 32), (128,)):
         assert "narrower" in can_implement_groups(GroupedWgmmaConfig(tile_n=128, narrower=narrower))
     assert not can_implement_groups(GroupedWgmmaConfig(tile_n=144, narrower=(112, 120, 128)))
-
-
-def test_widths_of_tiles_of_256_rows() -> None:
-    """As many as registers are left for: fragments in FP8 are half as large."""
-    few, many = {"tile_n": 128, "narrower": (96, 112), "mma_m": 2}, {"narrower": (80, 96, 112), "mma_m": 2}
-    assert not can_implement_groups(GroupedWgmmaConfig(**few))
-    assert "at most 2 multiples of 8" in can_implement_groups(GroupedWgmmaConfig(**many))
-    fp8 = {"dtype": "float8_e4m3fn", "tile_n": 144, "mma_m": 2}
-    assert not can_implement_groups(GroupedWgmmaConfig(**fp8, narrower=(112, 120, 128)))
-    assert "columns" in can_implement_groups(GroupedWgmmaConfig(**fp8 | {"tile_n": 256, "narrower": ()}))
-    assert "columns" in can_implement_groups(GroupedWgmmaConfig(tile_n=144, narrower=(), mma_m=2))

@@ -11,7 +11,7 @@ from ....ptx.arithmetic import multiply_add, select_bits
 from ....ptx.half import max_u16x2, mul_bf16x2, multiply_by_half
 from ....ptx.memory import load_shared
 from ....ptx.move import prmt
-from ....weight_layout import DTYPES, LANES, LOAD_BYTES, Packing, Shift
+from ....weight_layout import DTYPES, LANES, LOAD_BYTES, STEPS, Packing, Shift
 from ....weight_layout_fp8 import HALF_WORD, MAGNITUDES, SIGN_SHIFT, SIGNS, TABLES
 from ...factors import Factor
 from ..epilogue import product_factors
@@ -115,14 +115,14 @@ def decode_block(packed: PackedLane, step: int, packing: Packing) -> list[Uint32
     return found
 
 
-def decode_steps(tCrA: cute.Tensor, packed: PackedLane, packing: Packing, steps: range) -> None:
-    """Decodes some steps of a lane's part of one tile into ``tCrA`` (REGISTER, STEP), 32-bit words."""
+def decode_tile(tCrA: cute.Tensor, packed: PackedLane, packing: Packing) -> None:
+    """Decodes a lane's part of one tile into ``tCrA`` (REGISTER, STEP), 32-bit words."""
     if packing.by_table:
-        for block in range(2 * steps.start, 2 * steps.stop):
+        for block in range(STEPS):
             for row, register in enumerate(decode_block(packed, block, packing)):
                 tCrA[block % 2 * 2 + row, block // 2] = register
         return
-    for step in steps:
+    for step in range(STEPS):
         for i, register in enumerate(decode_step(packed, step, packing)):
             tCrA[i, step] = register
 

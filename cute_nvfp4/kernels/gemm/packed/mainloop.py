@@ -10,7 +10,7 @@ tcgen05, but that products are under way while the next tile is decoded, and giv
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import cutlass
@@ -19,9 +19,8 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import warpgroup
 
 from ....ptx import async_copy, mbarrier
-from ....weight_layout import SLAB_ROWS
 from ..barriers import PipelineState, Ring
-from ..sm90.config import MMA_ROWS, STAGE_TILES, WgmmaConfig
+from ..sm90.config import STAGE_TILES, WgmmaConfig
 from .decode import PackedLane, load_lane
 from .rows import load_rows
 
@@ -59,16 +58,9 @@ class Products:
         """Begins the sums of a work tile."""
         self.acc.fill(0.0)
 
-    def sums(self, half: int) -> cute.Tensor:
-        """The accumulators of 64 of the warpgroup's rows."""
-        return self.acc
-
-    def produce(self, at: PipelineState) -> tuple[tuple[PackedLane, ...], ...]:
-        """What a lane multiplies of a stage that has come: of each of its packed tiles, for each 64 of the warpgroup's
-        rows."""
-        slabs = range(0, self.config.group_rows // SLAB_ROWS, MMA_ROWS // SLAB_ROWS)
-        halves = [(replace(self, slab=self.slab + first) if first else self).words(at.stage) for first in slabs]
-        return tuple(zip(*halves))
+    def produce(self, at: PipelineState) -> tuple[Any, ...]:
+        """What a lane multiplies of a stage that has come, a value for each of its packed tiles."""
+        return self.words(at.stage)
 
     def words(self, stage: Int32) -> tuple[PackedLane, ...]:
         """A lane's codes and scales of the packed tiles of a stage."""
@@ -83,7 +75,7 @@ class Products:
         distances = [i * (packing.tile_bytes // parts) for i in range(cfg.stage_tiles)]
         return tuple(load_lane(codes + at, scales + at, lane, packing) for at in distances)
 
-    def multiply(self, packed: tuple[PackedLane, ...], tile: int, part: int, stage: Int32, k_tile: Int32 | int) -> None:
+    def multiply(self, packed: Any, tile: int, part: int, stage: Int32, k_tile: Int32 | int) -> None:
         """Decodes packed tile ``tile`` of a work tile's k-tile ``k_tile``, which is ``part`` of a stage, and adds its
         products."""
         raise NotImplementedError
@@ -104,22 +96,6 @@ class Products:
             lane = self.thread % WARP
             if lane < self.config.cluster_rows - 1:
                 mbarrier.arrive_after_reads(ring.empty(stage), (rank + 1 + lane) % self.config.cluster_rows)
-
-
-def groups_ahead(config: WgmmaConfig) -> int:
-    """Groups of wgmma that may be under way while the next is decoded: two fragments of 64 rows have all others'."""
-    return 2 * config.mma_groups - 1
-
-
-def freeing_part(config: WgmmaConfig) -> int:
-    """The packed tile of a stage whose products those of the stage before have been done beside."""
-    return min((groups_ahead(config) - 1) // (config.mma_m * config.mma_groups), config.stage_tiles - 1)
-
-
-def groups_under_way(config: WgmmaConfig, part: int) -> int:
-    """Groups that are not waited for after packed tile ``part`` of a stage: none of the stage before it frees."""
-    since = (part + 1) * config.mma_m * config.mma_groups if part == freeing_part(config) else groups_ahead(config)
-    return min(groups_ahead(config), since)
 
 
 class Progress(NamedTuple):
@@ -193,10 +169,10 @@ class Mainloop:
                     warpgroup.wait_group(0)
                     products.promote()
                 else:
-                    # registers that the next steps are decoded to are free, and here the stage before this one
-                    warpgroup.wait_group(groups_under_way(config, part))
-                if cutlass.const_expr(part == freeing_part(config)):
-                    if first > 0 or k_tile > 0:
+                    # all but the group just committed have been done: the stage before this one is free
+                    warpgroup.wait_group(1)
+                if cutlass.const_expr(part == 0):
+                    if tile > 0 or k_tile > 0:
                         products.release(last)
             last, at = at.stage, following
         else:

@@ -31,7 +31,7 @@ from ..packed.decode import PackedLane, decode_step
 from ..packed.mainloop import OperandMemory, Products
 from ..packed.stream_x import ROW_BYTES
 from ..shared_plan import SWIZZLE_BYTES
-from ..sm90.config import LOADING_WARPS, WARPGROUP
+from ..sm90.config import LOADING_WARPS, MMA_ROWS, WARPGROUP
 from ..sm90.epilogue import WarpgroupEpilogue
 from ..sm90.grouped import GroupedWgmma
 from ..sm90.routed import RoutedWgmma
@@ -67,10 +67,10 @@ class TensorProducts(Products):
 
     def produce(self, at: PipelineState) -> tuple[tuple[PackedLane, ...], ...]:
         """A lane's words of both slabs, for each packed tile of a stage; there is room to decode them."""
-        found = super().produce(at)
+        halves = [replace(self, slab=self.slab + MMA_ROWS // SLAB_ROWS * h).words(at.stage) for h in range(HALVES)]
         if self.config.decoded_stages < self.config.ring_stages:
             self.wait_for(at, self.config.decoded_stages)
-        return found
+        return tuple(zip(*halves))
 
     @cute.jit
     def wait_for(self, at: PipelineState, before: cutlass.Constexpr[int]):
@@ -187,11 +187,8 @@ class _InTensorMemory:
         warp = cute.arch.make_warp_uniform(thread % WARPGROUP // WARP)
         return TensorProducts(cfg, memory, group, warp, thread, None, first, columns, group, warp)
 
-    def store(
-        self, epilogues: list[WarpgroupEpilogue], products: TensorProducts, tile: WorkTile, at: PipelineState
-    ) -> None:
+    def store(self, epilogue: WarpgroupEpilogue, products: TensorProducts, tile: WorkTile, at: PipelineState) -> None:
         """Stores the sums of a work tile, those of 64 rows of the weight after those of others."""
-        (epilogue,) = epilogues
         products.wait_for(at, 1)
         for half in range(HALVES):
             replace(epilogue, group=epilogue.group * HALVES + half).store(products.sums(half), tile)

@@ -39,14 +39,13 @@ class WarpProducts(Products):
 
     x: Int32
 
-    def multiply(self, packed: tuple[PackedLane, ...], tile: int, part: int, stage: Int32, k_tile: Int32 | int) -> None:
+    def multiply(self, packed: PackedLane, tile: int, part: int, stage: Int32, k_tile: Int32 | int) -> None:
         """Adds the products of a packed tile, decoded two steps at a time."""
         cfg, acc, columns = self.config, self.acc, cute.size(self.acc, mode=[1])
-        (words,) = packed
         # of the 64 columns of x that belong to the tile, a multiple of 1024 bytes
         tile_of_x = self.memory.sX.iterator.toint() + stage * cfg.x_bytes + part * (cfg.x_bytes // cfg.stage_tiles)
         for pair in range(STEPS // 2):
-            a = [decode_step(words, 2 * pair + i, cfg.weights) for i in range(2)]
+            a = [decode_step(packed, 2 * pair + i, cfg.weights) for i in range(2)]
             # not a sum: ptxas would add up the uniform part of each address anew
             first = tile_of_x ^ (self.x ^ (pair * STEPS_BYTES))
             for n in range(0, columns, 2):

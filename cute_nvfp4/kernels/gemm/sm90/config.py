@@ -14,7 +14,7 @@ from ...dequantize.config import DequantizeConfig
 from ...quantize.fp8_config import Fp8RowsConfig
 from ..config import GATE_NAMES, OUT_BYTES
 from ..sm100.packed_plan import TENSOR_COLUMNS, divided, refused_by_tensor_memory
-from .schedules import limit_of_mma, limit_of_rows, schedule_of
+from .schedules import limit_of_rows, schedule_of
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
@@ -42,20 +42,19 @@ class WgmmaConfig:
 
     The weight is operand A of the MMA, so a tile has ``tile_m`` rows of the weight and ``tile_n`` rows of x. dtype: of
     x, and what weights are decoded to. packing: theirs (``weight_layout.PACKINGS``). warpgroups: that multiply, 64 rows
-    of the weight each. mma_m: 2 for 128 of them, so that x comes from L2 half as often. mma_groups: of a packed tile's
-    wgmmas, 1 or 2: the next group is decoded while one, or three, of them multiply. k_groups: warpgroups that have the
-    same rows and take stages in turn. ctas_per_sm: CTAs of a multiprocessor. cluster_rows: CTAs along the weight's rows
-    that load x for each other by multicast. split_k: CTAs of a cluster that share a tile along K, and of which each
-    stores some of its rows of x; with either there are as many clusters as tiles, and helpers. overlap: k-tiles during
-    whose products sums go to the other CTA. stage_tiles: packed tiles along K in a stage. stages: 0 for as many as fit.
-    raster: as in ``GemmTiling``. scheduler: "static", "stream_k", or "helped": a CTA, or a cluster, for each tile, and
-    others that multiply the ends of K. factors: device scalars that multiply alpha. vector: whether rows of the output
-    are 16-bit numbers and start at multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the
-    weight has rows of two in turn, eight of each, and the output is gate(first) · second: ``factors`` are of each of
-    them. promoted: whether sums of FP8 products, of which tensor cores keep about 14 bits, are added in fp32 after each
-    k-tile. first: a kernel that quantizes or decodes x before; this one starts meanwhile. decodes_x: whether x is NVFP4
-    as it lies, which the loading warps decode. batched: whether operands that nobody packed are batches. programmatic:
-    as in ``StreamConfig``.
+    of the weight each. k_groups: warpgroups that have the same rows and take stages in turn. ctas_per_sm: CTAs of a
+    multiprocessor. cluster_rows: CTAs along the weight's rows that load x for each other by multicast. split_k: CTAs of
+    a cluster that share a tile along K, and of which each stores some of its rows of x; with either there are as many
+    clusters as tiles, and helpers. overlap: k-tiles during whose products sums go to the other CTA. stage_tiles:
+    packed tiles along K in a stage. stages: 0 for as many as fit. raster: as in ``GemmTiling``. scheduler: "static",
+    "stream_k", or "helped": a CTA, or a cluster, for each tile, and others that multiply the ends of K.
+    factors: device scalars that multiply alpha. vector: whether rows of the output are 16-bit numbers and start at
+    multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
+    eight of each, and the output is gate(first) · second: ``factors`` are of each of them. promoted: whether sums of
+    FP8 products, of which tensor cores keep about 14 bits, are added in fp32 after each k-tile. first: a kernel that
+    quantizes or decodes x before; this one starts meanwhile. decodes_x: whether x is NVFP4 as it lies, which the
+    loading warps decode. batched: whether operands that nobody packed are batches. programmatic: as in
+    ``StreamConfig``.
     """
 
     dtype: str = "bfloat16"
@@ -63,8 +62,6 @@ class WgmmaConfig:
     out: str = "bfloat16"
     tile_n: int = 128
     warpgroups: int = 2
-    mma_m: int = 1
-    mma_groups: int = 1
     k_groups: int = 1
     ctas_per_sm: int = 1
     cluster_rows: int = 1
@@ -120,12 +117,12 @@ class WgmmaConfig:
 
     @property
     def tile_m(self) -> int:
-        return MMA_ROWS * self.row_groups * self.mma_m
+        return MMA_ROWS * self.row_groups
 
     @property
     def half_tiles(self) -> bool:
         """Whether a tile has an odd number of halves of packed tiles: they are copied one by one."""
-        return self.row_groups * self.mma_m % 2 > 0
+        return self.row_groups % 2 > 0
 
     @property
     def out_rows(self) -> int:
@@ -157,12 +154,12 @@ class WgmmaConfig:
     @property
     def group_rows(self) -> int:
         """Rows of the weight of each warpgroup that multiplies: of tcgen05 those of two of ``warpgroups``."""
-        return MMA_ROWS * (2 if self.in_tensor_memory else self.mma_m)
+        return MMA_ROWS * (2 if self.in_tensor_memory else 1)
 
     @property
     def threads(self) -> int:
         """Threads of a CTA: a warpgroup whose first warps load, and those that multiply."""
-        return WARPGROUP * (self.k_groups * self.tile_m // self.group_rows + 1)
+        return WARPGROUP * (self.warpgroups * MMA_ROWS // self.group_rows + 1)
 
     @property
     def tensor_columns(self) -> int:
@@ -316,8 +313,7 @@ class WgmmaConfig:
 
 def can_implement(c: WgmmaConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
-    limits = _architecture, limit_of_rows, _tile, limit_of_mma, _sums, _schedule, _output, _stages
-    return next((reason for limit in limits if (reason := limit(c))), "")
+    return _architecture(c) or limit_of_rows(c) or _tile(c) or _sums(c) or _schedule(c) or _output(c) or _stages(c)
 
 
 def _architecture(c: WgmmaConfig) -> str:
@@ -345,7 +341,7 @@ def _tile(c: WgmmaConfig) -> str:
     if c.warpgroups not in (2, 3, 4):
         return explain("warpgroups", got=c.warpgroups, expected="2, 3 or 4")
     if c.tile_n > 128 and c.warpgroups > 2 and not c.in_tensor_memory:
-        return explain(f"warpgroups of tiles of {c.tile_n} columns", got=c.warpgroups, expected="2, for registers")
+        return explain(f"warpgroups of tiles of {c.tile_n} columns", got=c.warpgroups, expected="2: registers end")
     most = c.columns_of_two
     if c.ctas_per_sm not in (1, 2) or (c.ctas_per_sm == 2 and (c.warpgroups != 2 or c.tile_n > most)):
         got = f"{c.ctas_per_sm} with {c.warpgroups} warpgroups and tiles of {c.tile_n} columns"

@@ -36,7 +36,7 @@ VECTOR_BYTES = 16
 @dataclass(frozen=True)
 class WarpgroupEpilogue:
     """What a thread of a warpgroup needs to store its accumulators. factors: of each product (``sum_factors``).
-    thread: in the warpgroup. half: which 64 of the warpgroup's rows are stored."""
+    thread: in the warpgroup."""
 
     config: WgmmaConfig
     arguments: WgmmaArguments
@@ -48,11 +48,6 @@ class WarpgroupEpilogue:
     thread: Int32
     sums: ClusterSums
     rows: RowFactors | None = None
-    half: int = 0
-
-    def halves(self) -> list[WarpgroupEpilogue]:
-        """The epilogues of each 64 of the warpgroup's rows, in the order in which they store."""
-        return [replace(self, half=half) for half in range(self.config.mma_m)]
 
     def of_tile(self, tile: WorkTile) -> WarpgroupEpilogue:
         """The epilogue of a work tile, for which the factors of rows are asked for now, if there are."""
@@ -62,12 +57,11 @@ class WarpgroupEpilogue:
         row = self.first_packed_row(tile) + self.thread % WARP // 4
         columns = tile.n * cfg.tile_n, self.x_rows
         place = self.shared + cfg.epilogue_bytes + self.group * cfg.factor_pitch
-        scales, first = self.arguments.row_scales, self.half == 0
-        return replace(self, rows=row_factors(cfg, scales, row, columns, place, self.thread, first))
+        return replace(self, rows=row_factors(cfg, self.arguments.row_scales, row, columns, place, self.thread))
 
     def share_factors(self) -> None:
-        """Makes the factors of rows known to the warpgroup: those of x serve all of its rows."""
-        if self.rows is not None and self.half == 0:
+        """Makes the factors of rows known to the warpgroup."""
+        if self.rows is not None:
             self.rows.share(self.group + 1)
 
     @cute.jit
@@ -116,8 +110,6 @@ class WarpgroupEpilogue:
     def slab(self) -> Int32:
         """The warp's slab in the work tile."""
         group = self.group % self.config.row_groups if self.config.k_groups > 1 else self.group
-        if self.config.mma_m > 1:
-            group = group * self.config.mma_m + self.half
         return group * (MMA_ROWS // SLAB_ROWS) + self.thread // WARP
 
     @cute.jit

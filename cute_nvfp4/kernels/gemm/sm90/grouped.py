@@ -304,24 +304,21 @@ class GroupedWgmma(WgmmaGemm):
                     products = self.products(memory.operands, cfg.widths[i], group, thread)
                     products.clear()
                     places = memory.epilogue, scheduler, group, own, sums
-                    ahead, rows = cfg.asks_ahead(cfg.widths[i]), [None] * cfg.mma_m
+                    ahead, rows = cfg.asks_ahead(cfg.widths[i]), None
                     if cutlass.const_expr(ahead):
                         factors = scheduler.groups.factors(tile.group)
-                        halves = self.epilogue(cfg.widths[i], factors, tile, *places).halves()
-                        storing = [half.of_tile(self.in_group(tile)) for half in halves]
+                        epilogue = self.epilogue(cfg.widths[i], factors, tile, *places).of_tile(self.in_group(tile))
                     elif cutlass.const_expr(cfg.row_factors):
-                        halves = self.epilogue(cfg.widths[i], (), tile, *places).halves()
-                        rows = [half.of_tile(self.in_group(tile)).rows for half in halves]
+                        rows = self.epilogue(cfg.widths[i], (), tile, *places).of_tile(self.in_group(tile)).rows
                     at = Mainloop(products).run(at, tile.k_count)
                     if cutlass.const_expr(ahead):
-                        self.store(storing, products, self.in_group(tile), at)
+                        self.store(epilogue, products, self.in_group(tile), at)
                     else:
                         # asked for again: there are no registers to keep it meanwhile
                         done = scheduler.tile(cursor, end)
                         factors = scheduler.groups.factors(done.group)
-                        halves = self.epilogue(cfg.widths[i], factors, done, *places).halves()
-                        storing = [replace(half, rows=found) for half, found in zip(halves, rows)]
-                        self.store(storing, products, self.in_group(done), at)
+                        epilogue = replace(self.epilogue(cfg.widths[i], factors, done, *places), rows=rows)
+                        self.store(epilogue, products, self.in_group(done), at)
             cursor = scheduler.after(cursor, tile)
 
     def epilogue(

@@ -18,14 +18,12 @@ ACTIVATIONS = {"clamped_swiglu": 2, "relu2": 1}
 SWIZZLED_BYTES = 128
 """The most bytes of a row of x that are swizzled together."""
 AHEAD_COLUMNS = 144
-"""Columns of a tile, of 64 rows a warpgroup, up to which a CTA alone on its multiprocessor asks before the products for
-what follows them."""
+"""Columns of a tile up to which a CTA alone on its multiprocessor asks before the products for what follows them."""
 BOX = 16
 """Rows of x that a copy has, or a multiple, unless a tile has fewer (and CuTe aborts for 24 rows, or 72)."""
 _NARROWER = {128: (32, 64, 96), 256: (96, 128, 192)}
 MOST_WIDTHS = 4
-"""More of them, or two in 80 registers, or four of 16-bit tiles of 256 rows of the weight, and ptxas lets no two wgmma
-run at the same time (its note C7512)."""
+"""More of them, or two in 80 registers, and ptxas lets no two wgmma run at the same time (its note C7512)."""
 GATHERED_COLUMNS = 144
 """Columns of a tile up to which it does so where threads that gather rows in 16 bits take registers, too."""
 
@@ -104,7 +102,7 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     def asks_ahead(self, width: int) -> bool:
         """Whether registers are left, beside the sums of so many columns, for what the epilogue of a tile will need: it
         is as far away as memory."""
-        return self.ctas_per_sm == 1 and self.arch.generation == "sm90" and width * self.mma_m <= AHEAD_COLUMNS
+        return self.ctas_per_sm == 1 and self.arch.generation == "sm90" and width <= AHEAD_COLUMNS
 
     @property
     def box_k(self) -> int:
@@ -135,9 +133,8 @@ def can_implement_groups(c: GroupedWgmmaConfig) -> str:
     if c.scheduler != "static" or c.clustered or c.k_groups > 1:
         got = f"scheduler {c.scheduler}, clusters of {c.cluster_rows}, k_groups {c.k_groups}"
         return explain("a grouped GEMM of packed weights", got=got, expected="static, without clusters or k_groups")
-    most = MOST_WIDTHS - (c.mma_m > 1 and not c.fp8)
-    if len(c.widths) > most or any(a >= b or a % 8 for a, b in pairwise(c.widths)):
-        expected = f"at most {most - 1} multiples of 8 below {c.tile_n}, in order"
+    if len(c.widths) > MOST_WIDTHS or any(a >= b or a % 8 for a, b in pairwise(c.widths)):
+        expected = f"at most {MOST_WIDTHS - 1} multiples of 8 below {c.tile_n}, in order"
         return explain("narrower", got=c.narrower, expected=expected)
     if c.half_tiles:
         return explain("warpgroups of a grouped GEMM", got=c.warpgroups, expected="2 or 4")

@@ -11,18 +11,16 @@ from cutlass import Float32, Int32, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
 from ....weight_layout import TILE_K
-from ..packed.decode import PackedLane, decode_steps
-from ..packed.mainloop import OperandMemory, Products, groups_ahead
+from ..packed.decode import PackedLane, decode_tile
+from ..packed.mainloop import OperandMemory, Products
 from ..packed.rows import decode_rows
 from .arguments import X_DTYPES
-from .config import MMA_ROWS, WARPGROUP, WgmmaConfig
+from .config import MMA_ROWS, STAGE_TILES, WARPGROUP, WgmmaConfig
 
 TYPES = {name: getattr(cutlass, dtype) for name, dtype in X_DTYPES.items()}
 """Of x, and of operand A."""
 SWIZZLES = {64: warpgroup.SmemLayoutAtomKind.K_SW64, 128: warpgroup.SmemLayoutAtomKind.K_SW128}
 """By the bytes of a row of x that lie together."""
-FRAGMENTS = 2
-"""Of operand A: one is decoded while wgmma reads the other."""
 
 
 def make_mma(config: WgmmaConfig) -> cute.TiledMma:
@@ -45,56 +43,34 @@ def x_layout(config: WgmmaConfig) -> Any:
 
 @dataclass(frozen=True)
 class WgmmaProducts(Products):
-    """A warpgroup's accumulators, (MMA, MMA_M, MMA_N), and two fragments of A, of 64 rows of a packed tile: one is
-    multiplied while the other is decoded."""
+    """A warpgroup's accumulators, (MMA, MMA_M, MMA_N), and a fragment of A for each packed tile of a k-tile."""
 
     asynchronous: ClassVar[bool] = True
 
     mma: cute.TiledMma
     tCrX: cute.Tensor  # (MMA, MMA_N, MMA_K, STAGE)
-    fragments: tuple[cute.Tensor, ...]  # (MMA, 1, STEP) each
+    fragments: tuple[cute.Tensor, ...]  # (MMA, MMA_M, STEP) each
     first: cute.TiledMma | None = None  # of a k-tile, where sums are promoted: it adds to nothing
     part: cute.Tensor | None = None  # the sums of a k-tile, (MMA, MMA_M, MMA_N)
 
-    def multiply(self, packed: tuple[PackedLane, ...], tile: int, part: int, stage: Int32, k_tile: Int32 | int) -> None:
-        """Decodes packed tile ``tile`` of a k-tile, which is ``part`` of a stage, and starts its products, those of 64
-        rows after those of others, in groups of some steps."""
-        cfg = self.config
-        each = cfg.tile_steps // cfg.mma_groups
-        for half, words in enumerate(packed):
-            for first in range(0, cfg.tile_steps, each):
-                if half > 0 or first > 0:
-                    # registers that the next steps are decoded to are free
-                    warpgroup.wait_group(groups_ahead(cfg))
-                self.start(words, half, range(first, first + each), tile, part, stage)
-
-    def start(self, packed: PackedLane, half: int, steps: range, tile: int, part: int, stage: Int32) -> None:
-        """Decodes some steps of 64 rows, and starts their products."""
-        fragment = self.fragments[(tile * self.config.mma_m + half) % len(self.fragments)]
-        count, sums = self.config.tile_steps, self.sums(half)
+    def multiply(self, packed: PackedLane, tile: int, part: int, stage: Int32, k_tile: Int32 | int) -> None:
+        """Decodes packed tile ``tile`` of a k-tile, which is ``part`` of a stage, and starts its products."""
+        fragment, steps = self.fragments[tile % STAGE_TILES], self.config.tile_steps
         words = cute.make_tensor(
-            cute.recast_ptr(fragment.iterator, dtype=Uint32), cute.make_layout((4, count))
+            cute.recast_ptr(fragment.iterator, dtype=Uint32), cute.make_layout((4, steps))
         )  # (REGISTER, STEP)
         if self.config.weights.in_rows:
             decode_rows(words, packed)
         else:
-            decode_steps(words, packed, self.config.weights, steps)
+            decode_tile(words, packed, self.config.weights)
         warpgroup.fence()
-        for step in steps:
-            k_block = (None, None, part * count + step, stage)
-            mma, acc = self.mma, sums
+        for step in range(steps):
+            k_block = (None, None, part * steps + step, stage)
+            mma, acc = self.mma, self.acc
             if self.config.promoted:
                 mma, acc = self.first if tile == step == 0 else self.mma, self.part
             cute.gemm(mma, acc, fragment[None, None, step], self.tCrX[k_block], acc)
         warpgroup.commit_group()
-
-    def sums(self, half: int) -> cute.Tensor:
-        count = self.config.mma_m
-        if count == 1:
-            return self.acc
-        shape = self.acc.shape[0], 1, self.acc.shape[2]
-        first = self.acc.iterator + half * (cute.size(self.acc) // count)
-        return cute.make_tensor(first, cute.make_layout(shape))  # (MMA, 1, MMA_N)
 
     def promote(self) -> None:
         """Adds the sums of a k-tile, whose products are done, in fp32."""
@@ -134,11 +110,11 @@ def wgmma_products(
         group, thread = group % config.row_groups, thread % (config.row_groups * WARPGROUP)
     mma, part, tCrX = x_operand(config, memory, columns, thread)
     acc = cute.make_rmem_tensor(part.partition_shape_C((config.tile_m, columns)), Float32)  # (MMA, MMA_M, MMA_N)
-    shape = part.partition_shape_A((config.tile_m // config.mma_m, TILE_K))  # (MMA, 1, STEP)
-    fragments = tuple(cute.make_rmem_tensor(shape, TYPES[config.dtype]) for _ in range(FRAGMENTS))
-    # where this warp's first slab is: in which packed tile of the CTA's rows, and which of its slabs
+    shape = part.partition_shape_A((config.tile_m, TILE_K))  # (MMA, MMA_M, STEP)
+    fragments = tuple(cute.make_rmem_tensor(shape, TYPES[config.dtype]) for _ in range(STAGE_TILES))
+    # where this warp's slab is: in which packed tile of the CTA's rows, and which of its slabs
     row_tile, slab = group // 2, (group % 2) * 4 + (thread % WARPGROUP) // 32
-    if config.half_tiles or config.mma_m > 1:
+    if config.half_tiles:
         row_tile, slab = group, (thread % WARPGROUP) // 32
     first = part_acc = None
     if config.promoted:

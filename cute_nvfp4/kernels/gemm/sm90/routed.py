@@ -61,7 +61,7 @@ class RoutedEpilogue(WarpgroupEpilogue):
         cfg, found, of_weight = self.config, [], None
         if not cfg.row_factors:
             return self
-        for i in range(-(-cfg.tile_n // WARPGROUP) if self.half == 0 else 0):
+        for i in range(-(-cfg.tile_n // WARPGROUP)):
             row = cutlass.min(self.thread + i * WARPGROUP, self.x_rows - 1)
             slot = cute.make_tensor(self.routed.slots + row, cute.make_layout(1))[0]
             if cfg.fp8:

@@ -61,12 +61,11 @@ def row_factors(
     columns: tuple[Int32, Int32],
     shared: Int32,
     thread: Int32,
-    of_x: bool = True,
 ) -> RowFactors:
     """Asks for the factors of a work tile. row: the thread's first, of the packed weight. columns: the first row of x,
-    and how many rows x has. of_x: whether to ask for those of x, which are the same for all rows of the weight."""
+    and how many rows x has."""
     first, rows = columns
     of_weight = device_scalar(scales.weight + row), device_scalar(scales.weight + (row + 8))
-    places = [first + thread + i * WARPGROUP for i in range(-(-config.tile_n // WARPGROUP) if of_x else 0)]
-    found = tuple(device_scalar(scales.x + cutlass.min(place, rows - 1)) for place in places)
-    return RowFactors(config, of_weight, found, shared, thread)
+    places = [first + thread + i * WARPGROUP for i in range(-(-config.tile_n // WARPGROUP))]
+    of_x = tuple(device_scalar(scales.x + cutlass.min(place, rows - 1)) for place in places)
+    return RowFactors(config, of_weight, of_x, shared, thread)

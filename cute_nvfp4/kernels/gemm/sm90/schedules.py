@@ -111,23 +111,3 @@ def limit_of_rows(c: WgmmaConfig) -> str:
         return ""
     got = f"{c.row_groups} warpgroups along rows, stages of {c.stage_tiles} tiles on {c.arch.name}"
     return explain("weights that lie in rows", got=got, expected="2 or 4, 2 tiles, on sm_90a, not started by weights")
-
-
-TALL_COLUMNS = 128
-"""Columns of a tile up to which registers hold the sums of 128 rows a warpgroup."""
-TALL_COLUMNS_FP8 = 160
-"""The same of FP8, whose fragments of the weight are half as large."""
-
-
-def limit_of_mma(c: WgmmaConfig) -> str:
-    """Why wgmmas cannot be divided into such groups, or be for 128 rows of each warpgroup, or an empty string."""
-    if c.mma_groups != 1 and (c.mma_groups != 2 or c.arch.generation != "sm90" or c.weights.in_rows):
-        return explain("mma_groups", got=c.mma_groups, expected="1, or on sm_90a 2 with packed weights")
-    most = TALL_COLUMNS_FP8 if c.fp8 else TALL_COLUMNS
-    whole = c.scheduler == "static" and c.k_parts == 1 and not (c.overlap or c.promoted or c.weights.in_rows)
-    two = c.warpgroups == 2 and c.ctas_per_sm == 1 and c.arch.generation == "sm90"
-    if c.mma_m == 1 or (c.mma_m == 2 and whole and two and c.tile_n <= most):
-        return ""
-    got = f"{c.mma_m} with {c.warpgroups} warpgroups, tiles of {c.tile_n} columns, scheduler {c.scheduler}"
-    expected = f"1, or on sm_90a 2 with 2 warpgroups, at most {most} columns, packed weights, and whole tiles"
-    return explain("mma_m", got=got, expected=expected)

@@ -256,11 +256,9 @@ class WgmmaGemm:
         """The loop of the warp that loads x."""
         fill_stages(x_copies(self.order, x, memory.sX, scheduler.place.x), memory.ring, scheduler)
 
-    def store(self, epilogues: list[WarpgroupEpilogue], products: Products, tile: WorkTile, at: PipelineState) -> None:
-        """Stores the sums of a work tile, by an epilogue for each 64 of a warpgroup's rows. at: the state after its
-        stages."""
-        for half, epilogue in enumerate(epilogues):
-            epilogue.store(products.sums(half), tile)
+    def store(self, epilogue: WarpgroupEpilogue, products: Products, tile: WorkTile, at: PipelineState) -> None:
+        """Stores the sums of a work tile. at: the state after its stages."""
+        epilogue.store(products.acc, tile)
 
     def products(self, memory: OperandMemory, columns: int, group: Int32, thread: Int32) -> Products:
         """Registers of a thread for a work tile of so many rows of x."""
@@ -294,7 +292,7 @@ class WgmmaGemm:
         while cursor < end:
             tile = scheduler.tile(cursor, end)
             products.clear()
-            storing = [half.of_tile(tile) for half in epilogue.halves()]
+            storing = epilogue.of_tile(tile)
             at = Mainloop(products).run(at, tile.k_count)
             self.store(storing, products, tile, at)
             cursor = scheduler.after(cursor, tile)
