@@ -26,8 +26,9 @@ import numpy as np
 from fit_packed_model import Problem, disagreements, result
 
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
-from cute_nvfp4.planning.group_costs import RECORD, GroupCosts, recorded
+from cute_nvfp4.planning.group_costs import RECORD, GroupCosts
 from cute_nvfp4.planning.packed_groups import GROUPED_TILING, PackedGroups, predict
+from cute_nvfp4.planning.packed_model import recorded
 from cute_nvfp4.planning.packed_problem import PackedPlan
 
 PLANS = Path(__file__).resolve().parent / "records" / "group_plans_nvidia_h200.json"
@@ -94,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = disagreements(problem, json.loads(RECORD.read_text()))
         print("\n".join(found) or f"{RECORD.name} is what {len(problem.rows)} plans give")
         return int(bool(found))
-    found = result(problem, recorded(), options.take, PLANS)
+    found = result(problem, recorded(RECORD), options.take, PLANS)
     RECORD.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps({name: found[name] for name in ("plans", "by_the_values", "by_the_fit")}, indent=1))
     return 0

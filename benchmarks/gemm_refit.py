@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import math
 import random
@@ -86,25 +87,25 @@ def constants(values: dict[str, float]) -> Iterator[None]:
 
 def errors(plans: list[dict[str, Any]], values: dict[str, float]) -> list[float]:
     """Relative errors of the model with these constants."""
+    return _errors(_known(plans), values)
+
+
+def _errors(known: list[tuple[GemmProblem, Plan, float]], values: dict[str, float]) -> list[float]:
     with constants(values):
-        return [gemm.predict_plan(plan, problem, rates.SM_COUNT).us / us - 1 for problem, plan, us in _known(plans)]
+        return [gemm.predict_plan(plan, problem, rates.SM_COUNT).us / us - 1 for problem, plan, us in known]
 
 
-def _known(plans: list[dict[str, Any]]) -> Iterator[tuple[GemmProblem, Plan, float]]:
-    for entry in plans:
-        yield *plan_of(tuple(entry["sizes"]), entry), entry["us"]
+def _known(plans: list[dict[str, Any]]) -> list[tuple[GemmProblem, Plan, float]]:
+    return [(*plan_of(tuple(entry["sizes"]), entry), entry["us"]) for entry in plans]
 
 
 def fit(plans: list[dict[str, Any]]) -> dict[str, float]:
     """The constants of the least mean square of relative errors: a search along one after the other, in steps that are
     shares of today's values."""
-    known = list(_known(plans))
+    known = _known(plans)
 
     def loss(shares: dict[str, float]) -> float:
-        with constants({name: share * start[name] for name, share in shares.items()}):
-            return sum(
-                (gemm.predict_plan(plan, problem, rates.SM_COUNT).us / us - 1) ** 2 for problem, plan, us in known
-            )
+        return sum(error**2 for error in _errors(known, {name: share * start[name] for name, share in shares.items()}))
 
     start = {name: float(getattr(rates, name)) for name in CONSTANTS}
     at, step = dict.fromkeys(CONSTANTS, 1.0), 0.4
@@ -119,12 +120,13 @@ def fit(plans: list[dict[str, Any]]) -> dict[str, float]:
     return {name: float(f"{share * start[name]:.4g}") for name, share in at.items()}
 
 
+def missing(seed: int, done: int, count: int) -> Iterator[tuple[int, tuple[int, int, int]]]:
+    """The first ``count`` problems of a seed but for those that are done, each with its number."""
+    return itertools.islice(enumerate(problems(seed)), done, max(done, count))
+
+
 def draw_plans(record: dict[str, Any], count: int, save: Callable[[], None]) -> None:
-    drawn = problems(1)
-    for number in range(count):
-        sizes = next(drawn)
-        if number < len(record["plans"]):
-            continue
+    for number, sizes in missing(1, len(record["plans"]), count):
         found = ranked(sizes)
         near = [plan for us, plan in found if us <= FARTHEST * found[0][0]]
         plan, begin = random.Random(number).choice(near), time.perf_counter()
@@ -136,11 +138,7 @@ def draw_plans(record: dict[str, Any], count: int, save: Callable[[], None]) -> 
 
 def draw_choices(record: dict[str, Any], count: int, save: Callable[[], None]) -> None:
     """The first plans of the model with the fitted constants, and the first with today's."""
-    drawn = problems(2)
-    for number in range(count):
-        sizes = next(drawn)
-        if number < len(record["choices"]):
-            continue
+    for _, sizes in missing(2, len(record["choices"]), count):
         today = ranked(sizes)[0][1]
         with constants(record["fitted"]):
             found = ranked(sizes)

@@ -25,6 +25,7 @@ from cute_nvfp4.kernels.gemm.sm100.memory_plan import Tcgen05SharedPlan, pipelin
 from cute_nvfp4.ops.gemm import KERNEL
 from cute_nvfp4.planning.gemm import GemmProblem, Plan
 from cute_nvfp4.reference import gemm_reference
+from cute_nvfp4.runtime import cache
 from cute_nvfp4.runtime.compile import CompiledKernel
 from cute_nvfp4.runtime.inspection import disassemble
 from cute_nvfp4.scale_layout import to_blocked
@@ -209,7 +210,7 @@ def with_mistake(config: GemmConfig, edge: str, which: str, **changed: Any) -> C
             for e in right(c, rings)
         )
 
-    with contextlib.ExitStack() as patches:
+    with cache.switched_off(), contextlib.ExitStack() as patches:
         for module in [m for name, m in sys.modules.items() if name.startswith("cute_nvfp4.kernels")]:
             if getattr(module, "pipeline_graph", None) is right:
                 patches.enter_context(mock.patch.object(module, "pipeline_graph", wrong))

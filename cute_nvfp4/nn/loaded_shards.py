@@ -95,13 +95,12 @@ def whole_experts(found: dict[str, torch.Tensor], shard: LinearShard | None) -> 
     matrices but ``down_proj`` are cut by rows."""
     if shard is None:
         return found
-    made = {}
+    made, count = {}, len({name.split(".")[0] for name in found})
     for name, x in found.items():
-        matrix, part = name.split(".")[-2:]
+        expert, matrix, part = name.split(".")
         if shard.axis == "experts":
-            expert, count = int(name.split(".")[0]), 1 + max(int(key.split(".")[0]) for key in found)
             every = _of_all(x, shard)
-            made |= {f"{rank * count + expert}.{matrix}.{part}": y for rank, y in enumerate(every)}
+            made |= {f"{rank * count + int(expert)}.{matrix}.{part}": y for rank, y in enumerate(every)}
             continue
         axis = "rows" if matrix == "down_proj" else "columns"
         made[name] = _whole(x, _CUT_ALONG[axis][part], shard) if part in _CUT_ALONG[axis] else x

@@ -6,7 +6,6 @@ to the measured plans that are on record gives, and whether the value comes from
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ..kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
+from .packed_model import recorded
 
 RECORD = Path(__file__).with_name("group_costs.json")
 
@@ -58,9 +58,4 @@ def _between(times: Mapping[int, float], width: int) -> float:
     return float(np.interp(width, list(times), list(times.values())))
 
 
-def recorded(path: Path = RECORD) -> dict[str, float]:
-    """The values in ``group_costs.json``, by name."""
-    return {name: entry["value"] for name, entry in json.loads(path.read_text())["constants"].items()}
-
-
-GROUP_COSTS = GroupCosts.of(recorded())
+GROUP_COSTS = GroupCosts.of(recorded(RECORD))

@@ -89,7 +89,7 @@ class Constants:
 
 
 def recorded(path: Path = RECORD) -> dict[str, float]:
-    """The values in ``packed_model.json``, or in that for x in FP8, by name."""
+    """The values of the constants in ``packed_model.json``, or in another file of its form, by name."""
     return {name: entry["value"] for name, entry in json.loads(path.read_text())["constants"].items()}
 
 

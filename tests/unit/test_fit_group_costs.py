@@ -13,7 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import fit_group_costs as script
 from fit_packed_model import Problem, choice, disagreements
 
-from cute_nvfp4.planning.group_costs import GROUP_COSTS, RECORD, GroupCosts, recorded
+from cute_nvfp4.planning.group_costs import GROUP_COSTS, RECORD, GroupCosts
+from cute_nvfp4.planning.packed_model import recorded
 
 FILE = json.loads(RECORD.read_text())
 WIDTHS = ((32,), (48,), (64, 72, 80, 96), (112, 120, 128, 144))
@@ -43,10 +44,10 @@ def test_a_fit_finds_constants_that_made_the_times(tmp_path: Path) -> None:
     script.add([record(tmp_path / "new.json", products)], held)
     rows = script.table(held)
     assert len(rows) == len(products) * len(WIDTHS) and all(row.plan.config.gathered for row in rows[:12])
-    made = recorded() | {"stage 2 48": 0.3, "stage 1 64": 0.7, "gathered 48": 4.0, "start_us": 6.0}
+    made = recorded(RECORD) | {"stage 2 48": 0.3, "stage 1 64": 0.7, "gathered 48": 4.0, "start_us": 6.0}
     rows = [row._replace(us=us) for row, us in zip(rows, script.modelled(rows, made))]
     problem = Problem(rows, script.modelled)
-    found = problem.descend(recorded(), {}, ["stage 2 48", "stage 1 64", "gathered 48", "start_us"])
+    found = problem.descend(recorded(RECORD), {}, ["stage 2 48", "stage 1 64", "gathered 48", "start_us"])
     assert {name: found.values[name] for name in made} == pytest.approx(made, rel=1e-3)
 
 
@@ -61,7 +62,7 @@ def test_the_file_is_what_the_record_gives() -> None:
     problem = Problem(script.table(), script.modelled, script.FEWEST)
     assert disagreements(problem, FILE) == []
     assert FILE["plans"] == len(problem.rows)
-    said, found = FILE["by_the_values"], choice(problem.rows, recorded(), script.modelled)
+    said, found = FILE["by_the_values"], choice(problem.rows, recorded(RECORD), script.modelled)
     assert found == {name: said[name] for name in found}
     # the record, of one layer, says nothing else of any constant, and choices by the values lose little
     assert "other" not in {about["basis"] for about in FILE["constants"].values()}
@@ -76,7 +77,7 @@ def test_a_constant_that_somebody_changed_is_noticed() -> None:
 
 
 def test_plans_go_by_the_file() -> None:
-    assert GroupCosts.of(recorded()) == GROUP_COSTS
+    assert GroupCosts.of(recorded(RECORD)) == GROUP_COSTS
     assert GROUP_COSTS.stage[2][32] == FILE["constants"]["stage 2 32"]["value"]
     bases = {about["basis"] for about in FILE["constants"].values()}
     assert bases <= {"reproduced", "other", "undetermined"}

@@ -323,7 +323,11 @@ BAD = (
     (lambda: moe(X, IDS[:2], WEIGHTS, EXPERTS), OperandError, "shapes of topk_ids and topk_weights"),
     (lambda: moe(X, IDS, WEIGHTS[:, :1], EXPERTS), OperandError, "shapes of topk_ids and topk_weights"),
     (lambda: moe(X, IDS, WEIGHTS.double(), EXPERTS), OperandTypeError, "dtype of topk_weights"),
-    (lambda: moe(X, IDS, WEIGHTS, EXPERTS, shared=X[:1]), OperandError, "shape of shared: got"),
+    (
+        lambda: moe(X, IDS, WEIGHTS, EXPERTS, shared=X[:1]),
+        OperandError,
+        r"shape of shared: got \(1, 32\), expected \(3, 32\)",
+    ),
     (lambda: moe(X, IDS, WEIGHTS, EXPERTS, deterministic=1), OperandTypeError, "deterministic: got int"),
     (lambda: moe(X, IDS, WEIGHTS, EXPERTS, offset=-1), OperandError, "offset: got -1"),
     (lambda: moe(X, IDS, WEIGHTS, EXPERTS, offset=True), OperandTypeError, "offset: got bool"),
@@ -336,7 +340,11 @@ BAD = (
     (lambda: prepare_experts(G, D, activation="relu2"), OperandError, "shapes of gate_up and down"),
     (lambda: prepare_experts(D, G), OperandError, "shapes of gate_up and down"),
     (lambda: prepare_experts(G, D, dtype=torch.float32), OperandTypeError, "dtype of experts"),
-    (lambda: prepare_experts(G, D, gate_up_bias=torch.ones(4, 32)), OperandError, "shape of gate_up_bias: got"),
+    (
+        lambda: prepare_experts(G, D, gate_up_bias=torch.ones(4, 32)),
+        OperandError,
+        r"shape of gate_up_bias: got \(4, 32\), expected \(4, 64\)",
+    ),
     (lambda: prepare_experts(G, D, limit=0.0, activation="clamped_swiglu"), OperandError, "limit of an activation"),
     (
         lambda: prepare_experts([LISTED], LISTED[:1], activation="clamped_swiglu"),
