@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import pytest
 import torch
 
+from cute_nvfp4.kernels.peers.config import SLOTS, VECTOR_BYTES
 from cute_nvfp4.ops.peer_sum import PeerMemory, empty_memory, peer_sum, state_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.kernels("sm_90a", "sm_100a", "sm_120a")]
@@ -23,6 +27,15 @@ class TwoStreams:
         received = tuple(empty_memory(MOST, 2, new) for _ in range(2))
         self.memory = [PeerMemory(received, rank, state_of(device), early) for rank in range(2)]
         self.streams = [torch.cuda.Stream() for _ in range(2)]
+        self.load(new)
+
+    def load(self, new: Callable[..., torch.Tensor]) -> None:
+        """Calls each rank's kernel once where all has come already. While a kernel waits for another, none can be loaded
+        on its GPU: the driver may wait for it first. Ranks on GPUs of their own need no such call."""
+        come, x = tuple(new(SLOTS, 2, VECTOR_BYTES).zero_() for _ in range(2)), new(VECTOR_BYTES).zero_() * 0.5
+        for memory in self.memory:
+            peer_sum(x, replace(memory, received=come, state=state_of(x.device)))
+        torch.cuda.synchronize()
 
     def sums(self, rows: list[torch.Tensor], calls: int = 1) -> list[torch.Tensor]:
         """What each rank gets; of several calls each adds what the one before gave, halved."""
