@@ -81,7 +81,7 @@ def _matrices(packed: PreparedWeight) -> list[PreparedWeight]:
 
 
 def _rowmajor(packed: PreparedWeight, format: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """Data and row-major scales as packing left them."""
+    """Data and row-major scales as packing left them, of a matrix or of a stack."""
     made = [_rowmajor_matrix(one, format) for one in _matrices(packed)]
     if not packed.is_batched:
         return made[0]
@@ -90,7 +90,7 @@ def _rowmajor(packed: PreparedWeight, format: Format) -> tuple[torch.Tensor, tor
 
 
 def _rowmajor_matrix(packed: PreparedWeight, format: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of one matrix."""
+    """Data and row-major scales of one matrix as packing left them."""
     rows, blocks = packed_rows(packed.rows, packed.gated), packed.k // format.block
     size: dict[str, Any] = {"dtype": torch.uint8, "device": packed.device}
     data = torch.empty((rows, packed.k // 2), **size)
