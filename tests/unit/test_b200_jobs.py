@@ -1,4 +1,4 @@
-"""Modelling in several processes: what they find is told in the order of the tasks, and one error loses nothing else."""
+"""Modelling in several processes: it is told in the order of the tasks, and an error loses nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORK = multiprocessing.get_context("fork")
 
 def shared_sizes(task: Task) -> Time:
     """A time that says which task it is of, in place of what the clock says."""
-    ((m, n, k),) = task.problem.sizes
+    ((m, n, _),) = task.problem.sizes
     return Time(m + n / 1e4 + task.plan.config.tile_n / 1e6, 1.0, task.plan, 0.1)
 
 
