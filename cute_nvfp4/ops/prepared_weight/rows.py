@@ -123,9 +123,9 @@ def plan_prepared_rows(
         like = torch.empty((rows, b.k), dtype=dtype, device="meta")
         extra = "decoded", lambda given, kept: decoded(given[0], dtype, backend), like
     kernel, first = KERNEL if routed is None else ROUTED, x.first
-    if routed is not None and first is not None:
-        # the launch before makes the routing maps
-        first = replace(first, early=True)
+    if first is not None:
+        # the launch before makes the routing maps; or the rows, of experts
+        first = replace(first, early=routed is not None, resident=routed is None)
     config = replace(plan.config, first=first)
     return operation.planned(kernel, config, target, arguments, r, extra=extra, new=status_of(b.device))
 
