@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from ...formats import NVFP4
+from ...grouped_rows import GroupedRows
 from ...kernels.gemm.sm90.arguments import Activations, OutputRows, RowBatch, RowsOfUp, RowsOfX, RowWeight
-from ...kernels.gemm.sm90.grouped_arguments import PackedGroup
+from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RowsOfGroups
 from ...operand import BlockScaledTensor, row_alignment
 from ...planning.packed import PackedPlan, PackedProblem, choose
-from ...planning.packed_groups import PackedGroups
+from ...planning.packed_groups import PackedGroups, choose_groups
 from ...runtime.backend import sm_count
 from ...scale_layout import ATOM_COLS
 from ...target import Target
@@ -29,6 +30,7 @@ from ..planned import PlannedCall
 from .activations import XRows
 from .gemm import wgmma_call
 from .groups import PreparedList
+from .rows import KERNEL, factors_of_groups, one_of_rows, rows_call
 
 PACKING = "nvfp4_rows"
 K_MULTIPLE = 128
@@ -74,6 +76,39 @@ def plan_rows(operation: Operation, r: Any, target: Target, *names: str) -> Plan
     x = _in_place(a) if plan.config.decodes_x else _decoded_before(a, target)
     products = tuple(factors_of(r, "a", name)[1] for name in names)
     return wgmma_call(operation, r, target, problem, plan, _weight(r, names), x, scalar, products)
+
+
+def can_read_stack(a: GroupedRows, b: BlockScaledTensor) -> bool:
+    """Whether the kernel reads rows of groups and a stack of weights as they lie: as ``can_read`` of two matrices."""
+    return (
+        a.k % K_MULTIPLE == 0
+        and all(x.format is NVFP4 and x.scale_layout == "blocked" for x in (a, b))
+        and row_alignment(b.data, 16) >= 16
+    )
+
+
+def plan_stack(operation: Operation, r: Any, target: Target) -> PlannedCall:
+    """The planned call of rows of groups with a stack that ``can_read_stack`` takes."""
+    a, b, out = r.a, r.b, r.out
+    scalar, factors = factors_of(r, "a", "b")
+    problem = PackedGroups(
+        sizes=((a.rows, b.rows, a.k),),
+        stack=b.batch,
+        dtype="float16",
+        out=DTYPE_NAMES[out.dtype],
+        vector=row_alignment(out, 16) >= 16,
+        factors=len(factors),
+        packing=PACKING,
+        decoded=True,
+    )
+    plan = choose_groups(problem, target.arch, sm_count(target, out.device), r.config)
+    x = XRows.of_groups(a, torch.float16, target, "fragments")
+    matrices = RowBatch(b.key.strides[1], b.key.scale_strides[1])
+    weight = RowWeight("b.data", "b.scale", None, b.rows, _row_stride(b), _atoms(b), matrices)
+    groups = RowsOfGroups("a.offsets", b.batch, "status", a.atoms)
+    one, products = one_of_rows(r, weight, x, a.rows), factors_of_groups(r, (factors,))
+    arguments = GroupedWgmmaArguments(groups, one, None, x.floats, scalar, products, plan.workers)
+    return rows_call(operation, KERNEL, r, target, plan, arguments, x)
 
 
 def _in_place(a: BlockScaledTensor) -> XRows:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from support import backends
 from support.mutants import FIRST, LAST, Ptx, Source, at, constant, drop, instead, offset, outcome, traced_with
+from support.plain_operands import off, operand
 
 from cute_nvfp4 import BlockScaledTensor, gated_gemm, gemm, grouped_gemm, prepare, simulating, to_blocked
 from cute_nvfp4.errors import OperandError
@@ -21,25 +22,6 @@ from cute_nvfp4.sim import Race, adversarial
 from cute_nvfp4.target import ARCHITECTURES
 
 pytestmark = [pytest.mark.kernels("sm_90a"), pytest.mark.usefixtures("hopper")]
-
-
-def operand(rows: int, k: int, seed: int, batched: bool = False) -> BlockScaledTensor:
-    """Every code and every scale but NaN, negative ones, zeros and subnormals among them; padding holds anything."""
-    generator = torch.Generator().manual_seed(seed)
-    data = torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, generator=generator)
-    scale = torch.randint(0, 256, (rows, k // 16), dtype=torch.uint8, generator=generator)
-    scale[scale & 0x7F == 0x7F] = 0x38
-    blocked = to_blocked(scale)
-    own = to_blocked(torch.full_like(scale, 255)) == 255
-    anything = torch.randint(0, 256, blocked.shape, dtype=torch.uint8, generator=generator)
-    blocked = torch.where(own, blocked, anything).view(blocked.dtype)
-    data, blocked = backends.place(data), backends.place(blocked)
-    return BlockScaledTensor(data.unsqueeze(0) if batched else data, blocked, backends.place(torch.tensor(0.75)))
-
-
-def off(found: torch.Tensor, exact: torch.Tensor) -> float:
-    """The norm of the difference over that of the exact result; NaN if anything was not written."""
-    return float((found.double() - exact.double()).norm() / exact.double().norm())
 
 
 def plans() -> list[PackedPlan]:
