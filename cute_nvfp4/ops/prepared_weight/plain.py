@@ -20,7 +20,7 @@ from ...operand import BlockScaledTensor, row_alignment
 from ...planning.packed import PackedPlan, PackedProblem, choose
 from ...planning.packed_groups import PackedGroups, choose_groups
 from ...runtime.backend import sm_count
-from ...scale_layout import ATOM_COLS
+from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS
 from ...target import Target
 from ..checks import DTYPE_NAMES, factors_of
 from ..dequantize import ListDequantizeCall, dequantization
@@ -55,12 +55,12 @@ def stores(out: Any, n: int) -> bool:
 
 def plan_rows(operation: Operation, r: Any, target: Target, *names: str) -> PlannedCall:
     """The planned call of an operation for a request with operands that ``can_read`` takes. names: the fields of the
-    request that are weights, one or two."""
+    request that are weights, one or two; the same twice is one that has all rows of both, one after the other."""
     a, out, bias = r.a, r.out, getattr(r, "bias", None)
     scalar, factors = factors_of(r, "a", names[0])
     problem = PackedProblem(
         m=a.rows,
-        n=getattr(r, names[0]).rows,
+        n=out.shape[-1],
         k=a.k,
         dtype="float16",
         out=DTYPE_NAMES[out.dtype],
@@ -125,10 +125,12 @@ def _decoded_before(a: BlockScaledTensor, target: Target) -> XRows:
 
 
 def _weight(r: Any, names: Sequence[str]) -> RowWeight:
-    name, weight = names[0], getattr(r, names[0])
-    up = RowsOfUp(f"{names[1]}.data", f"{names[1]}.scale") if len(names) > 1 else None
-    stride, atoms = _row_stride(weight), _atoms(weight)
-    return RowWeight(f"{name}.data", f"{name}.scale", up, weight.rows, stride, atoms, _batch(weight))
+    name, weight, up = names[0], getattr(r, names[0]), None
+    rows, stride, atoms = r.out.shape[-1], _row_stride(weight), _atoms(weight)
+    if len(names) > 1:
+        data, scale = (rows * stride, rows // ATOM_ROWS * atoms * ATOM_BYTES) if names[1] == name else (0, 0)
+        up = RowsOfUp(f"{names[1]}.data + {data}", f"{names[1]}.scale + {scale}")
+    return RowWeight(f"{name}.data", f"{name}.scale", up, rows, stride, atoms, _batch(weight))
 
 
 def _row_stride(x: BlockScaledTensor) -> int:

@@ -11,7 +11,7 @@ from support import backends
 from support.mutants import FIRST, LAST, Ptx, Source, at, constant, drop, instead, offset, outcome, traced_with
 from support.plain_operands import off, operand
 
-from cute_nvfp4 import BlockScaledTensor, gated_gemm, gemm, grouped_gemm, prepare, simulating, to_blocked
+from cute_nvfp4 import BlockScaledTensor, gated_gemm, gemm, grouped_gemm, prepare, quantize, simulating, to_blocked
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.kernels.gemm.packed.rows import column_of
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig, can_implement
@@ -116,6 +116,17 @@ def test_gated_of_a_batch() -> None:
     with simulating("sm_90a"):
         found = gated_gemm(a, gate, up, out_dtype=torch.float32, **options)
     assert off(found, gated_gemm(a, gate, up, backend="reference", out_dtype=torch.float32, **options)) < 2.0**-20
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_gated_of_one_weight_that_is_both(batch: tuple[int, ...]) -> None:
+    """All rows of the one before those of the other: neither is copied, nor packed."""
+    generator = torch.Generator().manual_seed(4)
+    a, both = (quantize(backends.place(torch.randn(*batch, m, 128, generator=generator))) for m in (20, 512))
+    options = {"gate": "identity", "out_dtype": torch.float32}
+    with simulating("sm_90a") as runs:
+        found = gated_gemm(a, both, **options)
+    assert len(runs) in (0, 2) and off(found, gated_gemm(a, both, backend="reference", **options)) < 2.0**-20
 
 
 @pytest.mark.parametrize("groups", [3, 20])
