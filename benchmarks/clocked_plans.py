@@ -4,7 +4,7 @@ For the contest's shapes and some layers of models the analytic model ranks its 
 the first ``--top`` of them take that the model has within a fifth of its best. The fastest goes into
 ``cute_nvfp4/planning/clocked_plans.json``, after every problem; ``--stale`` does those again that another version of
 the clock decided, ``--renew`` keeps their plans and times these again, beside the model's choice, ``--only TEXT`` does
-those whose names have the text in them.
+those whose names have the text in them. ``--jobs N`` has N processes time plans beside one another.
 
 Nobody has published what a cluster's barriers and arrivals at other CTAs cost on a B200: the clock takes an H200's. So
 the choice must not lean on them: with a tenth of both it may lose at most ``TIE`` to the model's own choice, or that
@@ -14,9 +14,13 @@ one stays. Times do not depend on values, so products are left out, and results 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import multiprocessing
 import sys
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -95,15 +99,17 @@ def problems() -> Iterator[Problem]:
 
 
 class Time(NamedTuple):
-    """A plan by the clock: microseconds of the kernel, and a function that replays it with ``NEUTRAL`` figures."""
+    """A plan by the clock: microseconds of the kernel, the same with ``NEUTRAL`` figures, and what that took here."""
 
     us: float
-    neutral: Callable[[], float]
+    neutral_us: float
     plan: Plan
+    seconds: float
 
 
 def time_of(call: Callable[[], object], plan: Plan) -> Time:
     """What the clock says of a plan."""
+    begin = time.perf_counter()
     without = mock.patch.object(product, "execute", lambda wave, runs: None)
     # a note on the launch's own cubin costs as much as the launch
     unnoted = mock.patch.object(clock, "_differing", lambda code, cubin, kernel: 0)
@@ -112,8 +118,31 @@ def time_of(call: Callable[[], object], plan: Plan) -> Time:
         torch.cuda.synchronize()
         timing = session.launches[-1].result.timing
     more = machine("b200")["launch.duration_us"] - timing.launch_us
-    print(f"  {more + timing.microseconds:7.2f} {plan}", flush=True)
-    return Time(more + timing.microseconds, lambda: more + timing.again(NEUTRAL), plan)
+    us = more + timing.microseconds
+    neutral = more + timing.again(NEUTRAL) if plan.config.cluster_size > 1 else us
+    return Time(us, neutral, plan, time.perf_counter() - begin)
+
+
+class Task(NamedTuple):
+    """A plan of a problem that the clock is to time."""
+
+    problem: Problem
+    plan: Plan
+
+
+def timed(task: Task) -> Time:
+    return time_of(lambda: task.problem.call(task.plan), task.plan)
+
+
+def times_of(tasks: list[Task], jobs: int) -> Iterator[Time]:
+    """The clock's times, in the order of the tasks; with several jobs each has a process."""
+    if jobs == 1:
+        yield from map(timed, tasks)
+        return
+    # no fork: the compiler and torch may have threads already
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        yield from pool.map(timed, tasks)
 
 
 def variants(plan: Plan) -> Iterator[Plan]:
@@ -131,28 +160,24 @@ def same(plan: Plan, entry: dict[str, Any]) -> bool:
     return plan.swap == entry["swap"] and json.loads(json.dumps(tiling)) == entry["tiling"]
 
 
-def decided(problem: Problem, top: int, old: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The entry of a problem; ``old``: an entry whose plan is timed again, and no others."""
+def tried(problem: Problem, top: int, old: dict[str, Any] | None = None) -> list[Plan]:
+    """The plans that the clock times, the model's own first; ``old``: an entry of the table, for its plan alone."""
     found = problem.candidates()
     near = [plan for us, plan in found if us <= NEAR * found[0][0]][:top]
-    tried = [plan for first in near for plan in variants(first)]
-    if old is not None:
-        tried = [tried[0], *(plan for plan in tried[1:] if same(plan, old))]
-    times = [time_of(lambda plan=plan: problem.call(plan), plan) for plan in tried]
+    plans = [plan for first in near for plan in variants(first)]
+    return plans if old is None else [plans[0], *(plan for plan in plans[1:] if same(plan, old))]
+
+
+def decided(problem: Problem, times: list[Time]) -> dict[str, Any]:
+    """The entry of a problem; ``times``: of its plans, the model's own first."""
     own = times[0]
     best = min(times, key=lambda t: t.us)
-    if best is not own and best.neutral() > TIE * own.neutral():
+    if best is not own and best.neutral_us > TIE * own.neutral_us:
         best = own
-    tiling = best.plan.config.tiling
     return {
         **{"products": problem.products, "grouped": problem.grouped, "sizes": problem.sizes, "swap": best.plan.swap},
-        **{
-            "tiling": tiling,
-            "us": round(best.us, 3),
-            "replaced_us": round(own.us, 3),
-            "modelled": True,
-            "clock": version(),
-        },
+        **{"tiling": best.plan.config.tiling, "us": round(best.us, 3), "replaced_us": round(own.us, 3)},
+        **{"modelled": True, "clock": version()},
     }
 
 
@@ -161,20 +186,29 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help=f"into {FILE.name} of the package")
     parser.add_argument("--only", default="", metavar="TEXT", help="problems whose names have it in them")
     parser.add_argument("--stale", action="store_true", help="again those that another version of the clock decided")
+    parser.add_argument("--again", action="store_true", help="again those that this version decided, too")
     parser.add_argument("--renew", action="store_true", help="again the plans of such entries, and no others")
     parser.add_argument("--top", type=int, default=8, help="candidates of the model that the clock times")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time")
     given = parser.parse_args()
     table = {}
     for raw in json.loads(FILE.read_text()):
         sizes = tuple(map(tuple, raw["sizes"]))
         table[raw["products"], raw["grouped"], sizes] = raw
+    plans: dict[Problem, list[Plan]] = {}
     for problem in problems():
         old = table.get(problem.key)
-        stale = old and (given.stale or given.renew) and old["clock"] != version()
-        if given.only not in problem.name or (old and not stale):
-            continue
+        stale = old and (given.again or ((given.stale or given.renew) and old["clock"] != version()))
+        if given.only in problem.name and (not old or stale):
+            plans[problem] = tried(problem, given.top, old if given.renew else None)
+    times = times_of([Task(problem, plan) for problem, some in plans.items() for plan in some], given.jobs)
+    for problem, some in plans.items():
         print(problem.name, flush=True)
-        entry = table[problem.key] = decided(problem, given.top, old if given.renew else None)
+        found = []
+        for one in itertools.islice(times, len(some)):
+            print(f"  {one.us:7.2f} {one.neutral_us:7.2f} {one.plan}", flush=True)
+            found.append(one)
+        entry = table[problem.key] = decided(problem, found)
         print(f"  {entry['replaced_us']} → {entry['us']} us modelled", flush=True)
         if given.write:
             FILE.write_text("[\n" + ",\n".join(json.dumps(e) for e in table.values()) + "\n]\n")

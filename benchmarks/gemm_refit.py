@@ -6,7 +6,8 @@ draws fresh problems, and the clock times the first plans of the model with thes
 how much longer the model's first plan takes than the fastest of them. Measures nothing: all times are modelled.
 
 The record (``results/gemm_refit_b200.json``) is written after every plan; a second call goes on from there. Without an
-option, the record's fit and losses are printed. Times do not depend on values, so products are left out.
+option, the record's fit and losses are printed. ``--jobs N`` has N processes time plans beside one another.
+Times do not depend on values, so products are left out.
 """
 
 from __future__ import annotations
@@ -19,14 +20,13 @@ import math
 import random
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from clocked_plans import ARCH, Problem, time_of
+from clocked_plans import ARCH, Problem, Task, times_of
 from common import RESULTS
 from timing_b200 import version
 
@@ -53,9 +53,13 @@ def problems(seed: int) -> Iterator[tuple[int, int, int]]:
         yield between(1, 512, 1), between(256, 8192, 128), between(256, 4096, 256)
 
 
+def problem_of(sizes: tuple[int, int, int]) -> Problem:
+    return Problem("", 1, False, (sizes,))
+
+
 def ranked(sizes: tuple[int, int, int]) -> list[tuple[float, Plan]]:
     """The model's microseconds and static plans, fastest first."""
-    return Problem("", 1, False, (sizes,)).candidates()
+    return problem_of(sizes).candidates()
 
 
 def described(plan: Plan) -> dict[str, Any]:
@@ -66,10 +70,6 @@ def plan_of(sizes: tuple[int, int, int], entry: dict[str, Any]) -> tuple[GemmPro
     tiling = entry["tiling"] | {"cluster": tuple(entry["tiling"]["cluster"])}
     problem = GemmProblem(*sizes)
     return problem, gemm.plan_with(problem, ARCHITECTURES[ARCH], rates.SM_COUNT, entry["swap"], tiling)
-
-
-def clocked(sizes: tuple[int, int, int], plan: Plan) -> float:
-    return time_of(lambda: Problem("", 1, False, (sizes,)).call(plan), plan).us
 
 
 @contextlib.contextmanager
@@ -125,26 +125,30 @@ def missing(seed: int, done: int, count: int) -> Iterator[tuple[int, tuple[int, 
     return itertools.islice(enumerate(problems(seed)), done, max(done, count))
 
 
-def draw_plans(record: dict[str, Any], count: int, save: Callable[[], None]) -> None:
-    for number, sizes in missing(1, len(record["plans"]), count):
+def draw_plans(record: dict[str, Any], count: int, jobs: int, save: Callable[[], None]) -> None:
+    tasks, left = [], list(missing(1, len(record["plans"]), count))
+    for number, sizes in left:
         found = ranked(sizes)
         near = [plan for us, plan in found if us <= FARTHEST * found[0][0]]
-        plan, begin = random.Random(number).choice(near), time.perf_counter()
-        us = clocked(sizes, plan)
-        seconds = round(time.perf_counter() - begin, 1)
-        record["plans"].append({"sizes": sizes, **described(plan), "us": round(us, 3), "seconds": seconds})
+        tasks.append(Task(problem_of(sizes), random.Random(number).choice(near)))
+    for (_, sizes), found in zip(left, times_of(tasks, jobs)):
+        one = {"sizes": sizes, **described(found.plan), "us": round(found.us, 3), "seconds": round(found.seconds, 1)}
+        record["plans"].append(one)
         save()
 
 
-def draw_choices(record: dict[str, Any], count: int, save: Callable[[], None]) -> None:
+def draw_choices(record: dict[str, Any], count: int, jobs: int, save: Callable[[], None]) -> None:
     """The first plans of the model with the fitted constants, and the first with today's."""
-    for _, sizes in missing(2, len(record["choices"]), count):
-        today = ranked(sizes)[0][1]
-        with constants(record["fitted"]):
+    left = [sizes for _, sizes in missing(2, len(record["choices"]), count)]
+    todays, plans = [ranked(sizes)[0][1] for sizes in left], []
+    with constants(record["fitted"]):
+        for sizes, today in zip(left, todays):
             found = ranked(sizes)
-            plans = [plan for us, plan in found[:TRIED] if us <= NEAR * found[0][0]]
-        plans += [] if described(today) in map(described, plans) else [today]
-        times = [described(plan) | {"us": round(clocked(sizes, plan), 3)} for plan in plans]
+            some = [plan for us, plan in found[:TRIED] if us <= NEAR * found[0][0]]
+            plans.append(some + ([] if described(today) in map(described, some) else [today]))
+    found = times_of([Task(problem_of(sizes), plan) for sizes, some in zip(left, plans) for plan in some], jobs)
+    for sizes, today, some in zip(left, todays, plans):
+        times = [described(t.plan) | {"us": round(t.us, 3)} for t in itertools.islice(found, len(some))]
         of_today = next(t["us"] for t in times if (t["swap"], t["tiling"]) == tuple(described(today).values()))
         record["choices"].append({"sizes": sizes, "today_us": of_today, "times": times})
         save()
@@ -173,6 +177,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plans", type=int, default=0, metavar="N", help="times of N random plans")
     parser.add_argument("--choices", type=int, default=0, metavar="N", help="choices for N fresh problems")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time")
     given = parser.parse_args()
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {"plans": [], "fitted": {}, "choices": []}
     record["clock"] = record.get("clock", version())
@@ -180,11 +185,11 @@ def main() -> int:
     def save() -> None:
         RECORD.write_text(json.dumps(record) + "\n")
 
-    draw_plans(record, given.plans, save)
+    draw_plans(record, given.plans, given.jobs, save)
     if given.plans:
         record["fitted"] = fit(record["plans"])
         save()
-    draw_choices(record, given.choices, save)
+    draw_choices(record, given.choices, given.jobs, save)
     report(record)
     return 0
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from published import FLASHINFER, records
-from timing_b200 import PAGE, timings, version, versions
+from timing_b200 import PAGE, beside, timings, version, versions
 
 from cute_nvfp4.harness.evaluation import Options, task_of
 from cute_nvfp4.harness.schema import Case
@@ -191,16 +191,22 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="launches whose names have it in them")
     parser.add_argument("--report", action="store_true", help="execute nothing")
     parser.add_argument("--stale", action="store_true", help="again those times that another version of the clock gave")
+    parser.add_argument("--again", action="store_true", help="again those of this version, too")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time")
     parser.add_argument("--write", action="store_true", help="the tables into benchmarks/records/timing_checked.md")
     given = parser.parse_args()
     record = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    left = []
     for launch in launches():
         done = launch.key in record and (not given.stale or record[launch.key]["clock"] == version())
-        if given.report or given.only not in launch.key or done:
-            continue
-        record[launch.key] = modelled(launch)
-        RESULTS.write_text(json.dumps(record, indent=1) + "\n")
-        print(launch.key, us(record[launch.key]), flush=True)
+        if not given.report and given.only in launch.key and (given.again or not done):
+            left.append(launch)
+    places = {launch.key: number for number, launch in enumerate(launches())}
+    for launch, found in beside(given.jobs, modelled, left):
+        record[launch.key] = found
+        print(launch.key, us(found), flush=True)
+        ordered = sorted(record.items(), key=lambda item: places.get(item[0], len(places)))
+        RESULTS.write_text(json.dumps(dict(ordered), indent=1) + "\n")
     found = tables(record)
     print("\n\n".join("\n".join(lines) for lines in found.values()))
     if given.write:

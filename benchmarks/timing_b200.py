@@ -14,6 +14,7 @@ this version of the clock has timed. Products are left out (``clock_only.py``). 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import itertools
 import json
@@ -21,11 +22,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -36,6 +37,7 @@ from cute_nvfp4.sim.clock.machine import machine
 HERE = Path(__file__).resolve().parent
 CLOCK = HERE.parent / "cute_nvfp4" / "sim" / "clock"
 PAGE = HERE / "records" / "timing_checked.md"
+T, R = TypeVar("T"), TypeVar("R")
 UNLIKE = 1.1
 """Two times that differ by less are not ranked."""
 
@@ -83,6 +85,17 @@ def timings(
             }
         )
     return out
+
+
+def beside(jobs: int, function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:
+    """Each item and what the function makes of it, ``jobs`` at a time, as they are done; errors are printed."""
+    with ThreadPoolExecutor(jobs) as pool:
+        running = {pool.submit(function, item): item for item in items}
+        for one in as_completed(running):
+            if error := one.exception():
+                print(f"no time: {error}"[:400], file=sys.stderr, flush=True)
+            else:
+                yield running[one], one.result()
 
 
 def modelled(table: Published, points: list[Point]) -> dict[str, dict[str, Any]]:
@@ -175,16 +188,11 @@ def update(name: str, given: argparse.Namespace) -> None:
     left = [p for p in points[:: given.every] if p.name not in done and fnmatch(p.name, given.only)]
     left = [] if given.report else left[: given.most or None]
     parts = [left[begin : begin + together] for begin in range(0, len(left), together)]
-    with ThreadPoolExecutor(given.jobs) as pool:
-        for part in as_completed([pool.submit(modelled, table, part) for part in parts]):
-            if error := part.exception():
-                print(f"no time: {error}"[:400], file=sys.stderr, flush=True)
-                continue
-            times = part.result()
-            record["times"] |= times
-            record |= {"program": table.program(), "clock": "b200"}
-            output.write_text(json.dumps(record, indent=1) + "\n")
-            print(f"{len(record['times'])} of {len(points)}: {', '.join(times)}", flush=True)
+    for _, times in beside(given.jobs, functools.partial(modelled, table), parts):
+        record["times"] |= times
+        record |= {"program": table.program(), "clock": "b200"}
+        output.write_text(json.dumps(record, indent=1) + "\n")
+        print(f"{len(record['times'])} of {len(points)}: {', '.join(times)}", flush=True)
     times = {p: t for p, t in record["times"].items() if not given.only_now or t.get("clock") == now}
     report(points, times)
     if given.write:

@@ -21,8 +21,8 @@ from cute_nvfp4.scale_layout import blocked_flat, to_blocked
 from cute_nvfp4.weight_layout import TILE_ROWS, packed_rows, separated, unpack_nvfp4, unpack_powers
 from cute_nvfp4.weight_layout_fp8 import unpack_blocks
 
-_SLAB_TILES = 16
-"""Row tiles that are unpacked at a time: unpacking takes some forty bytes of memory for each element of these."""
+_SLAB = 1 << 20
+"""About so many elements are unpacked at a time: unpacking takes some forty bytes of memory for each of these."""
 
 
 class Rewritten(NamedTuple):
@@ -40,9 +40,17 @@ def rewritten(weight: BlockScaledTensor, packed: PreparedWeight) -> Rewritten | 
     It waits for the device.
     """
     block = weight.format.block_bytes
-    blocks = _blocks(as_bytes(weight.data), as_bytes(weight.rowmajor_scale()), block)
-    places = (blocks != _blocks(*_rowmajor(packed, weight.format), block)).any(-1).nonzero().flatten()
-    return Rewritten(places, blocks[places]) if places.numel() else None
+    codes = as_bytes(weight.data).reshape(-1, block)
+    scales = as_bytes(weight.rowmajor_scale()).reshape(-1)
+    found, done = [], 0
+    for one in _matrices(packed):
+        data, scale = (x.reshape(-1, n) for x, n in zip(_rowmajor_matrix(one, weight.format), (block, 1)))
+        mine = slice(done, done + len(data))
+        different = (data != codes[mine]).any(-1).logical_or_(scale[:, 0] != scales[mine])
+        found.append(different.nonzero().flatten().add_(done))
+        done = mine.stop
+    places = torch.cat(found)
+    return Rewritten(places, torch.cat((codes[places], scales[places, None]), dim=1)) if places.numel() else None
 
 
 def unpacked_rowmajor(
@@ -64,26 +72,33 @@ def unpacked(packed: PreparedWeight, lost: Rewritten | None, format: Format = NV
     return BlockScaledTensor(data, blocked_flat(to_blocked(scale)), factor, format)
 
 
-def _blocks(data: torch.Tensor, scale: torch.Tensor, block: int) -> torch.Tensor:
-    """Each block's bytes of codes and its scale, (blocks, bytes + 1): a copy."""
-    return torch.cat((data.reshape(-1, block), scale.reshape(-1, 1)), dim=1)
+def _matrices(packed: PreparedWeight) -> list[PreparedWeight]:
+    """The weight, or each matrix of a stack."""
+    if not packed.is_batched:
+        return [packed]
+    factors = [None] * packed.batch if packed.row_factor is None else packed.row_factor
+    return [replace(packed, packed=one, row_factor=factor) for one, factor in zip(packed.packed, factors)]
 
 
 def _rowmajor(packed: PreparedWeight, format: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """Data and row-major scales as packing left them."""
-    if packed.is_batched:
-        factors = [None] * packed.batch if packed.row_factor is None else packed.row_factor
-        ones = (replace(packed, packed=one, row_factor=factor) for one, factor in zip(packed.packed, factors))
-        made = [_rowmajor(one, format) for one in ones]
-        data, scale = (torch.stack(x) for x in zip(*made))
-        return data, scale
+    """Data and row-major scales as packing left them, of a matrix or of a stack."""
+    made = [_rowmajor_matrix(one, format) for one in _matrices(packed)]
+    if not packed.is_batched:
+        return made[0]
+    data, scale = (torch.stack(x) for x in zip(*made))
+    return data, scale
+
+
+def _rowmajor_matrix(packed: PreparedWeight, format: Format) -> tuple[torch.Tensor, torch.Tensor]:
+    """Data and row-major scales of one matrix as packing left them."""
     rows, blocks = packed_rows(packed.rows, packed.gated), packed.k // format.block
     size: dict[str, Any] = {"dtype": torch.uint8, "device": packed.device}
     data = torch.empty((rows, packed.k // 2), **size)
     scale = torch.empty((rows, blocks), **size)
-    for first in range(0, packed.packed.shape[0], _SLAB_TILES):
-        slab = slice(first * TILE_ROWS, min((first + _SLAB_TILES) * TILE_ROWS, rows))
-        tiles = packed.packed[None, first : first + _SLAB_TILES]
+    together = max(1, _SLAB // (TILE_ROWS * packed.k))
+    for first in range(0, packed.packed.shape[0], together):
+        slab = slice(first * TILE_ROWS, min((first + together) * TILE_ROWS, rows))
+        tiles = packed.packed[None, first : first + together]
         if packed.row_factor is not None:
             codes, values = unpack_blocks(tiles, packed.layout, packed.row_factor[None, slab])
             scales = _scales_of(values, format)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import namedtuple
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -25,6 +26,11 @@ class Scratch:
         self.sums, self.flags = sums, flags
         self.floats, self.words = sums.numel(), flags.numel()
         self.addresses = sums.data_ptr(), flags.data_ptr()
+
+    def leave(self, stream: torch.cuda.Stream) -> None:
+        """Has what is queued on ``stream`` end before another tensor gets this memory."""
+        for tensor in (self.sums, self.flags):
+            tensor.record_stream(stream)
 
 
 def scratch_for(
@@ -68,9 +74,27 @@ def scratch_of(floats: int, words: int, target: Target, device: torch.device) ->
     if found is None or found.floats < floats or found.words < words:
         if found is not None:
             floats, words = max(floats, found.floats), max(words, found.words)
-        found = held.streams[place] = _own_scratch(floats, words, target, device)
+            found.leave(torch.cuda.current_stream(device))
+        found = held.streams[place] = outlasting(lambda: _own_scratch(floats, words, target, device), device)
         held.fill_pool(device)
     return found
+
+
+def outlasting(make: Callable[[], Any], device: torch.device) -> Any:
+    """What ``make`` gives, whose memory is filled on ``device`` and outlasts the call that asks for it.
+
+    Another thread makes it: ``torch.compile(mode="reduce-overhead")`` takes what this thread allocates from the memory
+    of its CUDA graphs, and refuses a graph that leaves some of that allocated. It waits for the device.
+    """
+
+    def made() -> Any:
+        with torch.cuda.device(device):
+            found = make()
+            torch.cuda.current_stream().synchronize()
+        return found
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(made).result()
 
 
 def _own_scratch(floats: int, words: int, target: Target, device: torch.device) -> Scratch:
@@ -91,9 +115,9 @@ class Held:
         """Has words for graphs that will be captured."""
         pool = self.pools.get(device)
         if pool is None or pool.numel() < POOL_WORDS // 2:
-            self.pools[device] = torch.zeros(POOL_WORDS, dtype=torch.int32, device=device)
-            # a graph may run on any stream
-            torch.cuda.current_stream(device).synchronize()
+            # a graph may run on any stream: the words are there before it does
+            words = functools.partial(torch.zeros, POOL_WORDS, dtype=torch.int32, device=device)
+            self.pools[device] = outlasting(words, device)
 
 
 def _held() -> Held:

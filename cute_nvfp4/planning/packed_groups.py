@@ -17,7 +17,7 @@ from ..kernels.gemm.packed.stream_config import MMA_COLUMNS, StreamConfig
 from ..kernels.gemm.sm90.grouped_config import GROUP_TILE_N, GroupedWgmmaConfig, can_implement_groups
 from ..runtime.bounded import remembered
 from ..target import Architecture
-from ..weight_layout import SLAB_ROWS
+from ..weight_layout import DTYPES, PACKINGS, SLAB_ROWS
 from .group_costs import GROUP_COSTS, GroupCosts
 from .grouped import random_sizes, too_many_groups
 from .packed import MMA_SYNC_TILE_N, deep
@@ -137,6 +137,7 @@ class PackedGroups:
             gate=self.gate,
             **self._routed,
             promoted=self.promoted,
+            batched=bool(self.stack) and PACKINGS[self.packing][DTYPES[self.dtype]].in_rows,
             programmatic="x" if self._early and arch.generation == "sm90" else "",
             **tiling,
         )

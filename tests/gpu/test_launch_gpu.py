@@ -222,3 +222,25 @@ def test_prepared_weight_under_inductor(given: Tensors) -> None:
 
     torch._dynamo.reset()
     assert torch.compile(function, fullgraph=True)(given.x).equal(function(given.x))
+
+
+@HOPPER
+@pytest.mark.parametrize("rows", [1, 16])
+def test_partial_sums_in_the_graphs_of_torch_compile(rows: int) -> None:
+    """Scratch memory, which outlasts a call, is none of the graphs': torch refuses graphs that leave some allocated."""
+    wide = 16 * M
+    weight = nv.prepare_weight(nv.quantize(torch.randn(M, wide).bfloat16().cuda()))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return nv.gemm(x * 2, weight) + 1
+
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters["inductor"]
+    counters.clear()
+    compiled = torch.compile(function, fullgraph=True, mode="reduce-overhead")
+    for _ in range(4):  # it is run, recorded, and replayed
+        x = torch.randn(rows, wide).bfloat16().cuda()
+        torch.compiler.cudagraph_mark_step_begin()
+        assert compiled(x).equal(function(x))
+    assert not counters["cudagraph_skips"]
+    torch._dynamo.reset()

@@ -30,8 +30,8 @@ class TwoStreams:
         self.load(new)
 
     def load(self, new: Callable[..., torch.Tensor]) -> None:
-        """Calls each rank's kernel once where all has come already. While a kernel waits for another, none can be loaded
-        on its GPU: the driver may wait for it first. Ranks on GPUs of their own need no such call."""
+        """Calls each rank's kernel once where all has come already: while a kernel waits for another, none can be
+        loaded on its GPU: the driver may wait for it first. Ranks on GPUs of their own need no such call."""
         come, x = tuple(new(SLOTS, 2, VECTOR_BYTES).zero_() for _ in range(2)), new(VECTOR_BYTES).zero_() * 0.5
         for memory in self.memory:
             peer_sum(x, replace(memory, received=come, state=state_of(x.device)))

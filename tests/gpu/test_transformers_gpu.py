@@ -1,21 +1,27 @@
-"""Checkpoints that transformers loads, on a GPU: logits beside float32's on the CPU, and every packed byte saved again.
+"""Checkpoints that transformers loads, on a GPU: logits beside float32's on the CPU, every packed byte saved again,
+memory while they are loaded, and generation in CUDA graphs.
 
 What else loading does is in ``tests/integrations``, and needs no GPU.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch as safetensors
 import torch
 
 pytest.importorskip("transformers", reason="transformers is not installed: cute_nvfp4[transformers]")
 pytest.importorskip("accelerate", reason="transformers asks accelerate to place modules")
 sys.path.append(str(Path(__file__).resolve().parents[1] / "integrations"))
 
-from test_transformers import IDS, load, module, published, published_mixture, same_bits, tensors
+from test_transformers import IDS, load, module, published, published_mixture, same_bits, tensors, transformers
+
+from cute_nvfp4.nn import released
+from cute_nvfp4.nn.layout_configs import modelopt_config
 
 pytestmark = pytest.mark.gpu
 
@@ -37,3 +43,59 @@ def test_logits_and_bytes(publish, layout: str, tmp_path: Path) -> None:
     saved = tensors(tmp_path / "saved")
     packed = {n: x for n, x in written.items() if x.element_size() == 1 and saved[n].dtype is x.dtype}
     assert len(packed) > 20 and same_bits({n: saved[n] for n in packed}, packed)
+
+
+@torch.inference_mode()
+def test_generation_in_cuda_graphs(tmp_path: Path) -> None:
+    """With a static cache transformers compiles the model, and torch replays graphs: the logits are those without."""
+    published(tmp_path / "given", "modelopt", mixed=False)
+    model = load(tmp_path / "given", dtype=torch.bfloat16, device_map={"": "cuda"})
+    options = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+    ids = IDS[:1].cuda()
+    want = model.generate(ids, **options)
+    torch._dynamo.reset()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
+        got = model.generate(ids, cache_implementation="static", **options)
+    # a step is run, one recorded
+    assert sum(x.count for x in seen.key_averages() if "GraphLaunch" in x.key) >= 4
+    for step, (x, y) in enumerate(zip(got.logits, want.logits)):
+        assert far(x, y) < 0.05
+        if got.sequences[0, 12 + step] != want.sequences[0, 12 + step]:
+            break
+    torch._dynamo.reset()
+
+
+@torch.inference_mode()
+def test_memory_while_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most 1.05 times the file's bytes, packing included. A layer is a small part of the model, as in one of
+    billions, and so is what is unpacked at a time."""
+    monkeypatch.setattr(released, "_SLAB", 1 << 17)
+    config = transformers.LlamaConfig(
+        vocab_size=128,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=64,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+    )
+    config.architectures = ["LlamaForCausalLM"]
+    with torch.device("meta"):
+        shapes = {name: x.shape for name, x in transformers.LlamaForCausalLM(config).state_dict().items()}
+    state = {}
+    for name, shape in shapes.items():
+        if not name.endswith("_proj.weight"):
+            state[name] = torch.ones(shape, dtype=torch.bfloat16)
+            continue
+        state[name] = torch.randint(256, (shape[0], shape[1] // 2), dtype=torch.uint8)
+        state[f"{name}_scale"] = torch.randint(1, 120, (shape[0], shape[1] // 16)).byte().view(torch.float8_e4m3fn)
+        state[f"{name}_scale_2"] = torch.tensor(0.01)
+    safetensors.save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    fields = config.to_dict() | {"quantization_config": modelopt_config(["lm_head"], False), "dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    model = load(tmp_path, dtype=torch.bfloat16, device_map={"": "cuda"})
+    size = (tmp_path / "model.safetensors").stat().st_size
+    peak = torch.cuda.max_memory_allocated() - before
+    assert model.model.layers[0].mlp.up_proj.weight_data is None
+    assert 0.95 * size < peak <= 1.05 * size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.live_storages import LiveStorages
 
 from cute_nvfp4 import BlockScaledTensor, prepare_weight, quantize
 from cute_nvfp4.formats import MXFP4, NVFP4, Format, pack_e2m1
@@ -38,7 +39,7 @@ def test_every_code_under_every_scale(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rows, k", [(1, 16), (130, 144), (4100, 64)])
+@pytest.mark.parametrize("rows, k", [(1, 16), (130, 144), (16500, 64)])
 def test_random_blocks(dtype: torch.dtype, rows: int, k: int) -> None:
     """Sizes that fill no tile, and more row tiles than are unpacked at a time."""
     generator = torch.Generator().manual_seed(rows)
@@ -47,6 +48,24 @@ def test_random_blocks(dtype: torch.dtype, rows: int, k: int) -> None:
     weight = BlockScaledTensor(data, scale)
     packed = prepare_weight(weight, dtype=dtype, backend="reference")
     assert same(unpacked(packed, rewritten(weight, packed)), weight)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float8_e4m3fn], ids=str)
+def test_memory_does_not_grow_with_the_weight(dtype: torch.dtype) -> None:
+    """But for its bytes again: some forty bytes an element are for a slab only. A model's layers are released
+    while it is loaded."""
+    more = []
+    for rows in (512, 4096):
+        weight = everything()
+        weight = BlockScaledTensor(weight.data.repeat(rows // 256, 8), weight.scale.repeat(rows // 256, 8))
+        packed = prepare_weight(weight, dtype=dtype, backend="reference")
+        held = [weight.data, weight.scale, packed.packed]
+        with LiveStorages() as live:
+            live.note(held)
+            rewritten(weight, packed)
+        more.append((sum(x.nbytes for x in held), live.peak - sum(x.nbytes for x in held)))
+    (small, first), (large, last) = more
+    assert 0 < last - first < 4 * (large - small)
 
 
 @pytest.mark.parametrize("rule", ["max", "four_six_mse", "optimal"])

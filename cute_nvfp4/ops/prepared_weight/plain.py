@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from ...formats import NVFP4
+from ...grouped_rows import GroupedRows
 from ...kernels.gemm.sm90.arguments import Activations, OutputRows, RowBatch, RowsOfUp, RowsOfX, RowWeight
-from ...kernels.gemm.sm90.grouped_arguments import PackedGroup
+from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RowsOfGroups
 from ...operand import BlockScaledTensor, row_alignment
 from ...planning.packed import PackedPlan, PackedProblem, choose
-from ...planning.packed_groups import PackedGroups
+from ...planning.packed_groups import PackedGroups, choose_groups
 from ...runtime.backend import sm_count
-from ...scale_layout import ATOM_COLS
+from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS
 from ...target import Target
 from ..checks import DTYPE_NAMES, factors_of
 from ..dequantize import ListDequantizeCall, dequantization
@@ -29,6 +30,7 @@ from ..planned import PlannedCall
 from .activations import XRows
 from .gemm import wgmma_call
 from .groups import PreparedList
+from .rows import KERNEL, factors_of_groups, one_of_rows, rows_call
 
 PACKING = "nvfp4_rows"
 K_MULTIPLE = 128
@@ -53,12 +55,12 @@ def stores(out: Any, n: int) -> bool:
 
 def plan_rows(operation: Operation, r: Any, target: Target, *names: str) -> PlannedCall:
     """The planned call of an operation for a request with operands that ``can_read`` takes. names: the fields of the
-    request that are weights, one or two."""
+    request that are weights, one or two; the same twice is one that has all rows of both, one after the other."""
     a, out, bias = r.a, r.out, getattr(r, "bias", None)
     scalar, factors = factors_of(r, "a", names[0])
     problem = PackedProblem(
         m=a.rows,
-        n=getattr(r, names[0]).rows,
+        n=out.shape[-1],
         k=a.k,
         dtype="float16",
         out=DTYPE_NAMES[out.dtype],
@@ -76,6 +78,39 @@ def plan_rows(operation: Operation, r: Any, target: Target, *names: str) -> Plan
     return wgmma_call(operation, r, target, problem, plan, _weight(r, names), x, scalar, products)
 
 
+def can_read_stack(a: GroupedRows, b: BlockScaledTensor) -> bool:
+    """Whether the kernel reads rows of groups and a stack of weights as they lie: as ``can_read`` of two matrices."""
+    return (
+        a.k % K_MULTIPLE == 0
+        and all(x.format is NVFP4 and x.scale_layout == "blocked" for x in (a, b))
+        and row_alignment(b.data, 16) >= 16
+    )
+
+
+def plan_stack(operation: Operation, r: Any, target: Target) -> PlannedCall:
+    """The planned call of rows of groups with a stack that ``can_read_stack`` takes."""
+    a, b, out = r.a, r.b, r.out
+    scalar, factors = factors_of(r, "a", "b")
+    problem = PackedGroups(
+        sizes=((a.rows, b.rows, a.k),),
+        stack=b.batch,
+        dtype="float16",
+        out=DTYPE_NAMES[out.dtype],
+        vector=row_alignment(out, 16) >= 16,
+        factors=len(factors),
+        packing=PACKING,
+        decoded=True,
+    )
+    plan = choose_groups(problem, target.arch, sm_count(target, out.device), r.config)
+    x = XRows.of_groups(a, torch.float16, target, "fragments")
+    matrices = RowBatch(b.key.strides[1], b.key.scale_strides[1])
+    weight = RowWeight("b.data", "b.scale", None, b.rows, _row_stride(b), _atoms(b), matrices)
+    groups = RowsOfGroups("a.offsets", b.batch, "status", a.atoms)
+    one, products = one_of_rows(r, weight, x, a.rows), factors_of_groups(r, (factors,))
+    arguments = GroupedWgmmaArguments(groups, one, None, x.floats, scalar, products, plan.workers)
+    return rows_call(operation, KERNEL, r, target, plan, arguments, x)
+
+
 def _in_place(a: BlockScaledTensor) -> XRows:
     """x that the product itself decodes."""
     rows = RowsOfX("a.data", "a.scale", a.rows, _row_stride(a), _atoms(a), _batch(a))
@@ -90,10 +125,12 @@ def _decoded_before(a: BlockScaledTensor, target: Target) -> XRows:
 
 
 def _weight(r: Any, names: Sequence[str]) -> RowWeight:
-    name, weight = names[0], getattr(r, names[0])
-    up = RowsOfUp(f"{names[1]}.data", f"{names[1]}.scale") if len(names) > 1 else None
-    stride, atoms = _row_stride(weight), _atoms(weight)
-    return RowWeight(f"{name}.data", f"{name}.scale", up, weight.rows, stride, atoms, _batch(weight))
+    name, weight, up = names[0], getattr(r, names[0]), None
+    rows, stride, atoms = r.out.shape[-1], _row_stride(weight), _atoms(weight)
+    if len(names) > 1:
+        data, scale = (rows * stride, rows // ATOM_ROWS * atoms * ATOM_BYTES) if names[1] == name else (0, 0)
+        up = RowsOfUp(f"{names[1]}.data + {data}", f"{names[1]}.scale + {scale}")
+    return RowWeight(f"{name}.data", f"{name}.scale", up, rows, stride, atoms, _batch(weight))
 
 
 def _row_stride(x: BlockScaledTensor) -> int:

@@ -55,6 +55,8 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
     def weights(self) -> Packing:
         return (OF_FP8 if self.of_fp8 else PACKINGS)[self.packing][DTYPES[self.dtype]]
 
+    counts_atoms: ClassVar[bool] = False  # of x, which is not block-scaled
+
     @property
     def fp8(self) -> bool:
         """Whether both operands are in FP8, which this kernel does not take."""

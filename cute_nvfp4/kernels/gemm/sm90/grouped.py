@@ -24,7 +24,6 @@ from ....ptx import mbarrier
 from ....ptx.async_copy import copy_bulk
 from ....weight_layout import TILE_ROWS
 from ...factors import Factor
-from ...quantize.fp8_rows import Fp8Rows
 from ..arguments import MAP_BYTES
 from ..barriers import Ring
 from ..grouped_scheduler import Table
@@ -51,7 +50,7 @@ from .groups import (
     arguments_of,
 )
 from .products import SWIZZLES, TYPES
-from .wgmma import LOADING_THREADS, WgmmaGemm, WgmmaMemory
+from .wgmma import LOADING_THREADS, WgmmaGemm, WgmmaMemory, first_kernel
 
 WARP = 32
 
@@ -170,7 +169,7 @@ class GroupedWgmma(WgmmaGemm):
         if cutlass.const_expr(one is not None and not cfg.gathered):
             one = one._replace(x=one.x._replace(data=None, row_stride=None))
         if cutlass.const_expr(cfg.first is not None):
-            Fp8Rows(cfg.first)(arguments.floats, stream)
+            first_kernel(cfg.first)(arguments.floats, stream)
         passed = arguments._replace(groups=groups, one=one, floats=None, workers=None)
         self.kernel(copies[0], tuple(copy.atom for copy in copies[1:]), passed).launch(
             grid=(1, 1, arguments.workers),

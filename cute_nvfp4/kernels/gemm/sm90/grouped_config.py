@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import ClassVar
 
 from ....errors import explain
+from ...dequantize.config import GroupRowsConfig
 from ..grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW, Columns, GroupTableConfig
 from .config import WgmmaConfig, can_implement
 
@@ -92,6 +93,11 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
         return self.maps == "rows" and self.programmatic == "x"
 
     @property
+    def counts_atoms(self) -> bool:
+        """Whether x is decoded before, of scales that begin at an atom of their own in each group."""
+        return isinstance(self.first, GroupRowsConfig)
+
+    @property
     def row_factors(self) -> bool:
         return self.fp8 or bool(self.weighted)
 
@@ -144,8 +150,6 @@ def can_implement_groups(c: GroupedWgmmaConfig) -> str:
         return explain("narrower", got=c.narrower, expected=expected)
     if c.half_tiles:
         return explain("warpgroups of a grouped GEMM", got=c.warpgroups, expected="2 or 4")
-    if c.weights.in_rows and c.maps == "rows":
-        return explain("weights of groups that lie in rows", got="a stack", expected="a list")
     if c.bias:
         return explain("bias of a grouped GEMM", got=c.bias, expected="none")
     if c.maps not in c.tables:
