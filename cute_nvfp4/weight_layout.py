@@ -144,6 +144,7 @@ PACKINGS = {
         _E4M3: Packing(_E4M3, 4, 1),
     },
     "nvfp4_rows": {_FP16: Packing(_FP16, 4, 1, factor=2.0**7, in_rows=True)},
+    "mxfp4_rows": {_BF16: Packing(_BF16, 4, 2, boost=126, in_rows=True)},
     "mxfp4": {_BF16: Packing(_BF16, 4, 2, *_E2M1_BF16, **_POWERS, boost=126)},
     "mxfp4_near": {
         _BF16: Packing(_BF16, 4, 2, *_E2M1_BF16, 7, 0x7000, factor=2.0**7, exponents=(0, 30), exponent_bias=22),
