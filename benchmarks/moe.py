@@ -176,6 +176,21 @@ def routed_by_torch(
     biases: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """Experts in bf16 (E, H, 2 I) and (E, I, H), as ``moe`` routes rows to them: rows sorted, two grouped products."""
+    order, rows = rows_by_torch(x, ids, gate_up, down, activation, biases)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=order.device)
+    return (rows[back].view(*ids.shape, -1) * weights[..., None]).sum(1).bfloat16()
+
+
+def rows_by_torch(
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    activation: Callable[[torch.Tensor], torch.Tensor] = SILU,
+    biases: list[torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The slots (T · top,) in the order of their experts, and what the experts give for them (T · top, H)."""
     order = ids.flatten().argsort(stable=True)
     expert = ids.flatten()[order]
     ends = torch.searchsorted(expert, torch.arange(len(down), device=ids.device), right=True).to(torch.int32)
@@ -185,9 +200,7 @@ def routed_by_torch(
     rows = torch._grouped_mm(activation(both), down, offs=ends)
     if biases is not None:
         rows = rows + biases[1][expert].bfloat16()
-    back = torch.empty_like(order)
-    back[order] = torch.arange(len(order), device=order.device)
-    return (rows[back].view(*ids.shape, -1) * weights[..., None]).sum(1).bfloat16()
+    return order, rows
 
 
 def check(layer: Layer, weights: Weights, device: str) -> None:
