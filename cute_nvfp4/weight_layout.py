@@ -40,8 +40,7 @@ SLAB_ROWS = 16
 HALF_SLAB = SLAB_ROWS // 2
 STEP_K = 16
 """Columns of one MMA."""
-STEPS = TILE_K // STEP_K
-SLABS = TILE_ROWS // SLAB_ROWS
+STEPS, SLABS = TILE_K // STEP_K, TILE_ROWS // SLAB_ROWS
 LANES = 32
 LOAD_BYTES = 16
 """Bytes of codes that a lane loads at a time."""
