@@ -1,8 +1,8 @@
 """From which size on a call on Hopper should pack weights that nobody prepared: ``python benchmarks/packing_pays.py``.
 
-Products of block-scaled operands, each two ways in one run: as they lie, which is how ``gemm`` and ``gated_gemm`` take them,
-and with ``prepare_weight`` in the call, which is a launch more and leaves the product fewer instructions. Times are
-medians of replays of CUDA graphs, L2 cold and clean, the two ways in turn; results are compared first.
+Products of block-scaled operands, each two ways in one run: as they lie, which is how ``gemm`` and ``gated_gemm`` take
+them, and with ``prepare_weight`` in the call, which is a launch more and leaves the product fewer instructions. Times
+are medians of replays of CUDA graphs, L2 cold and clean, the two ways in turn; results are compared first.
 
 Exit codes: 0 done, 1 results differ, 2 no CUDA device, or one that no kernel is written for.
 """
