@@ -106,6 +106,14 @@ class PackedGroups:
         return {} if self.routed is None else asdict(self.routed)
 
     @property
+    def _early(self) -> bool:
+        """Whether the launch just before makes x, and nothing else that is read: it decodes that of a list, or is the
+        first product of experts."""
+        if self.routed is not None:
+            return not self.routed.gathered
+        return self.decoded and not self.stack
+
+    @property
     def expected(self) -> tuple[tuple[int, int, int], ...]:
         """Sizes (m, n, k) to plan for: where offsets distribute rows to a stack, those of rows that take any group."""
         if not self.stack:
@@ -130,8 +138,7 @@ class PackedGroups:
             **self._routed,
             promoted=self.promoted,
             batched=bool(self.stack) and PACKINGS[self.packing][DTYPES[self.dtype]].in_rows,
-            # a launch decodes x of a list just before
-            programmatic="x" if self.decoded and not self.stack and arch.generation == "sm90" else "",
+            programmatic="x" if self._early and arch.generation == "sm90" else "",
             **tiling,
         )
 

@@ -250,6 +250,7 @@ def _packed() -> Iterator[tuple[str, Callable]]:
     plain = {"packing": "nvfp4_rows", "dtype": "float16", "out": "float16", "scheduler": "static"}
     wgmmas = {
         "plain": {"batched": True, "bias": "float32", **plain},
+        "plain mxfp4": {"batched": True, **plain, "packing": "mxfp4_rows", "dtype": "bfloat16"},
         "plain, x decoded": {"decodes_x": True, "split_k": 2, **plain},
         "n32": {"tile_n": 32, "ctas_per_sm": 2, "factors": 1},
         "n128": {"tile_n": 128, "bias": "bfloat16"},

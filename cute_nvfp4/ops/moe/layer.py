@@ -25,6 +25,8 @@ from .product import expert_product, in_16_bits
 from .rows import activated, combined, gathered
 
 MAX_EXPERTS = 1024
+FETCHED_BYTES = 24 << 20
+"""Of weights of a second product, for which the first asks L2 if it reads no more: half of an H200's L2."""
 
 
 def moe(
@@ -121,9 +123,12 @@ def few_slots(r: Any, ids: torch.Tensor, shared: torch.Tensor | None, backend: B
     e, top, slots = r.experts, ids.shape[1], ids.view(-1)
     x, weights = readable(r.x.detach()), r.topk_weights.detach().contiguous()
     first = e.gate_up_factor, e.gate_up_bias, e.activation
-    inner = expert_product(x, e.gate_up, None, slots, top, True, *first, first=r.offset, backend=backend)
+    options = {"first": r.offset, "backend": backend}
+    packed = e.down.packed
+    fetched = packed if len(slots) * packed.stride(0) * packed.element_size() <= FETCHED_BYTES else None
+    inner = expert_product(x, e.gate_up, None, slots, top, True, *first, fetched=fetched, **options)
     second = e.down_factor, e.down_bias, None, weights
-    rows = expert_product(inner, e.down, None, slots, top, False, *second, first=r.offset, backend=backend)
+    rows = expert_product(inner, e.down, None, slots, top, False, *second, **options)
     return combined(rows, None, None, slots, e.count, top, shared, r.out, backend, r.offset)
 
 

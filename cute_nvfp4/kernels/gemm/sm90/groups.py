@@ -22,10 +22,9 @@ from ..group_source import LAST, GroupSource, ParameterMaps, Window, WorkspaceMa
 from ..grouped_config import WINDOW
 from ..grouped_scheduler import group_of
 from ..operand_source import map_pointer
-from ..packed.rows import Rows, rows_of_weight
+from ..packed.rows import Rows, rows_of_weight, stage_atoms
 from ..tile_scheduler import CursorRange
 from .arguments import OutputRows, PackedWeight, RowScales, WgmmaArguments
-from .config import STAGE_TILES
 from .grouped_arguments import GroupedWgmmaArguments, PackedGroup
 from .grouped_config import GroupedWgmmaConfig
 
@@ -101,7 +100,9 @@ class PackedGroups(GroupSource):
     def rows(self, group: Int32) -> Rows:
         """Where the rows of a group's weight are, which nobody packed."""
         codes, scales, stride = (self.table.read(column, group) for column in ("weight", "weight_sf", "weight_stride"))
-        return Rows((codes,), (scales,), stride, self.k_tiles(group) * STAGE_TILES, self.n(group) - 1)
+        return Rows(
+            (codes,), (scales,), stride, self.k_tiles(group) * stage_atoms(self.config.weights), self.n(group) - 1
+        )
 
     def x(self, group: Int32) -> PlaceOfX:
         return PlaceOfX(Int32(0), map_pointer(self.maps(group)[0]))
