@@ -14,14 +14,17 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from slots import Slots
 from torch.nn import functional as F
 
 ROWS = 16
 """Rows of an MMA: the heads of a group, and padding."""
 BLOCK = 64
 """Keys of a step of the loop."""
-CTAS = 128
-"""About so many CTAs share the keys of all sequences and groups."""
+CTAS, SPLITS, WARPS = 128, 16, 8
+"""About so many CTAs share the keys of all sequences and groups; at most so many one group's; warps of each."""
+ROUTING_CTAS = 16
+"""CTAs that share a router's experts."""
 TOKENS, HEADS = 16, 8
 """Tokens and heads of a CTA of ``turn_kernel``."""
 
@@ -62,6 +65,17 @@ def attend_kernel(
     sequence, mine = pair // kv, pair % kv
     every = heads + sequence * (group + 2) * kv * size
     low, row, whole = tl.arange(0, half), tl.arange(0, rows), tl.arange(0, size)
+    keys = cache + (sequence * 2 * kv + mine).to(tl.int64) * length * size
+    values = keys + kv * length * size
+    share = tl.cdiv(tl.cdiv(length, splits), block) * block
+    begin = split * share
+    end = tl.minimum(begin + share, length)
+    # the first block is asked for before anything is waited for
+    j = begin + tl.arange(0, block)
+    here, there = (j < end)[:, None], keys + j[:, None] * size + low[None, :]
+    old1, old2 = tl.load(there, here, other=0.0), tl.load(there + half, here, other=0.0)
+    old = tl.load(values + j[:, None] * size + whole[None, :], here, other=0.0)
+    place = tl.load(position).to(tl.int32)
     cos, sin = tl.load(cosine + low)[None, :], tl.load(sine + low)[None, :]
     # rows of padding repeat the last head, and are not stored
     of_q = (mine * group + tl.minimum(row, group - 1))[:, None] * size + low[None, :]
@@ -70,12 +84,6 @@ def attend_kernel(
     of_k = (group * kv + mine + one) * size + low[None, :]
     new1, new2 = turned(tl.load(every + of_k), tl.load(every + of_k + half), weight, of_k, cos, sin, norm, size, eps)
     value = tl.load(every + ((group + 1) * kv + mine) * size + whole)[None, :]
-    keys = cache + (sequence * 2 * kv + mine).to(tl.int64) * length * size
-    values = keys + kv * length * size
-    place = tl.load(position).to(tl.int32)
-    share = tl.cdiv(tl.cdiv(length, splits), block) * block
-    begin = split * share
-    end = tl.minimum(begin + share, length)
     if (place >= begin) & (place < end):
         tl.store(keys + place * size + low[None, :], new1)
         tl.store(keys + place * size + half + low[None, :], new2)
@@ -85,11 +93,11 @@ def attend_kernel(
     found = tl.zeros((rows, size), tl.float32)
     for start in range(begin, end, block):
         j = start + tl.arange(0, block)
-        here, new = (j < end)[:, None], (j == place)[:, None]
-        there = keys + j[:, None] * size + low[None, :]
-        k1 = tl.where(new, new1, tl.load(there, here, other=0.0))
-        k2 = tl.where(new, new2, tl.load(there + half, here, other=0.0))
-        v = tl.where(new, value, tl.load(values + j[:, None] * size + whole[None, :], here, other=0.0))
+        new, following = (j == place)[:, None], j + block
+        k1, k2, v = tl.where(new, new1, old1), tl.where(new, new2, old2), tl.where(new, value, old)
+        here, there = (following < end)[:, None], keys + following[:, None] * size + low[None, :]
+        old1, old2 = tl.load(there, here, other=0.0), tl.load(there + half, here, other=0.0)
+        old = tl.load(values + following[:, None] * size + whole[None, :], here, other=0.0)
         scores = (tl.dot(q1, tl.trans(k1)) + tl.dot(q2, tl.trans(k2))) * scale
         scores = tl.where((j < end)[None, :], scores, float("-inf"))
         larger = tl.maximum(most, tl.max(scores, 1))
@@ -110,12 +118,12 @@ def attend_kernel(
         if tl.atomic_add(counter + pair, 1, sem="acq_rel") == splits - 1:
             line = tl.arange(0, lines)
             all_of = (pair * splits + tl.arange(0, splits)[:, None]) * group + tl.minimum(line, group - 1)[None, :]
+            parts = tl.load(partial + all_of[:, :, None] * size + whole[None, None, :], cache_modifier=".cg")
             each = tl.load(stats + all_of, cache_modifier=".cg")
             sums = tl.load(stats + pairs * splits * group + all_of, cache_modifier=".cg")
             # a split past the last key has no weight
             factor = tl.where(sums > 0, tl.exp(each - tl.max(each, 0)[None, :]), 0.0)
             factor = factor / tl.sum(factor * sums, 0)[None, :]
-            parts = tl.load(partial + all_of[:, :, None] * size + whole[None, None, :], cache_modifier=".cg")
             y = tl.sum(parts * factor[:, :, None], 0)
             tl.store(target + line[:, None] * size + whole[None, :], y, (line < group)[:, None])
             tl.store(counter + pair, 0)
@@ -165,6 +173,73 @@ def add_norm_kernel(x, residual, weight, total, out, columns, block: tl.constexp
     tl.store(out + row + column, rounded(normed, tl.load(weight + column, here, other=0.0)), here)
 
 
+@triton.jit
+def slots_add_norm_kernel(
+    rows, weights, residual, weight, total, out, columns,
+    top: tl.constexpr, lines: tl.constexpr, block: tl.constexpr, weighted: tl.constexpr, eps: tl.constexpr,
+):  # fmt: skip
+    """``add_norm_kernel`` of one row, which is the sum of ``top`` rows, times their weights or as they are. lines: top,
+    up to a power of two."""
+    column, line = tl.arange(0, block), tl.arange(0, lines)
+    here, there = column < columns, line < top
+    each = tl.load(rows + line[:, None] * columns + column[None, :], there[:, None] & here[None, :], other=0.0)
+    before = tl.load(residual + column, here, other=0.0).to(tl.float32)
+    scale = tl.load(weight + column, here, other=0.0)
+    each = each.to(tl.float32)
+    if weighted:
+        each = each * tl.load(weights + line, there, other=0.0)[:, None]
+    added = (tl.sum(each, 0).to(tl.bfloat16).to(tl.float32) + before).to(tl.bfloat16)
+    tl.store(total + column, added, here)
+    wide = added.to(tl.float32)
+    tl.store(out + column, rounded(wide * tl.rsqrt(tl.sum(wide * wide, 0) / columns + eps), scale), here)
+
+
+@triton.jit
+def norm_route_kernel(
+    x, residual, weight, router, total, out, logits, counter, ids, weights, columns,
+    experts: tl.constexpr, each: tl.constexpr, top: tl.constexpr, lines: tl.constexpr, block: tl.constexpr,
+    eps: tl.constexpr,
+):  # fmt: skip
+    """``add_norm_kernel`` of one row, a router's logits of ``each`` experts a CTA, and the choice of ``top`` by the
+    last CTA: the softmax of the chosen logits.
+
+    router (experts, columns); logits (experts,) float32, and counter (1,), 0 before and after, are scratch memory; ids
+    (top,) int32, weights (top,) float32. Logits are rounded to bf16; of equal ones the lower expert comes first.
+    """
+    column = tl.arange(0, block)
+    here, mine = column < columns, tl.program_id(0) * each + tl.arange(0, each)
+    matrix = tl.load(router + mine[:, None] * columns + column[None, :], here[None, :], other=0.0)
+    added = tl.load(x + column, here, other=0.0).to(tl.float32)
+    added += tl.load(residual + column, here, other=0.0).to(tl.float32)
+    scale = tl.load(weight + column, here, other=0.0)
+    added = added.to(tl.bfloat16)
+    wide = added.to(tl.float32)
+    normed = rounded(wide * tl.rsqrt(tl.sum(wide * wide, 0) / columns + eps), scale)
+    if tl.program_id(0) == 0:
+        tl.store(total + column, added, here)
+        tl.store(out + column, normed, here)
+    found = tl.sum(matrix.to(tl.float32) * normed.to(tl.float32)[None, :], 1)
+    tl.store(logits + mine, found.to(tl.bfloat16).to(tl.float32))
+    tl.debug_barrier()
+    if tl.atomic_add(counter, 1, sem="acq_rel") == tl.num_programs(0) - 1:
+        expert, line = tl.arange(0, experts), tl.arange(0, lines)
+        bits = tl.load(logits + expert, cache_modifier=".cg").to(tl.int32, bitcast=True)
+        # integers in the order of the logits, whose low 16 bits are free: the lower expert has the larger ones
+        keys = (tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits) & -65536) | (65535 - expert)
+        chosen, values = tl.zeros((lines,), tl.int32), tl.full((lines,), float("-inf"), tl.float32)
+        for i in tl.static_range(top):
+            best = tl.max(keys, 0)
+            keys = tl.where(keys == best, -0x7FFFFFFF, keys)
+            high = best & -65536
+            bits_of = tl.where(high < 0, (high | 65535) ^ 0x7FFFFFFF, high)
+            chosen = tl.where(line == i, 65535 - (best & 65535), chosen)
+            values = tl.where(line == i, bits_of.to(tl.float32, bitcast=True), values)
+        powers = tl.exp(values - tl.max(values, 0))
+        tl.store(ids + line, chosen, line < top)
+        tl.store(weights + line, powers / tl.sum(powers, 0), line < top)
+        tl.store(counter, 0)
+
+
 class Scratch(NamedTuple):
     """What CTAs of a launch leave for the last one: sums, their largest scores and weights, and how many are done."""
 
@@ -185,7 +260,7 @@ def scratch(pairs: int, splits: int, group: int, size: int, device: torch.device
 
 def splits_of(pairs: int, length: int) -> int:
     """How many CTAs share the keys of a group of heads: a power of two."""
-    most = max(1, min(CTAS // pairs, length // BLOCK, 16))
+    most = max(1, min(CTAS // pairs, length // BLOCK, SPLITS))
     return 1 << most.bit_length() - 1
 
 
@@ -221,17 +296,47 @@ def attention(
     kept = scratch(pairs, splits, group, size, heads.device)
     options |= {"group": group, "lines": triton.next_power_of_2(group), "rows": ROWS, "block": BLOCK, "splits": splits}
     given = heads, *turn, weight, cache, position, out, *kept, size**-0.5, length
-    attend_kernel[pairs, splits](*given, **options, num_warps=8 if splits > 1 else 4)
+    attend_kernel[pairs, splits](*given, **options, num_warps=WARPS if splits > 1 else 4)
     return out
 
 
 def add_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    x: torch.Tensor | Slots, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The new residual (…, H), and its RMSNorm."""
-    x, residual = x.contiguous(), residual.contiguous()
-    total, out, columns = torch.empty_like(x), torch.empty_like(x), x.shape[-1]
+    """The new residual (…, H), and its RMSNorm. x: what is added, or rows of one token's experts, its terms."""
+    residual, columns = residual.contiguous(), residual.shape[-1]
+    total, out = torch.empty_like(residual), torch.empty_like(residual)
     block = triton.next_power_of_2(columns)
-    grid = (x.numel() // columns,)
+    if isinstance(x, Slots):
+        weights, top = x.rows if x.weights is None else x.weights, len(x.rows)
+        given = x.rows, weights, residual, weight, total, out, columns
+        sizes = {"top": top, "lines": triton.next_power_of_2(top), "block": block, "weighted": x.weights is not None}
+        slots_add_norm_kernel[(1,)](*given, **sizes, eps=eps, num_warps=8)
+        return total, out
+    grid = (residual.numel() // columns,)
+    x = x.contiguous()
     add_norm_kernel[grid](x, residual, weight, total, out, columns, block, eps, num_warps=max(4, block // 512))
     return total, out
+
+
+def norm_route(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, router: torch.Tensor, top: int, eps: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of one token: the new residual (…, H), its RMSNorm, the experts (1, top) that a router (E, H) chooses, E a power
+    of two, and their weights (1, top), which add up to 1."""
+    x, residual, (experts, columns) = x.contiguous(), residual.contiguous(), router.shape
+    total, out = torch.empty_like(x), torch.empty_like(x)
+    ids = torch.empty(1, top, dtype=torch.int32, device=x.device)
+    weights = torch.empty(1, top, device=x.device)
+    ctas = min(ROUTING_CTAS, experts)
+    logits, counter = routing_scratch(experts, x.device)
+    sizes = {"experts": experts, "each": experts // ctas, "top": top, "lines": triton.next_power_of_2(top)}
+    given = x, residual, weight, router, total, out, logits, counter, ids, weights, columns
+    norm_route_kernel[(ctas,)](*given, **sizes, block=triton.next_power_of_2(columns), eps=eps, num_warps=8)
+    return total, out, ids, weights
+
+
+@functools.cache
+def routing_scratch(experts: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits, and how many CTAs are done, of launches that follow each other."""
+    return torch.empty(experts, device=device), torch.zeros(1, dtype=torch.int32, device=device)

@@ -2,7 +2,8 @@
 
 Sets of shapes (``gemm_shapes.py``): the contest's, M from 1 to 8192 at 8192², the layers of two model families, gated
 and grouped products. Each beside cuBLAS in bf16 (gated: one product of twice the columns and a fused silu · mul;
-grouped: torch's grouped product, too), quack's W4A16 GEMM where it is installed, a Triton W4A16 baseline
+grouped: torch's grouped product, too), quack's W4A16 GEMM and Humming's (W4A16; weights in MXFP4 with rows in FP8,
+which it quantizes in the call) where they are installed, a Triton W4A16 baseline
 (``gemm_triton.py``), and the floor: all weights read once at the bandwidth of a device copy, or all products done at
 the rate of a large bf16 product, and a tiny kernel; all three are measured in the same run.
 
@@ -137,7 +138,7 @@ def dry_run(names: Sequence[str], rows: Sequence[int], contestants: Sequence[Con
 def peer_versions() -> dict[str, str]:
     """The versions of the packages that peers come from."""
     found = {}
-    for package in ("triton", "quack-kernels"):
+    for package in ("triton", "quack-kernels", "humming-kernels"):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -14,6 +14,7 @@ from torch.nn.functional import linear, silu
 import cute_nvfp4 as nv
 from cute_nvfp4.errors import CuteNvfp4Error
 
+BF16 = torch.bfloat16
 Call = Callable[[], list[torch.Tensor]]
 """Does the whole problem; the results, one a group."""
 
@@ -48,9 +49,13 @@ class Problem(NamedTuple):
         weights = [nv.quantize(normal(shape.products * shape.n), global_scale=None) for _ in shape.m]
         return cls(shape, x, a, weights, torch.stack([weight.dequantize(torch.bfloat16) for weight in weights]))
 
+    def weights_in(self, form: str) -> list[nv.BlockScaledTensor]:
+        """The weights, or their values in MXFP4."""
+        return self.weights if form == "nvfp4" else [nv.quantize(w, form) for w in self.dense]
+
     def reference(self, activations: str) -> Iterator[torch.Tensor]:
         """Each group's result in float64; activations: "bf16" or "nvfp4"; "fp8", whose weights are four bits rounded to
-        E4M3, or "fp8 weights", whose weights are E4M3 in memory."""
+        E4M3, "fp8 weights", whose weights are E4M3 in memory, or "fp8, mxfp4", whose weights are in MXFP4."""
         rows = {
             "bf16": lambda: self.x,
             "nvfp4": lambda: [a.dequantize(torch.float64) for a in self.a],
@@ -61,6 +66,8 @@ class Problem(NamedTuple):
                 weight = nv.prepare_weight(self.weights[i], dtype=torch.float8_e4m3fn).dequantize(torch.float64)
             elif activations == "fp8 weights":
                 weight = in_e4m3(weight).dequantize(torch.float64)
+            elif activations == "fp8, mxfp4":
+                weight = nv.quantize(weight, "mxfp4").dequantize(torch.float64)
             product = x.double() @ weight.double().t()
             if self.shape.problem == "gated":
                 gate, up = product.chunk(2, -1)
@@ -113,7 +120,7 @@ def ours(problem: Problem, activations: str, prepared: bool) -> list[Call]:
 def halves(weight: nv.BlockScaledTensor) -> tuple[nv.BlockScaledTensor, ...]:
     """Gate and up of a weight that has all rows of the one, then of the other."""
     parts = zip(weight.data.chunk(2), weight.rowmajor_scale()[0].chunk(2))
-    return tuple(nv.BlockScaledTensor(data, scale, weight.global_scale) for data, scale in parts)
+    return tuple(nv.BlockScaledTensor(data, scale, weight.global_scale, weight.format) for data, scale in parts)
 
 
 def checked(call: Call) -> list[Call]:
@@ -166,6 +173,51 @@ def quack(problem: Problem) -> list[Call]:
     return [finished(problem, lambda: [gemm_w4a16(x, w, sf, out=out, **form) for x, w, sf, out in groups])]
 
 
+HUMMING_RULES = {
+    "nvfp4": ({"quant_method": "modelopt", "quant_algo": "nvfp4"}, None),
+    "mxfp4": (
+        {"quant_method": "mxfp4"},
+        {"dtype": "float8e4m3", "quant_mode": "dynamic_token", "scale_dtype": "float32"},
+    ),
+}
+"""How Humming is told what weights are, as checkpoints have them, and what becomes of rows in bf16; it refuses NVFP4
+weights with rows in FP8."""
+
+
+def humming(problem: Problem, form: str) -> list[Call]:
+    """Humming's product of weights in ``form``, which it repacked before, in the configuration that it chooses; rows in
+    FP8 are quantized in the call."""
+    try:
+        from humming.layer import HummingLayer
+    except ImportError as error:
+        raise NotAvailableError(f"humming-kernels: {error}") from error
+    weights = problem.weights_in(form)
+    groups, options = problem.shape.m, {}
+    shape = problem.shape.products * problem.shape.n, problem.shape.k
+    weight_rule, input_rule = HUMMING_RULES[form]
+    if len(groups) > 1:
+        options["num_experts"] = len(groups)
+    layer = HummingLayer(*shape, dict(weight_rule), input_rule and dict(input_rule), **options, torch_dtype=BF16)
+    layer = layer.to(problem.dense.device)
+    dtype = torch.float8_e4m3fn if form == "nvfp4" else torch.uint8
+    tensors = {
+        "weight": torch.stack([w.data.view(torch.uint8) for w in weights]),
+        "weight_scale": torch.stack([w.rowmajor_scale()[0].view(torch.uint8) for w in weights]).view(dtype),
+    }
+    if len(groups) == 1:
+        tensors = {name: tensor[0] for name, tensor in tensors.items()}
+    if form == "nvfp4":
+        tensors["weight_scale_2"] = torch.ones_like(layer.weight_scale_2)
+    layer.load_from_tensors(tensors)
+    layer.transform()
+    if len(groups) == 1:
+        return [finished(problem, lambda: [layer(problem.x[0])])]
+    x = torch.cat(problem.x)
+    offsets = torch.tensor((0, *groups), device=x.device).cumsum(0)
+    places = {"expert_layout": offsets, "compute_config": {"gemm_type": "grouped_contiguous"}}
+    return [lambda: list(layer(x, **places).split(groups))]
+
+
 def triton_module():
     """``gemm_triton``, where Triton is installed and finds the driver of a GPU; it looks for one when it is asked."""
     try:
@@ -191,11 +243,12 @@ def triton(problem: Problem) -> list[Call]:
     return [finished(problem, lambda config=config: products(config)) for config in listed]
 
 
-def w4a8(problem: Problem, quantizes: bool) -> list[Call]:
-    """This package's product of weights in E4M3, four bits in memory; quantizes: rows of x in the call."""
+def w4a8(problem: Problem, quantizes: bool, form: str = "nvfp4") -> list[Call]:
+    """This package's product of weights in E4M3, four bits in memory; quantizes: rows of x in the call. form: of the
+    four bits."""
     shape, options = problem.shape, {"out_dtype": torch.bfloat16}
     with refusals():
-        parts = [halves(w) if shape.problem == "gated" else (w,) for w in problem.weights]
+        parts = [halves(w) if shape.problem == "gated" else (w,) for w in problem.weights_in(form)]
         weights = [nv.prepare_weight(*p, dtype=torch.float8_e4m3fn) for p in parts]
         if shape.problem == "grouped":
             return w4a8_groups(problem, weights, quantizes)
@@ -241,6 +294,7 @@ OURS = (
     Contestant("w4a4", "W4A4, repacked", "nvfp4", lambda p: ours(p, "nvfp4", True)),
     Contestant("w4a8", "W4A8, x quantized in the call", "fp8", lambda p: w4a8(p, True)),
     Contestant("w4a8-rows", "W4A8, x quantized before", "fp8", lambda p: w4a8(p, False)),
+    Contestant("w4a8-mxfp4", "W4A8, weights in MXFP4", "fp8, mxfp4", lambda p: w4a8(p, True, "mxfp4")),
     Contestant("w4a16-plain", "W4A16", "bf16", lambda p: ours(p, "bf16", False)),
     Contestant("w4a4-plain", "W4A4", "nvfp4", lambda p: ours(p, "nvfp4", False)),
     Contestant("gemv", "GEMV (W4A4)", "nvfp4", gemv, lambda shape: shape.problem == "dense" and shape.m == (1,)),
@@ -251,4 +305,6 @@ PEERS = (
     Contestant("grouped_mm", "torch grouped", "bf16", grouped_mm, lambda shape: shape.problem == "grouped"),
     Contestant("quack", "quack W4A16", "bf16", quack),
     Contestant("triton", "Triton W4A16", "bf16", triton),
+    Contestant("humming", "Humming W4A16", "bf16", lambda p: humming(p, "nvfp4")),
+    Contestant("humming-w4a8", "Humming MXFP4 x FP8", "fp8, mxfp4", lambda p: humming(p, "mxfp4")),
 )

@@ -103,7 +103,9 @@ def compiled_between(mixture: bool) -> tuple[Between, str]:
             compiled.experts(x, ids, ids.float(), both.mT, both[:, :, :32].contiguous().mT)
         except Exception as error:
             print(f"experts in bf16 run uncompiled: {error}"[:300], file=sys.stderr)
-            return compiled._replace(experts=Between().experts), "compiled, experts in bf16 eager"
+            return compiled._replace(
+                experts=Between().experts, slots=Between().slots
+            ), "compiled, experts in bf16 eager"
     return compiled, "compiled"
 
 
@@ -147,7 +149,7 @@ def split(call: Captured, replays: int = 5) -> list[dict]:
 
 WORK = {
     "norms": r"rsqrt|[Rr]msnorm|add_norm",
-    "router": r"copy_mul_sum|TopK|bitonic|softmax|moeroute",
+    "router": r"norm_route|copy_mul_sum|TopK|bitonic|softmax|moeroute",
     "products": r"nvjet|splitK|gemm|quantize|moe",
     "attention": r"sdpa|flash|fmha|attend_kernel",
     "keys and values kept": r"index_copy",
@@ -235,10 +237,11 @@ def measure(shape: Shape, names: list[str], options: argparse.Namespace) -> dict
     begin = time.perf_counter()
     between, how = (Between(), "eager") if options.eager else compiled_between(shape.experts > 0)
     if options.attention == TRITON:
-        from between_triton import add_norm, attention
+        import between_triton
 
-        add_norm = functools.partial(add_norm, eps=EPSILON)
-        between = between._replace(attention=functools.partial(attention, eps=EPSILON), add_norm=add_norm)
+        names = "attention", "add_norm", "norm_route"
+        of_triton = {name: functools.partial(getattr(between_triton, name), eps=EPSILON) for name in names}
+        between = between._replace(**of_triton)
     made = models(shape, names, "cuda", between)
     found = distances(made, "cuda")
     print(f"models made in {time.perf_counter() - begin:.0f} s; distances from bf16: {found}", flush=True)

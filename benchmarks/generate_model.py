@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from moe import routed_by_torch
+from moe import routed_by_torch, rows_by_torch
+from slots import Slots
 from torch.nn import functional as F
 
 from cute_nvfp4 import (
@@ -28,6 +29,7 @@ from cute_nvfp4 import (
     route,
 )
 from cute_nvfp4.ops.moe.experts import Experts
+from cute_nvfp4.ops.moe.layer import slot_rows
 
 GLOBAL_SCALE = 2.0**-12
 INPUT_SCALE = 8 / 2688
@@ -82,12 +84,14 @@ def empty_cache(shape: Shape, batch: int, length: int, device: torch.device | st
     return torch.zeros(size, dtype=torch.bfloat16, device=device)
 
 
-def add_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The new residual, and its RMSNorm."""
-    residual = residual + x
+def add_norm(
+    x: torch.Tensor | Slots, residual: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The new residual, and its RMSNorm. x: what is added, or rows of one token's experts, which add up to it."""
+    residual = residual + (x.summed(residual) if isinstance(x, Slots) else x)
     wide = residual.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPSILON)
-    return residual, wide.to(x.dtype) * weight
+    return residual, wide.to(residual.dtype) * weight
 
 
 def add_norm_fp8(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, RowScaledTensor]:
@@ -141,10 +145,19 @@ def token(logits: torch.Tensor) -> torch.Tensor:
     return logits.argmax(-1, keepdim=True)
 
 
+def slots_by_torch(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``routed_by_torch`` before the sum: rows in the order of their experts, and their weights."""
+    order, rows = rows_by_torch(x, ids, gate_up, down)
+    return rows, weights.flatten()[order].float()
+
+
 class Between(NamedTuple):
     """The operations between products, as torch has them or compiled: the same ones for every contestant. ``experts``
-    has products of its own: all experts in bf16, in torch's operations. attention: what takes the place of ``rotate``
-    and torch's attention, or None."""
+    and ``slots`` have products of their own: all experts in bf16, in torch's operations. attention: what takes the
+    place of ``rotate`` and torch's attention, or None. norm_route: of one token, what takes the place of ``add_norm``,
+    ``scores`` and ``route``, or None; its experts' rows are then added up by ``add_norm``."""
 
     add_norm: Callable = add_norm
     rotate: Callable = rotate
@@ -152,9 +165,11 @@ class Between(NamedTuple):
     scores: Callable = scores
     route: Callable = route_by_torch
     experts: Callable = routed_by_torch
+    slots: Callable = slots_by_torch
     turn_of: Callable = turn_of
     token: Callable = token
     attention: Callable | None = None
+    norm_route: Callable | None = None
 
     def compiled(self) -> Between:
         made = {n: torch.compile(x, fullgraph=True, dynamic=False) for n, x in self._asdict().items() if x is not None}
@@ -253,6 +268,12 @@ class Routed(torch.nn.Module):
                 self.register_buffer(name, stack)
         else:
             self.experts = experts
+
+    def slots(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Slots:
+        """The rows of the experts of one token (1, H), which nothing has added up."""
+        if self.experts is None:
+            return Slots(*self.between.slots(x, ids, weights, self.gate_up.mT, self.down.mT))
+        return Slots(slot_rows(x, ids, weights, self.experts), None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])
@@ -368,16 +389,25 @@ class Layer(torch.nn.Module):
         for module, x in ((self.qkv, hidden), (self.output, heads), (self.feed, hidden)):
             module(x)
 
-    def forward(self, x, residual, turn, cache, position) -> tuple[torch.Tensor, torch.Tensor]:
-        shape, (batch, length, _) = self.shape, x.shape
+    def forward(self, x, residual, turn, cache, position) -> tuple[torch.Tensor | Slots, torch.Tensor]:
+        shape, (batch, length, _) = self.shape, residual.shape
         residual, x = self.before_qkv(x, residual, self.norms.attention)
         heads = self.qkv(x).view(batch, length, -1, shape.head_dim)
         if self.between.attention is not None:
             y = self.between.attention(heads, turn, self.norms.heads, cache, position)
         else:
             y = attention(self.between.rotate(heads, *turn, shape.kv_heads, self.norms.heads), cache, position)
-        residual, x = self.before_feed(self.output(y), residual, self.norms.feed)
-        return self.feed(x).view(residual.shape), residual
+        y = self.output(y)
+        if self.between.norm_route is None or not shape.experts or batch * length > 1:
+            residual, x = self.before_feed(y, residual, self.norms.feed)
+            return self.feed(x).view(residual.shape), residual
+        feed, rows = self.feed, (1, shape.hidden)
+        if feed.routes:
+            residual, x, *chosen = self.between.norm_route(y, residual, self.norms.feed, feed.router, feed.top)
+        else:
+            residual, x = self.before_feed(y, residual, self.norms.feed)
+            chosen = self.between.route(x.view(rows), feed.router, feed.top)
+        return feed.slots(x.view(rows), *chosen), residual
 
 
 def attention(heads: torch.Tensor, cache: torch.Tensor, position: torch.Tensor | None) -> torch.Tensor:
@@ -415,7 +445,8 @@ class Decoder(torch.nn.Module):
         residual = torch.zeros_like(x)
         for layer, kept in zip(self.layers, cache):
             x, residual = layer(x, residual, turn, kept, position)
-        _, x = self.between.add_norm(x[:, -1].contiguous(), residual[:, -1].contiguous(), self.norm)
+        last = x if isinstance(x, Slots) else x[:, -1].contiguous()
+        _, x = self.between.add_norm(last, residual[:, -1].contiguous(), self.norm)
         return self.head(x)
 
 

@@ -40,8 +40,7 @@ SLAB_ROWS = 16
 HALF_SLAB = SLAB_ROWS // 2
 STEP_K = 16
 """Columns of one MMA."""
-STEPS = TILE_K // STEP_K
-SLABS = TILE_ROWS // SLAB_ROWS
+STEPS, SLABS = TILE_K // STEP_K, TILE_ROWS // SLAB_ROWS
 LANES = 32
 LOAD_BYTES = 16
 """Bytes of codes that a lane loads at a time."""
@@ -144,6 +143,7 @@ PACKINGS = {
         _E4M3: Packing(_E4M3, 4, 1),
     },
     "nvfp4_rows": {_FP16: Packing(_FP16, 4, 1, factor=2.0**7, in_rows=True)},
+    "mxfp4_rows": {_BF16: Packing(_BF16, 4, 2, boost=126, in_rows=True)},
     "mxfp4": {_BF16: Packing(_BF16, 4, 2, *_E2M1_BF16, **_POWERS, boost=126)},
     "mxfp4_near": {
         _BF16: Packing(_BF16, 4, 2, *_E2M1_BF16, 7, 0x7000, factor=2.0**7, exponents=(0, 30), exponent_bias=22),

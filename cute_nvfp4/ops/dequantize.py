@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import OperandError, OperandTypeError
+from ..grouped_rows import GroupedRows
 from ..kernels.dequantize.config import (
     SLOTS,
     DequantizeArguments,
@@ -17,7 +18,10 @@ from ..kernels.dequantize.config import (
     GroupedDequantizeArguments,
     GroupedDequantizeConfig,
     GroupedMatrix,
+    GroupRowsArguments,
+    GroupRowsConfig,
 )
+from ..kernels.gemm.grouped_config import table_size
 from ..kernels.quantize.arguments import Strides
 from ..lazy import Lazily
 from ..operand import BlockScaledTensor, OperandKey
@@ -118,6 +122,17 @@ def dequantization(
         out_batch_stride=key.rows * key.k * dtype.itemsize,
     )
     return config, arguments
+
+
+def group_rows_dequantization(
+    a: GroupedRows, dtype: torch.dtype, target: Target, names: tuple[str, str], order: str = "columns"
+) -> tuple[GroupRowsConfig, GroupRowsArguments]:
+    """The configuration and the record for rows of groups, as those of ``dequantization`` for a matrix."""
+    capacity = table_size("rows", a.groups)["capacity"]
+    config = GroupRowsConfig(a.format, DTYPE_NAMES[dtype], "blocked", False, target.arch, order, capacity)
+    x, out = names
+    parts = f"{x}.data", f"{x}.scale", f"{x}.offsets"
+    return config, GroupRowsArguments(*parts, out, a.rows, a.k, a.data.stride(0), a.atoms, a.groups)
 
 
 class DecodedFirst:

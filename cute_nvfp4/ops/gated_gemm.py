@@ -106,8 +106,8 @@ def _plan(r: Any, target: Target) -> PlannedCall | PackThenMultiply:
     a, weights, quantized = r.a, _weights(r.b1, r.b2), isinstance(r.out, BlockScaledTensor)
     n = r.out.k if quantized else r.out.shape[-1]
     if target.arch.generation == "sm90":
-        if r.b2 is not None and can_read(a, r.b1, r.b2) and stores(r.out, n):
-            return plan_rows(GATED, r, target, "b1", "b2")
+        if not r.interleaved and can_read(a, *weights.values()) and stores(r.out, n):
+            return plan_rows(GATED, r, target, "b1", "b1" if r.b2 is None else "b2")
         return PackThenMultiply(r)
     check_operands({"a": a, **weights}, target.backend)
     scalar, factors = factors_of(r, "a", "b1")

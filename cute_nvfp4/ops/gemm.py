@@ -62,7 +62,7 @@ def gemm(
             Or b is a ``PreparedWeight`` (N, K). Then a (M, K) has the weight's dtype, or is block-scaled.
             For a weight in float8_e4m3fn, a is a ``RowScaledTensor``, or bfloat16 or float16, which a launch before
             quantizes. On sm_90a a call without a prepared weight reads b as it lies where both
-            are NVFP4 and K is a multiple of 128; else it packs b each time.
+            are NVFP4, or b is MXFP4, and K is a multiple of 128; else it packs b each time.
         alpha: a number in the range of float32, or a float32 tensor of one element on the operands' device; None is 1.
         bias: (N,), or (L, N) for a batch: float16, bfloat16 or float32, contiguous along N; added in float32.
         out: where to put the result: of that shape, float16, bfloat16 or float32, contiguous along N or along M, rows

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from ..errors import OperandError, OperandTypeError
 from ..operand import BlockScaledTensor, check_pair
@@ -74,11 +73,7 @@ def grouped_gemm(
         results = repeated(problems, gate, out, out_dtype, backend)
         if results is not None:
             return results
-    given = problems, gate, alpha, out, out_dtype, config, backend
-    results = GROUPED.call(*given)
-    if alpha is config is None and not is_dynamo_compiling():
-        remember(GROUPED.found(*given), results, problems, gate, out, out_dtype, backend)
-    return results
+    return GROUPED.call(problems, gate, alpha, out, out_dtype, config, backend)
 
 
 def is_prepared(problems: Any) -> bool:
@@ -185,7 +180,7 @@ def _plan(r: Any, target: Target) -> GroupsCall:
     def plan(pairs: Sequence[Pair], outs: Sequence[torch.Tensor], alpha: torch.Tensor | None) -> Any:
         return launch(ListRequest(pairs, outs, alpha, target, r.config, r.gate))
 
-    return GroupsCall(r.problems, r.out, r.alpha, plan, _check_apart, before)
+    return GroupsCall(r.problems, r.out, r.alpha, plan, _check_apart, before, remember)
 
 
 def plain_or_packed(r: ListRequest) -> PlainList | PackThenMultiplyList:

@@ -40,6 +40,7 @@ from .planned import PlannedCall
 from .prepared_weight.activations import natural_dtype
 from .prepared_weight.operands import exact_product, exact_values
 from .prepared_weight.pack_then_multiply import packed_first
+from .prepared_weight.plain import can_read_stack, plan_stack
 from .prepared_weight.rows import check_prepared_rows, offsets_of, plan_prepared_rows
 
 
@@ -128,6 +129,8 @@ def _pack_then_multiply(dtype: torch.dtype, a: GroupedRows, b: BlockScaledTensor
 def _plan(r: Any, target: Target) -> PlannedCall | Callable[..., torch.Tensor]:
     if isinstance(r.b, PreparedWeight):
         return plan_prepared_rows(CONTIGUOUS, r, target, r.gate)
+    if target.arch.generation == "sm90" and can_read_stack(r.a, r.b):
+        return plan_stack(CONTIGUOUS, r, target)
     if target.arch.generation == "sm90":
         return functools.partial(_pack_then_multiply, r.out.dtype)
     a, b, out = r.a, r.b, r.out

@@ -149,7 +149,7 @@ class GroupsCall:
 
     outs: results like which ``new`` makes some. live: the groups that have rows; whole: all. plan: makes the launch of
     pairs, results and factors. check: raises where given outputs overlap each other or an input. before: is called with
-    the groups first, or None.
+    the groups first, or None; after: with this call, its results, and what it was called with.
     """
 
     def __init__(
@@ -160,11 +160,12 @@ class GroupsCall:
         plan: Callable[..., Any],
         check: Callable[[Sequence[Any], Sequence[torch.Tensor], Any], None],
         before: Callable[[Sequence[Any]], None] | None = None,
+        after: Callable[..., None] = lambda call, results, *given: None,
     ) -> None:
         self._live = [i for i, pair in enumerate(problems) if all(map(rows_of, pair))]
         self.whole = len(self._live) == len(outs)
         self.new = maker([tuple(x.shape) for x in outs], outs[0].dtype, outs[0].device)
-        self._check, self.before, self._apart = check, before, Bounded()
+        self._check, self.before, self._after, self._apart = check, before, after, Bounded()
         self.launch = plan(*self._of_live(problems, outs, as_alpha(alpha)[1])) if self._live else None
 
     def _of_live(self, groups: Sequence[Any], outs: Sequence[torch.Tensor], alpha: torch.Tensor | None) -> tuple:
@@ -178,7 +179,7 @@ class GroupsCall:
         if self.before is not None:
             self.before(groups)
         scalar, factors = as_alpha(alpha)
-        outs = self.new() if out is None else list(out)
+        given, outs = groups, self.new() if out is None else list(out)
         if out is not None:
             places = addresses(factors, *outs, *tensors_of(groups))
             # addresses that were found to be apart stay so
@@ -188,6 +189,7 @@ class GroupsCall:
         if self.launch is not None:
             groups, results, factors = self._of_live(groups, outs, factors)
             self.launch.multiply(groups, results, scalar, factors)
+        self._after(self, outs, given, gate, alpha, out, *options)
         return outs
 
 

@@ -40,12 +40,22 @@ def repeated(problems: Any, gate: str, out: Any, out_dtype: Any, backend: Any) -
     return None if call is None else call(problems, out)
 
 
-def remember(call: Any, results: list[Tensor], problems: Any, gate: str, out: Any, *options: Any) -> None:
+def remember(
+    call: GroupsCall,
+    results: list[Tensor],
+    problems: Any,
+    gate: str,
+    alpha: Any,
+    out: Any,
+    out_dtype: Any,
+    config: Any,
+    backend: Any,
+) -> None:
     """Keeps ``call``, which gave ``results``, if later ones of its kind can be as short."""
-    if isinstance(call, GroupsCall) and call.whole and call.before is None and call.launch.repeatable:
+    if alpha is config is None and call.whole and call.before is None and call.launch.repeatable:
         again = RepeatedCall(call, problems, results, out is not None)
         if again.usable:
-            CALLS[_key(problems, gate, out, *options)] = again
+            CALLS[_key(problems, gate, out, out_dtype, backend)] = again
 
 
 def _key(problems: Sequence[Pair], gate: str, out: Any, out_dtype: Any, backend: Any) -> tuple:

@@ -17,7 +17,7 @@ from ..kernels.gemm.packed.stream_config import MMA_COLUMNS, StreamConfig
 from ..kernels.gemm.sm90.grouped_config import GROUP_TILE_N, GroupedWgmmaConfig, can_implement_groups
 from ..runtime.bounded import remembered
 from ..target import Architecture
-from ..weight_layout import SLAB_ROWS
+from ..weight_layout import DTYPES, PACKINGS, SLAB_ROWS
 from .group_costs import GROUP_COSTS, GroupCosts
 from .grouped import random_sizes, too_many_groups
 from .packed import MMA_SYNC_TILE_N, deep
@@ -41,7 +41,8 @@ STREAM_TILING = "columns", "cut_bytes"
 GROUPED_TILING = "tile_n", "narrower", "warpgroups", "ctas_per_sm", "stage_tiles", "stages"
 """What a plan of the kernel by tiles decides."""
 WIDTHS = (
-    *((8,), (16,), (32,), (48,), (64,), (80,), (64, 72, 80, 96), (32, 64, 96, 128), (80, 96, 112, 128)),
+    *((8,), (16,), (24,), (32,), (40,), (48,), (56,), (64,), (80,)),
+    *((64, 72, 80, 96), (32, 64, 96, 128), (80, 96, 112, 128)),
     *((112, 120, 128, 144), (96, 128, 192, 256)),
 )
 """Widths of a tile that are tried on sm_90a: sizes of groups lie near one another, and rows of a tile beyond its group
@@ -106,6 +107,14 @@ class PackedGroups:
         return {} if self.routed is None else asdict(self.routed)
 
     @property
+    def _early(self) -> bool:
+        """Whether the launch just before makes x, and nothing else that is read: it decodes that of a list, or is the
+        first product of experts."""
+        if self.routed is not None:
+            return not self.routed.gathered
+        return self.decoded and not self.stack
+
+    @property
     def expected(self) -> tuple[tuple[int, int, int], ...]:
         """Sizes (m, n, k) to plan for: where offsets distribute rows to a stack, those of rows that take any group."""
         if not self.stack:
@@ -129,8 +138,8 @@ class PackedGroups:
             gate=self.gate,
             **self._routed,
             promoted=self.promoted,
-            # a launch decodes x of a list just before
-            programmatic="x" if self.decoded and not self.stack and arch.generation == "sm90" else "",
+            batched=bool(self.stack) and PACKINGS[self.packing][DTYPES[self.dtype]].in_rows,
+            programmatic="x" if self._early and arch.generation == "sm90" else "",
             **tiling,
         )
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ..kernels.gemm.packed.stream_config import StreamConfig
 from ..kernels.gemm.sm90.config import STAGE_TILES, WgmmaConfig
-from ..weight_layout import TILE_K, TILE_ROWS, tiles
+from ..weight_layout import DTYPES, PACKINGS, TILE_K, TILE_ROWS, tiles
 from . import sm100_packed_model, sm120_model
 from .packed_problem import PackedPlan, PackedProblem, helped_steps, tile_count
 
@@ -119,7 +119,7 @@ def constants_of(p: PackedProblem) -> Constants:
     """The constants of plans of this kind."""
     if p.dtype == "float8_e4m3fn":
         return CONSTANTS_FP8
-    return CONSTANTS_ROWS if p.packing == "nvfp4_rows" else CONSTANTS
+    return CONSTANTS_ROWS if PACKINGS[p.packing][DTYPES[p.dtype]].in_rows else CONSTANTS
 
 
 def _weight_bytes(c: WgmmaConfig, p: PackedProblem) -> float:

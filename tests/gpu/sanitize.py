@@ -30,6 +30,7 @@ import broken
 import torch
 
 from cute_nvfp4 import (
+    GroupedRows,
     dequantize,
     gated_gemm,
     gemm,
@@ -100,6 +101,9 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
     eight = PackedPlan(replace(groups.config, dtype="float8_e4m3fn"), groups.workers)
     wide = [quantize(torch.randn(m, 384, device=device), backend="reference") for m in (40, 200, 200)]
     batch = [quantize(torch.randn(2, m, 384, device=device), backend="reference") for m in (40, 200)]
+    rows = GroupedRows.of(wide[1], [0, 140, 150, 200])
+    lying = quantize(torch.randn(3, 40, 384, device=device), backend="reference")
+    mx8, mx4 = (quantize(many, format, backend="reference") for format in ("mxfp8", "mxfp4"))
     tiles = {"tile_n": 64, "scheduler": "static", "stages": 2, "packing": "nvfp4_rows", "dtype": "float16"}
     in_place = PackedPlan(WgmmaConfig(decodes_x=True, **tiles), 3)
     rows_of_fp8: dict[str, Any] = {"global_scale": None, "format": "fp8_e4m3"}
@@ -128,6 +132,8 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
         "plain operands, weights in rows": lambda: gemm(wide[0], wide[1]),
         "plain operands, a batch, x decoded": lambda: gemm(batch[0], batch[1], config=in_place),
         "plain operands, gated": lambda: gated_gemm(*wide),
+        "plain operands, a stack": lambda: grouped_gemm_contiguous(rows, lying),
+        "plain operands, MXFP4": lambda: gemm(mx8, mx4),
         "plain operands, a list": lambda: grouped_gemm([wide[:2], wide[:2]]),
         **layers(device),
         "peer_sum": sums_of_peers(device),

@@ -26,8 +26,6 @@ from cute_nvfp4.ops.operation import OPERATIONS
 from cute_nvfp4.runtime import kernel as compiling
 from cute_nvfp4.runtime.bounded import Bounded
 from cute_nvfp4.runtime.cache import CompiledKernel
-from cute_nvfp4.runtime.kernel import Kernel
-from support import stored_kernels
 from support.scratch_flags import keeping_flags, lowered
 
 BOTH = ("sm_100a", "sm_90a")
@@ -315,7 +313,6 @@ def traced_with(change: Source) -> Iterator[None]:
         patch.setattr(change.module, change.name, change.value)
         # nothing that was compiled before, and nothing for others
         patch.setattr(compiling, "compile_cached", lambda key, build: build())
-        patch.setattr(Kernel, "build", stored_kernels.compiled_anew)
         plan_anew(patch)
         yield
 

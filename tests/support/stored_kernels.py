@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 from cute_nvfp4.errors import CompileError, OperandError
 from cute_nvfp4.lazy import ByGeneration, Lazily
-from cute_nvfp4.runtime import cache
+from cute_nvfp4.runtime import cache, compile
 from cute_nvfp4.runtime.compile import CompiledKernel
 from cute_nvfp4.runtime.kernel import Kernel
 from cute_nvfp4.target import Architecture, architecture
@@ -265,7 +265,7 @@ NOTE = "NOTE_KERNELS"
 """The environment's variable for the folder of ``note``, for processes that are forked."""
 noted: dict[tuple[str, str], bytes] = {}
 """What was asked for: by the kernel's name and the words of a configuration the configuration, pickled."""
-compiled_anew = Kernel.build
+_ask = compile._from_disk_or_build
 
 
 def find(kernel: Kernel, config: Any) -> CompiledKernel | None:
@@ -274,15 +274,22 @@ def find(kernel: Kernel, config: Any) -> CompiledKernel | None:
     return whole(found.kernel) if found and found.sources == digest(kernel, config) else None
 
 
-def _build(self: Kernel, config: Any) -> CompiledKernel:
-    # where caches are off, the compiler is what a test is about
-    usable = cache.enabled() and not self.can_implement(config)
-    return (usable and find(self, config)) or compiled_anew(self, config)
+def _ask_stored(key: tuple, builder: Callable[[], CompiledKernel]) -> CompiledKernel:
+    """The kernel that this process does not have yet: from disk, stored, or built now."""
+    return _ask(key, lambda: _usable(key) or builder())
+
+
+def _usable(key: tuple) -> CompiledKernel | None:
+    """The stored kernel of a name and a configuration that can be; none where caches are off, for there the compiler is
+    what a test is about."""
+    kernel = kernels().get(key[0]) if cache.enabled() else None
+    found = None if kernel is None else find(kernel, key[1])
+    return None if found is None or kernel.can_implement(key[1]) else found
 
 
 def install() -> None:
-    """Has this process use stored kernels before it compiles."""
-    Kernel.build = _build
+    """Has this process use stored kernels before it compiles. ``Kernel.build`` asks for none."""
+    compile._from_disk_or_build = _ask_stored
 
 
 def load() -> None:
@@ -296,19 +303,19 @@ def load() -> None:
 def note(folder: Path, process: str) -> None:
     """Has this process, and those that it forks, note which kernels they are asked for, in a file of ``folder`` each,
     whenever there is another one."""
-    compile_ = Kernel.compile
+    ask = compile._from_disk_or_build
     folder.mkdir(parents=True, exist_ok=True)
 
-    def compile_noted(self: Kernel, config: Any) -> CompiledKernel:
-        kernel = compile_(self, config)
-        if (self.name, repr(config)) not in noted:
-            noted[self.name, repr(config)] = pickle.dumps(config)
+    def ask_noted(key: tuple, builder: Callable[[], CompiledKernel]) -> CompiledKernel:
+        kernel = ask(key, builder)
+        if key[0] in kernels() and (key[0], repr(key[1])) not in noted:
+            noted[key[0], repr(key[1])] = pickle.dumps(key[1])
             # a judge's worker may write nothing
             with contextlib.suppress(PermissionError):
                 (folder / f"{process}-{os.getpid()}").write_bytes(pickle.dumps(noted))
         return kernel
 
-    Kernel.compile = compile_noted
+    compile._from_disk_or_build = ask_noted
 
 
 @functools.cache
@@ -365,7 +372,7 @@ def _renewed(name: str, pickled: bytes) -> Stored | None:
         compiled = kernel.compile(config)
         if "\n\t.file\t" in compiled.ptx:
             # it was compiled to tell source lines, and names this machine's folders
-            compiled = compiled_anew(kernel, config)
+            compiled = kernel.build(config)
     except (OperandError, CompileError) as error:
         print(f"dropped: {config} ({error})")
         return None

@@ -71,6 +71,33 @@ def compare(rank: int) -> None:
     x, residual, weight = drawn(3, 100), drawn(3, 100), drawn(100)
     for got, want in zip(between_triton.add_norm(x, residual, weight, EPS), add_norm(x, residual, weight)):
         assert near(got, want) and not near(got, want.roll(1, 0))
+    compare_one_token(drawn)
+
+
+def compare_one_token(drawn: Any) -> None:
+    """Sums of experts' rows with their norm, and a norm with a router's choice: of equal logits the lower expert."""
+    import between_triton
+    from generate_model import add_norm
+    from slots import Slots
+
+    residual, weight, rows = drawn(1, 1, 100), drawn(100), drawn(6, 100)
+    for slots in (Slots(rows, None), Slots(rows, torch.rand(6))):
+        got, want = (f(slots, residual, weight) for f in (lambda *x: between_triton.add_norm(*x, EPS), add_norm))
+        assert all(near(x, y) and not near(x, y.roll(1)) and x.shape == y.shape for x, y in zip(got, want))
+    router = drawn(64, 100)
+    router[40] = router[3]
+    for _ in range(3):
+        x = drawn(1, 1, 100)
+        *sums, ids, weights = between_triton.norm_route(x, residual, weight, router, 6, EPS)
+        total, normed = add_norm(x, residual, weight)
+        assert near(sums[0], total) and near(sums[1], normed)
+        logits = (sums[1].float().view(1, -1) @ router.float().T).bfloat16()
+        want = logits.float().softmax(-1).gather(1, ids.long())
+        assert len({*ids[0].tolist()}) == 6 and near(weights, want / want.sum())
+        # the interpreter cuts off where torch rounds: neighbours may change places
+        assert (logits.gather(1, ids.long()).float() >= 0.97 * logits.float().topk(6).values[:, -1:] - 0.01).all()
+    ids, weights = between_triton.norm_route(x, residual, weight * 0, router, 6, EPS)[2:]
+    assert ids[0].tolist() == [0, 1, 2, 3, 4, 5] and near(weights, torch.full((1, 6), 1 / 6))
 
 
 def test_kernels_give_what_torch_gives() -> None:
@@ -87,7 +114,8 @@ def compile_all(rank: int) -> None:
     from triton.compiler import ASTSource
 
     types = dict.fromkeys(("heads", "weight", "cache", "out", "x", "residual", "total"), "*bf16")
-    types |= dict.fromkeys(("cosine", "sine", "partial", "stats"), "*fp32") | {"counter": "*i32", "position": "*i64"}
+    types |= dict.fromkeys(("rows", "router"), "*bf16") | dict.fromkeys(("counter", "ids"), "*i32")
+    types |= dict.fromkeys(("cosine", "sine", "partial", "stats", "weights", "logits"), "*fp32") | {"position": "*i64"}
     types |= {"scale": "fp32"} | dict.fromkeys(("length", "tokens", "columns"), "i32")
     sizes = {
         "kv": 4,
@@ -99,10 +127,17 @@ def compile_all(rank: int) -> None:
         "splits": 4,
         "each": 8,
         "queries": 32,
+        "top": 6,
+        "experts": 128,
     }
-    kernels = module.attend_kernel, module.turn_kernel, module.add_norm_kernel
+    kernels = [module.attend_kernel, module.turn_kernel, module.add_norm_kernel]
+    kernels += [module.slots_add_norm_kernel, module.norm_route_kernel]
     for kernel, norm in [(kernel, norm) for kernel in kernels for norm in (False, True)]:
-        given = {n: x for n, x in (sizes | {"norm": norm, "eps": EPS}).items() if n in kernel.arg_names}
+        given = sizes | {"norm": norm, "weighted": norm, "eps": EPS}
+        # `rows` is a number of one kernel, and an address of another
+        given = {
+            n: x for n, x in given.items() if n in kernel.arg_names and (n != "rows" or "partial" in kernel.arg_names)
+        }
         signature = {n: "constexpr" if n in given else types[n] for n in kernel.arg_names}
         source = ASTSource(kernel, signature, {(kernel.arg_names.index(n),): x for n, x in given.items()})
         assert triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from common import Captured
 from gemm_contestants import OURS, PEERS, Contestant, NotAvailableError, Problem
 from gemm_shapes import MEASURED, MODELS, SETS, Ceilings, Shape, floor_us
 
+from cute_nvfp4 import BlockScaledTensor, quantize
+from cute_nvfp4.formats import MXFP4, NVFP4
 from cute_nvfp4.harness.problem import get_problem
 from cute_nvfp4.harness.schema import load_task
 
@@ -197,7 +200,10 @@ def test_dry_run() -> None:
     command = [sys.executable, benchmark.__file__, "--dry-run", "--shapes", "m-sweep", "gated"]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert len(lines) == 2 + 12 + 4
-    assert "1, 8192, 8192  floor    11.9 µs  cublas, quack, triton, w4a16" in lines[1] and "gemv" in lines[1]
+    assert (
+        "1, 8192, 8192  floor    11.9 µs  cublas, quack, triton, humming, humming-w4a8, w4a16" in lines[1]
+        and "gemv" in lines[1]
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
@@ -205,3 +211,51 @@ def test_without_a_gpu(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit, match="2"):
         benchmark.main([])
     assert "--dry-run" in capsys.readouterr().err
+
+
+class StubLayer:
+    """What of Humming's layer the benchmark calls, by exact torch: of the tensors that checkpoints of a form have."""
+
+    def __init__(self, n: int, k: int, rule: dict, rows: dict | None, num_experts: int = 0, torch_dtype=None) -> None:
+        assert (rule["quant_method"], rows is None) in (("modelopt", True), ("mxfp4", False))
+        self.rows, self.block = rows, 16 if rows is None else 32
+        self.batch, self.n, self.k, self.dtype = [num_experts] * (num_experts > 0), n, k, torch_dtype
+        self.weight_scale_2 = torch.zeros(max(num_experts, 1), 1)
+
+    def to(self, device: object) -> StubLayer:
+        return self
+
+    def load_from_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
+        shapes = {name: list(x.shape) for name, x in tensors.items()}
+        assert shapes["weight"] == [*self.batch, self.n, self.k // 2]
+        assert shapes["weight_scale"] == [*self.batch, self.n, self.k // self.block]
+        assert self.rows or (tensors["weight_scale_2"] == 1).all()
+        form, scale = MXFP4 if self.rows else NVFP4, tensors["weight_scale"]
+        self.weight = BlockScaledTensor(tensors["weight"], scale.view(torch.uint8), None, form).dequantize()
+
+    def transform(self) -> None:
+        pass
+
+    def __call__(self, x: torch.Tensor, expert_layout=None, compute_config=None) -> torch.Tensor:
+        values = (quantize(x, "fp8_e4m3").dequantize() if self.rows else x).float()
+        if expert_layout is None:
+            return (values @ self.weight.t()).to(self.dtype)
+        assert compute_config == {"gemm_type": "grouped_contiguous"} and expert_layout.dtype is torch.int64
+        parts = values.split(expert_layout.diff().tolist())
+        return torch.cat([part @ w.t() for part, w in zip(parts, self.weight, strict=True)]).to(self.dtype)
+
+
+@pytest.mark.parametrize("shape", [DENSE, GROUPED], ids=lambda shape: shape.problem)
+def test_humming_gets_what_checkpoints_have(shape: Shape, on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "humming", ModuleType("humming"))
+    module = ModuleType("humming.layer")
+    module.HummingLayer = StubLayer
+    monkeypatch.setitem(sys.modules, "humming.layer", module)
+    found = measured(shape, *(peer for peer in PEERS if peer.name.startswith("humming")))["results"]
+    assert {name: x["status"] for name, x in found.items()} == {"humming": "timed", "humming-w4a8": "timed"}, found
+
+
+def test_humming_is_not_needed(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "humming", None)
+    (found,) = measured(DENSE, *(peer for peer in PEERS if peer.name == "humming"))["results"].values()
+    assert found["status"] == "not available" and "humming" in found["reason"]

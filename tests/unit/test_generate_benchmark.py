@@ -12,6 +12,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import generate as benchmark
 from generate_model import TINY, TINY_MIXTURE, Between, Decoder, Layer, Shape, empty_cache, models
+from slots import Slots
+
+from cute_nvfp4 import moe
 
 TOKENS = torch.randint(TINY.vocabulary, (2, 9), generator=torch.Generator().manual_seed(2))
 
@@ -153,3 +156,27 @@ def test_parts_of_rows_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [model.layers[0].feed.rows for model in made.values()] == [None, 4]
     torch.testing.assert_close(*logits, rtol=1e-2, atol=1e-2)
     assert not torch.allclose(logits[0], logits[1].roll(1, 0), rtol=1e-2, atol=1e-2)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", ["bf16", "w4a16", "bf16, our router"])
+def test_slots_are_added_up_with_the_norm(name: str) -> None:
+    """One token's step with a norm that routes, and experts whose rows the next norm adds up, gives the same logits."""
+    plain, calls = Between(), []
+
+    def norm_route(x, residual, weight, router, top):
+        calls.append(top)
+        total, normed = plain.add_norm(x, residual, weight)
+        return total, normed, *plain.route(normed.view(1, -1), router, top)
+
+    found = []
+    for between in (plain, plain._replace(norm_route=norm_route)):
+        model = models(TINY_MIXTURE, [name], "cpu", between)[name]
+        if model.layers[0].feed.experts is not None and between is not plain:
+            # its kernel asks for a GPU: the rows by exact torch
+            for layer in model.layers:
+                layer.feed.slots = lambda x, ids, weights, e=layer.feed.experts: Slots(moe(x, ids, weights, e), None)
+        cache = empty_cache(TINY_MIXTURE, 1, 8, "cpu")
+        found.append(model(TOKENS[:1, :1], cache, torch.tensor([3])))
+    assert distance(found[1], found[0].double()) < 0.02
+    assert len(calls) == (0 if name == "bf16" else TINY_MIXTURE.layers)

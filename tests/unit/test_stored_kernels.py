@@ -18,7 +18,7 @@ from support.ptx_fingerprints import difference, fingerprint, normalised
 
 from cute_nvfp4.kernels.gemm.config import GemmConfig
 from cute_nvfp4.kernels.gemv.config import GemvConfig
-from cute_nvfp4.runtime import cache
+from cute_nvfp4.runtime import cache, compile
 from cute_nvfp4.runtime.compile import CompiledKernel
 from cute_nvfp4.target import architecture
 
@@ -66,7 +66,7 @@ def test_one_of_each_name_is_what_the_compiler_makes(name: str) -> None:
     kernel = replace(stored_kernels.kernels()[name], can_implement=lambda config: "")
     kernel.host(config)
     with functions_run() as run:
-        compiled = stored_kernels.compiled_anew(kernel, config)
+        compiled = kernel.build(config)
     assert difference_of(stored, compiled) == ""
     traced = {(module, stored_kernels.module_of(module, stored_kernels.text_of).at(line)) for module, line in run}
     decide = {x for x in traced if x[0].split(".")[1] in stored_kernels.DECIDES}
@@ -78,7 +78,7 @@ def test_one_of_each_name_is_what_the_compiler_makes(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_all_are_what_the_compiler_makes(name: str) -> None:
     for config, kernel in up_to_date(name).values():
-        assert difference_of(kernel, stored_kernels.compiled_anew(stored_kernels.kernels()[name], config)) == ""
+        assert difference_of(kernel, stored_kernels.kernels()[name].build(config)) == ""
 
 
 def difference_of(kernel: CompiledKernel, other: CompiledKernel) -> str:
@@ -91,6 +91,7 @@ def test_another_instruction_is_noticed() -> None:
 
 
 CONFIG = GemvConfig(architecture("sm_100a"))
+COMPILED = CompiledKernel("gemv", "sm_100a", "host", "compiled", b"cubin", "ir")
 
 
 @pytest.mark.parametrize(
@@ -136,15 +137,19 @@ def test_sources_are_those_of_the_generation(module: str, counts: bool) -> None:
 
 
 @pytest.mark.parametrize("how", ["as stored", "of other sources", "caches off", "cannot be"])
-def test_when_a_stored_kernel_is_used(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_a_stored_kernel_is_used(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = CompiledKernel("gemv", "sm_100a", "host", "ptx", b"cubin", "ir")
     sources = "others" if how == "of other sources" else stored_kernels.digest(GEMV, CONFIG)
     found = {repr(CONFIG): stored_kernels.Stored(b"", sources, stored)}
     monkeypatch.setattr(stored_kernels, "stored", lambda name: found)
-    monkeypatch.setattr(stored_kernels, "compiled_anew", lambda kernel, config: "compiled")
     kernel = replace(GEMV, can_implement=lambda config: "refused" * (how == "cannot be"))
+    monkeypatch.setattr(stored_kernels, "kernels", lambda: {"gemv": kernel})
+    monkeypatch.setattr(compile, "_memory", {})
+    stored_kernels.install()
+    monkeypatch.setenv(cache.CACHE_DIR_VARIABLE, str(tmp_path))
     with cache.switched_off() if how == "caches off" else nullcontext():
-        assert kernel.build(CONFIG) == (stored if how == "as stored" else "compiled")
+        found = compile.compile_cached(("gemv", CONFIG), lambda: COMPILED)
+    assert found == (stored if how == "as stored" else COMPILED)
 
 
 def test_a_configuration_of_before_has_the_fields_of_now() -> None:

@@ -100,3 +100,29 @@ class GroupedDequantizeArguments(NamedTuple):
     out: Pointer = Pointer("Uint8", VECTOR_BYTES)
     ctas: Scalar = INT32
     count: Scalar = INT32
+
+
+@dataclass(frozen=True)
+class GroupRowsConfig(DequantizeConfig):
+    """One variant for rows of groups (``GroupedRows``), without a global scale. capacity: groups, a multiple of 32."""
+
+    capacity: int = WARP
+
+    def ctas(self, rows: Any, k: Any) -> Any:
+        """CTAs of all rows: each warp has four of them, and the columns of its lanes."""
+        return ceil_div(rows, WARPS * LANE_ROWS) * ceil_div(k, self.cta_columns)
+
+
+class GroupRowsArguments(NamedTuple):
+    """Values (rows, k), contiguous, of data of rows ``stride`` bytes apart. scale: of each group by itself, ``atoms``
+    atoms of 128 rows in all; offsets: of the ``count`` groups."""
+
+    data: Pointer = Pointer("Uint8", lambda c: min(c.format.block_bytes, 16))
+    scale: Pointer = Pointer("Uint8", 16)
+    offsets: Pointer = Pointer("Int32", 4)
+    out: Pointer = Pointer("Uint8", VECTOR_BYTES)
+    rows: Scalar = INT32
+    k: Scalar = INT32
+    stride: Scalar = INT64
+    atoms: Scalar = INT32
+    count: Scalar = INT32

@@ -8,37 +8,43 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...grouped_rows import GroupedRows
+from ...kernels.dequantize.config import DequantizeArguments, DequantizeConfig, GroupRowsArguments
 from ...kernels.gemm.sm90.arguments import RowScales, RowsOfX
 from ...kernels.quantize.fp8_config import Fp8RowsArguments, Fp8RowsConfig, short_rows_config
 from ...prepared_weight import PreparedWeight
 from ...row_scaled import RowScaledTensor
-from ...target import Architecture
+from ...target import Target
 from ..checks import DTYPE_NAMES
+from ..dequantize import group_rows_dequantization
 from .operands import row_stride
 
 
 class XRows(NamedTuple):
     """x (M, K) of a planned call, by names of its tensors. stride: elements from a row to the next. scales: of the
-    weight's rows and of x's, in FP8. first, floats: the kernel that quantizes x before, and its record, or None;
+    weight's rows and of x's, in FP8. first, floats: the kernel that quantizes or decodes x before, and its record, or
+    None;
     places: the scratch memory (``scratch_for``) that it fills. rows: x in NVFP4, where the kernel reads it as it lies.
     batch_stride: elements from a matrix to the next."""
 
     data: str
     stride: int
     scales: RowScales | None = None
-    first: Fp8RowsConfig | None = None
-    floats: Fp8RowsArguments | None = None
+    first: Fp8RowsConfig | DequantizeConfig | None = None
+    floats: Fp8RowsArguments | DequantizeArguments | GroupRowsArguments | None = None
     places: Mapping[str, tuple[tuple[int, ...], torch.dtype]] = {}
     rows: RowsOfX | None = None
     batch_stride: int = 0
 
     @classmethod
-    def of(cls, x: Any, weight: PreparedWeight, arch: Architecture) -> XRows:
+    def of(cls, x: Any, weight: PreparedWeight, target: Target) -> XRows:
         """Makes it of ``a``, which is "decoded" where it is block-scaled, and for a weight for FP8 is in FP8, or in 16
         bits and then quantized to scratch memory."""
         rows, k = len(x) if isinstance(x, Tensor) else x.rows, weight.k
         if isinstance(x, RowScaledTensor):
             return cls("a.data", row_stride(x.data.stride(0), rows, k), RowScales("b.row_factor", "a.scale"))
+        if isinstance(x, GroupedRows):
+            return cls.of_groups(x, weight.dtype, target)
         if not isinstance(x, Tensor):
             return cls("decoded", row_stride(k, rows, k))
         stride = row_stride(x.stride(0), rows, k)
@@ -47,7 +53,13 @@ class XRows(NamedTuple):
         floats = Fp8RowsArguments("a", "scratch.data", "scratch.scale", rows, k, stride * x.element_size())
         places = {"data": ((rows, k), torch.float8_e4m3fn), "scale": ((rows,), torch.float32)}
         scales = RowScales("b.row_factor", "scratch.scale")
-        return cls("scratch.data", k, scales, short_rows_config(DTYPE_NAMES[x.dtype], k, arch), floats, places)
+        return cls("scratch.data", k, scales, short_rows_config(DTYPE_NAMES[x.dtype], k, target.arch), floats, places)
+
+    @classmethod
+    def of_groups(cls, x: GroupedRows, dtype: torch.dtype, target: Target, order: str = "columns") -> XRows:
+        """Makes it of block-scaled rows of groups, which a launch before decodes to scratch memory."""
+        first, decode = group_rows_dequantization(x, dtype, target, ("a", "scratch.x"), order)
+        return cls("scratch.x", x.k, None, first, decode, {"x": ((x.rows, x.k), dtype)})
 
     @classmethod
     def in_16_bits(cls, x: Tensor, weight: PreparedWeight) -> XRows:

@@ -107,7 +107,7 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         promoted=weight.promoted,
     )
     plan = choose(problem, target.arch, sm_count(target, weight.device), r.config)
-    rows, k_tiles, options = XRows.of(x, weight, target.arch), weight.packed.shape[1], {}
+    rows, k_tiles, options = XRows.of(x, weight, target), weight.packed.shape[1], {}
     if block_scaled and not (quantized and plan.streams):
         # decoded first, exactly; its global scale is a factor
         options["decoded"] = ("a.data", "a.scale"), functools.partial(DecodedFirst, x, weight.dtype, target)

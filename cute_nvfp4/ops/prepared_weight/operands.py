@@ -14,10 +14,8 @@ from ...operand import BlockScaledTensor, is_wrapper, row_alignment
 from ...prepared_weight import PreparedWeight
 from ...reference import GATES, times
 from ...row_scaled import RowScaledTensor
-from ...runtime.backend import Backend
 from ...weight_layout import DTYPES
 from ..checks import check_format, check_gate, factors_of
-from ..dequantize import dequantize
 from ..operator import refuse_gradients
 from ..quantize_rows import check_rows
 
@@ -113,17 +111,12 @@ def check_x(x: X, weight: PreparedWeight, stack: bool = False) -> int:
     return shape[0]
 
 
-def decoded(x: X | GroupedRows, dtype: torch.dtype, backend: Backend) -> torch.Tensor:
-    """The values of x, exact, without its global scale; numbers as they are. Waits for nothing."""
-    if isinstance(x, torch.Tensor):
-        return x
-    scale = x.scale if isinstance(x, BlockScaledTensor) else x.rowmajor_scale()
-    return dequantize(BlockScaledTensor(x.data, scale, None, x.format), dtype, backend=backend)
-
-
 def exact_values(a: X | GroupedRows, b: PreparedWeight) -> tuple[torch.Tensor, torch.Tensor]:
     """The values of both in float64, without the scales that ``exact_product`` multiplies sums by."""
-    wide = a.data if isinstance(a, RowScaledTensor) else decoded(a, torch.float64, "reference")
+    wide = a.data if isinstance(a, RowScaledTensor) else a
+    if isinstance(a, (BlockScaledTensor, GroupedRows)):
+        scale = a.scale if isinstance(a, BlockScaledTensor) else a.rowmajor_scale()
+        wide = BlockScaledTensor(a.data, scale, None, a.format).dequantize(torch.float64)
     return wide.double(), replace(b, global_scale=None, up_global_scale=None).dequantize(torch.float64)
 
 

@@ -1,25 +1,27 @@
-"""Products of NVFP4 operands on sm_90a as they lie: one call decodes x and multiplies, no weight is packed.
+"""Products of block-scaled operands on sm_90a as they lie: one call decodes x and multiplies, no weight is packed.
 
-Where the plan says so, the product's loading warps decode x. Else a launch before does, to fp16 and in the order in
-which the product reads it; it is short, and the product starts while it runs: its weights are on their way meanwhile.
+Weights are NVFP4, and so is x, or MXFP4 with x in any MX format. Where the plan says so, the product's loading warps
+decode x in NVFP4. Else a launch before does, to 16 bits in which it is exact and in the order in which the product
+reads it; it is short, and the product starts while it runs: its weights are on their way meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...formats import NVFP4
+from ...formats import MXFP4, MXFP8, MXFP8_E5M2, NVFP4, Format
+from ...grouped_rows import GroupedRows
 from ...kernels.gemm.sm90.arguments import Activations, OutputRows, RowBatch, RowsOfUp, RowsOfX, RowWeight
-from ...kernels.gemm.sm90.grouped_arguments import PackedGroup
+from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RowsOfGroups
 from ...operand import BlockScaledTensor, row_alignment
 from ...planning.packed import PackedPlan, PackedProblem, choose
-from ...planning.packed_groups import PackedGroups
+from ...planning.packed_groups import PackedGroups, choose_groups
 from ...runtime.backend import sm_count
-from ...scale_layout import ATOM_COLS
+from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS
 from ...target import Target
 from ..checks import DTYPE_NAMES, factors_of
 from ..dequantize import ListDequantizeCall, dequantization
@@ -29,20 +31,43 @@ from ..planned import PlannedCall
 from .activations import XRows
 from .gemm import wgmma_call
 from .groups import PreparedList
+from .operands import MMA_DTYPES
+from .rows import KERNEL, factors_of_groups, one_of_rows, rows_call
 
-PACKING = "nvfp4_rows"
+
+class Readable(NamedTuple):
+    """How weights of a format are read: their packing, the dtype that they are multiplied in, and formats of x."""
+
+    packing: str
+    dtype: torch.dtype
+    formats: tuple[Format, ...]
+
+
+READABLE = {
+    NVFP4: Readable("nvfp4_rows", torch.float16, (NVFP4,)),
+    MXFP4: Readable("mxfp4_rows", torch.bfloat16, (MXFP4, MXFP8, MXFP8_E5M2)),
+}
 K_MULTIPLE = 128
 """Of K: a stage of the kernel has no end within."""
 
 
 def can_read(a: BlockScaledTensor, *weights: BlockScaledTensor) -> bool:
-    """Whether the kernel reads these operands: NVFP4 with blocked scales, weights in rows of one distance that start at
-    multiples of 16 bytes, K a multiple of 128."""
+    """Whether the kernel reads these operands: of formats that it can, with blocked scales, weights in rows of one
+    distance that start at multiples of 16 bytes, K a multiple of 128."""
     first, apart = weights[0], 1 if a.batch == 1 else 2
+    alike = (x.key.strides[:apart] == first.key.strides[:apart] and row_alignment(x.data, 16) >= 16 for x in weights)
+    return _readable(a, *weights) and all(alike)
+
+
+def _readable(a: BlockScaledTensor | GroupedRows, *weights: BlockScaledTensor) -> bool:
+    """Whether formats, scales and K are such that the kernel reads them."""
+    of_weight = weights[0].format
     return (
         a.k % K_MULTIPLE == 0
-        and all(x.format is NVFP4 and x.scale_layout == "blocked" for x in (a, *weights))
-        and all(row_alignment(x.data, 16) >= 16 and x.key.strides[:apart] == first.key.strides[:apart] for x in weights)
+        and of_weight in READABLE
+        and a.format in READABLE[of_weight].formats
+        and all(x.scale_layout == "blocked" and x.format is of_weight for x in weights)
+        and a.scale_layout == "blocked"
     )
 
 
@@ -53,27 +78,56 @@ def stores(out: Any, n: int) -> bool:
 
 def plan_rows(operation: Operation, r: Any, target: Target, *names: str) -> PlannedCall:
     """The planned call of an operation for a request with operands that ``can_read`` takes. names: the fields of the
-    request that are weights, one or two."""
-    a, out, bias = r.a, r.out, getattr(r, "bias", None)
+    request that are weights, one or two; the same twice is one that has all rows of both, one after the other."""
+    a, out, bias, how = r.a, r.out, getattr(r, "bias", None), READABLE[getattr(r, names[0]).format]
     scalar, factors = factors_of(r, "a", names[0])
     problem = PackedProblem(
         m=a.rows,
-        n=getattr(r, names[0]).rows,
+        n=out.shape[-1],
         k=a.k,
-        dtype="float16",
+        dtype=MMA_DTYPES[how.dtype],
         out=DTYPE_NAMES[out.dtype],
-        quantized=row_alignment(a.data, 16) >= 16,
+        quantized=a.format is NVFP4 and row_alignment(a.data, 16) >= 16,
         vector=row_alignment(out, 16) >= 16,
         factors=len(factors),
         bias="" if bias is None else DTYPE_NAMES[bias.dtype],
         gate=getattr(r, "gate", ""),
-        packing=PACKING,
+        packing=how.packing,
         batch=a.batch,
     )
     plan = choose(problem, target.arch, sm_count(target, out.device), r.config)
-    x = _in_place(a) if plan.config.decodes_x else _decoded_before(a, target)
+    x = _in_place(a) if plan.config.decodes_x else _decoded_before(a, how.dtype, target)
     products = tuple(factors_of(r, "a", name)[1] for name in names)
     return wgmma_call(operation, r, target, problem, plan, _weight(r, names), x, scalar, products)
+
+
+def can_read_stack(a: GroupedRows, b: BlockScaledTensor) -> bool:
+    """Whether the kernel reads rows of groups and a stack of weights as they lie: as ``can_read`` of two matrices."""
+    return _readable(a, b) and row_alignment(b.data, 16) >= 16
+
+
+def plan_stack(operation: Operation, r: Any, target: Target) -> PlannedCall:
+    """The planned call of rows of groups with a stack that ``can_read_stack`` takes."""
+    a, b, out, how = r.a, r.b, r.out, READABLE[r.b.format]
+    scalar, factors = factors_of(r, "a", "b")
+    problem = PackedGroups(
+        sizes=((a.rows, b.rows, a.k),),
+        stack=b.batch,
+        dtype=MMA_DTYPES[how.dtype],
+        out=DTYPE_NAMES[out.dtype],
+        vector=row_alignment(out, 16) >= 16,
+        factors=len(factors),
+        packing=how.packing,
+        decoded=True,
+    )
+    plan = choose_groups(problem, target.arch, sm_count(target, out.device), r.config)
+    x = XRows.of_groups(a, how.dtype, target, "fragments")
+    matrices = RowBatch(b.key.strides[1], b.key.scale_strides[1])
+    weight = RowWeight("b.data", "b.scale", None, b.rows, _row_stride(b), _atoms(b), matrices)
+    groups = RowsOfGroups("a.offsets", b.batch, "status", a.atoms)
+    one, products = one_of_rows(r, weight, x, a.rows), factors_of_groups(r, (factors,))
+    arguments = GroupedWgmmaArguments(groups, one, None, x.floats, scalar, products, plan.workers)
+    return rows_call(operation, KERNEL, r, target, plan, arguments, x)
 
 
 def _in_place(a: BlockScaledTensor) -> XRows:
@@ -82,18 +136,20 @@ def _in_place(a: BlockScaledTensor) -> XRows:
     return XRows("a.data", 0, rows=rows)
 
 
-def _decoded_before(a: BlockScaledTensor, target: Target) -> XRows:
+def _decoded_before(a: BlockScaledTensor, dtype: torch.dtype, target: Target) -> XRows:
     """x that a launch before decodes, to scratch memory, in the order in which the product reads it."""
-    first, decode = dequantization(a.key, torch.float16, target, False, ("a", "scratch.x"), "fragments")
-    places = {"x": ((a.batch, a.rows, a.k), torch.float16)}
+    first, decode = dequantization(a.key, dtype, target, False, ("a", "scratch.x"), "fragments")
+    places = {"x": ((a.batch, a.rows, a.k), dtype)}
     return XRows("scratch.x", a.k, None, first, decode, places, batch_stride=a.rows * a.k if a.batch > 1 else 0)
 
 
 def _weight(r: Any, names: Sequence[str]) -> RowWeight:
-    name, weight = names[0], getattr(r, names[0])
-    up = RowsOfUp(f"{names[1]}.data", f"{names[1]}.scale") if len(names) > 1 else None
-    stride, atoms = _row_stride(weight), _atoms(weight)
-    return RowWeight(f"{name}.data", f"{name}.scale", up, weight.rows, stride, atoms, _batch(weight))
+    name, weight, up = names[0], getattr(r, names[0]), None
+    rows, stride, atoms = r.out.shape[-1], _row_stride(weight), _atoms(weight)
+    if len(names) > 1:
+        data, scale = (rows * stride, rows // ATOM_ROWS * atoms * ATOM_BYTES) if names[1] == name else (0, 0)
+        up = RowsOfUp(f"{names[1]}.data + {data}", f"{names[1]}.scale + {scale}")
+    return RowWeight(f"{name}.data", f"{name}.scale", up, rows, stride, atoms, _batch(weight))
 
 
 def _row_stride(x: BlockScaledTensor) -> int:
@@ -103,7 +159,7 @@ def _row_stride(x: BlockScaledTensor) -> int:
 
 def _atoms(x: BlockScaledTensor) -> int:
     """Atoms of scales of 128 rows."""
-    return x.k // (NVFP4.block * ATOM_COLS)
+    return x.k // (x.format.block * ATOM_COLS)
 
 
 def _batch(x: BlockScaledTensor) -> RowBatch | None:
@@ -116,10 +172,11 @@ class PlainList(PreparedList):
     operands = Part(1, "data"), Part(1, "scale"), Part(0, "data"), Part(0, "scale")
 
     def _decoder(self, pairs: Sequence[Pair], target: Target) -> ListDequantizeCall:
-        return ListDequantizeCall([x.key for x, _ in pairs], torch.float16, target, "fragments")
+        return ListDequantizeCall([x.key for x, _ in pairs], READABLE[pairs[0][1].format].dtype, target, "fragments")
 
     def _problem(self, pairs: Sequence[Pair], **fields: Any) -> PackedGroups:
-        return PackedGroups(dtype="float16", packing=PACKING, **fields)
+        how = READABLE[pairs[0][1].format]
+        return PackedGroups(dtype=MMA_DTYPES[how.dtype], packing=how.packing, **fields)
 
     def _record(self, plan: PackedPlan, x: BlockScaledTensor, b: BlockScaledTensor, out: Tensor) -> PackedGroup:
         weight = RowWeight(0, 0, None, b.rows, _row_stride(b), _atoms(b), None)

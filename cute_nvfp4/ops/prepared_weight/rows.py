@@ -11,13 +11,15 @@ import torch
 from ...errors import OperandError, OperandTypeError
 from ...grouped_rows import GroupedRows, checked_offsets
 from ...kernels.gemm.arguments import GroupFactor, PartialSums
-from ...kernels.gemm.packed.grouped_stream_config import GroupedStreamArguments
+from ...kernels.gemm.packed.grouped_stream_config import FetchedWeights, GroupedStreamArguments, GroupedStreamConfig
 from ...kernels.gemm.packed.grouped_stream_config import can_implement_groups as can_stream_groups
-from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight
+from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight, RowWeight
 from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RoutedRows, RowsOfGroups
 from ...kernels.gemm.sm90.grouped_config import can_implement_groups
+from ...kernels.quantize.fp8_config import Fp8RowsConfig
 from ...lazy import ByGeneration, Lazily
 from ...operand import row_alignment
+from ...planning.packed import PackedPlan
 from ...planning.packed_groups import PackedGroups, RoutedGroups, choose_groups
 from ...row_scaled import RowScaledTensor
 from ...runtime.backend import sm_count
@@ -29,8 +31,10 @@ from ..operation import Operation
 from ..planned import PlannedCall
 from ..scratch import scratch_for
 from .activations import XRows
-from .operands import MMA_DTYPES, check_decodable, check_products, check_x, decoded, factors_of_products
+from .operands import MMA_DTYPES, check_decodable, check_products, check_x, factors_of_products
 
+CHUNK = 16
+"""Bytes of which bulk copies have a multiple."""
 Rows = torch.Tensor | GroupedRows | RowScaledTensor
 
 
@@ -96,38 +100,64 @@ def plan_prepared_rows(
         floats=floats,
     )
     plan = choose_groups(problem, target.arch, sm_count(target, b.device), r.config)
-    x = XRows.in_16_bits(a, b) if floats and plan.streams else XRows.of(a, b, target.arch)
+    x = XRows.in_16_bits(a, b) if floats and plan.streams else XRows.of(a, b, target)
+    atoms = a.atoms if isinstance(a, GroupedRows) else None
+    groups = RowsOfGroups(None if problem.ids else "offsets", b.batch, "status", atoms)
+    weight = PackedWeight("b.packed", b.rows, b.packed.shape[-2], b.packed.stride(0))
+    one, of_groups = one_of_rows(r, weight, x, rows), factors_of_groups(r, factors)
+    if plan.streams:
+        sums = PartialSums("scratch.sums", "scratch.flags")
+        fetched = None if routed is None else fetched_by(r, plan.config)
+        streamed = GroupedStreamArguments(groups, one, slots, scalar, of_groups, sums, plan.workers, fetched)
+        plan = replace(plan, config=replace(plan.config, fetches=fetched is not None))
+        options = {"new": status_of(b.device), "extra": scratch_for(plan.scratch(b.rows), target, b.device)}
+        return operation.planned(STREAM_GROUPS, plan.config, target, streamed, r, **options)
+    arguments = GroupedWgmmaArguments(groups, one, slots, x.floats, scalar, of_groups, plan.workers)
+    kernel = KERNEL if routed is None else ROUTED
+    if isinstance(x.first, Fp8RowsConfig):
+        # the launch before makes the routing maps; or the rows, of experts
+        x = x._replace(first=replace(x.first, early=routed is not None, resident=routed is None))
+    return rows_call(operation, kernel, r, target, plan, arguments, x)
+
+
+def fetched_by(r: Any, config: GroupedStreamConfig) -> FetchedWeights | None:
+    """What a product of experts asks L2 for, and how much for each tile of rows of its weight."""
+    if r.fetched is None:
+        return None
+    num_bytes = r.fetched.stride(0) * r.fetched.element_size()
+    share = -(-num_bytes // -(-r.b.rows // config.out_rows))
+    return FetchedWeights("fetched", num_bytes, -(-share // CHUNK) * CHUNK)
+
+
+def one_of_rows(r: Any, weight: PackedWeight | RowWeight, x: XRows, rows: int) -> PackedGroup:
+    """The record of all rows of a request, of which the groups have some each."""
+    out = OutputRows("out", r.out.stride(0), 0)
+    return PackedGroup(weight, Activations(x.data, rows, x.stride, 0), x.scales, out, r.b.k)
+
+
+def factors_of_groups(r: Any, factors: Sequence[Sequence[str]]) -> tuple[tuple[GroupFactor, ...], ...]:
+    """The factors of each product, by their names; those of alpha may be of groups."""
 
     def of_group(path: str) -> GroupFactor:
         return GroupFactor(path, int(path == "alpha" and r.alpha.numel() > 1))
 
-    groups = RowsOfGroups(None if problem.ids else "offsets", b.batch, "status")
-    one = PackedGroup(
-        PackedWeight("b.packed", b.rows, b.packed.shape[-2], b.packed.stride(0)),
-        Activations(x.data, rows, x.stride, 0),
-        x.scales,
-        OutputRows("out", out.stride(0), 0),
-        b.k,
-    )
-    of_groups = tuple(tuple(map(of_group, some)) for some in factors)
-    if plan.streams:
-        sums = PartialSums("scratch.sums", "scratch.flags")
-        streamed = GroupedStreamArguments(groups, one, slots, scalar, of_groups, sums, plan.workers)
-        options = {"new": status_of(b.device), "extra": scratch_for(plan.scratch(b.rows), target, b.device)}
-        return operation.planned(STREAM_GROUPS, plan.config, target, streamed, r, **options)
-    arguments = GroupedWgmmaArguments(groups, one, slots, x.floats, scalar, of_groups, plan.workers)
-    extra, dtype, backend = None, b.dtype, target.backend
-    if x.places:
-        extra = scratch_for((0, 0), target, b.device, **x.places)
-    elif isinstance(a, GroupedRows):
-        like = torch.empty((rows, b.k), dtype=dtype, device="meta")
-        extra = "decoded", lambda given, kept: decoded(given[0], dtype, backend), like
-    kernel, first = KERNEL if routed is None else ROUTED, x.first
-    if routed is not None and first is not None:
-        # the launch before makes the routing maps
-        first = replace(first, early=True)
-    config = replace(plan.config, first=first)
-    return operation.planned(kernel, config, target, arguments, r, extra=extra, new=status_of(b.device))
+    return tuple(tuple(map(of_group, some)) for some in factors)
+
+
+def rows_call(
+    operation: Operation,
+    kernel: Kernel,
+    r: Any,
+    target: Target,
+    plan: PackedPlan,
+    arguments: GroupedWgmmaArguments,
+    x: XRows,
+) -> PlannedCall:
+    """The call of a product of rows of groups that is not streamed."""
+    device = r.b.device
+    extra = scratch_for((0, 0), target, device, **x.places) if x.places else None
+    config = replace(plan.config, first=x.first)
+    return operation.planned(kernel, config, target, arguments, r, extra=extra, new=status_of(device))
 
 
 _GROUPS = ByGeneration(

@@ -9,8 +9,9 @@ import pytest
 import torch
 from support import backends
 from support.mutants import FIRST, LAST, Ptx, Source, at, constant, drop, instead, offset, outcome, traced_with
+from support.plain_operands import off, operand
 
-from cute_nvfp4 import BlockScaledTensor, gated_gemm, gemm, grouped_gemm, prepare, simulating, to_blocked
+from cute_nvfp4 import BlockScaledTensor, gated_gemm, gemm, grouped_gemm, prepare, quantize, simulating, to_blocked
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.kernels.gemm.packed.rows import column_of
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig, can_implement
@@ -21,25 +22,6 @@ from cute_nvfp4.sim import Race, adversarial
 from cute_nvfp4.target import ARCHITECTURES
 
 pytestmark = [pytest.mark.kernels("sm_90a"), pytest.mark.usefixtures("hopper")]
-
-
-def operand(rows: int, k: int, seed: int, batched: bool = False) -> BlockScaledTensor:
-    """Every code and every scale but NaN, negative ones, zeros and subnormals among them; padding holds anything."""
-    generator = torch.Generator().manual_seed(seed)
-    data = torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, generator=generator)
-    scale = torch.randint(0, 256, (rows, k // 16), dtype=torch.uint8, generator=generator)
-    scale[scale & 0x7F == 0x7F] = 0x38
-    blocked = to_blocked(scale)
-    own = to_blocked(torch.full_like(scale, 255)) == 255
-    anything = torch.randint(0, 256, blocked.shape, dtype=torch.uint8, generator=generator)
-    blocked = torch.where(own, blocked, anything).view(blocked.dtype)
-    data, blocked = backends.place(data), backends.place(blocked)
-    return BlockScaledTensor(data.unsqueeze(0) if batched else data, blocked, backends.place(torch.tensor(0.75)))
-
-
-def off(found: torch.Tensor, exact: torch.Tensor) -> float:
-    """The norm of the difference over that of the exact result; NaN if anything was not written."""
-    return float((found.double() - exact.double()).norm() / exact.double().norm())
 
 
 def plans() -> list[PackedPlan]:
@@ -134,6 +116,17 @@ def test_gated_of_a_batch() -> None:
     with simulating("sm_90a"):
         found = gated_gemm(a, gate, up, out_dtype=torch.float32, **options)
     assert off(found, gated_gemm(a, gate, up, backend="reference", out_dtype=torch.float32, **options)) < 2.0**-20
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_gated_of_one_weight_that_is_both(batch: tuple[int, ...]) -> None:
+    """All rows of the one before those of the other: neither is copied, nor packed."""
+    generator = torch.Generator().manual_seed(4)
+    a, both = (quantize(backends.place(torch.randn(*batch, m, 128, generator=generator))) for m in (20, 512))
+    options = {"gate": "identity", "out_dtype": torch.float32}
+    with simulating("sm_90a") as runs:
+        found = gated_gemm(a, both, **options)
+    assert len(runs) in (0, 2) and off(found, gated_gemm(a, both, backend="reference", **options)) < 2.0**-20
 
 
 @pytest.mark.parametrize("groups", [3, 20])

@@ -67,7 +67,7 @@ class Products:
         cfg, packing, lane = self.config, self.config.weights, self.thread % WARP
         if packing.in_rows:
             rows = self.memory.weights + stage * cfg.weight_bytes + self.row_tile * cfg.tile_bytes
-            return load_rows(rows, self.slab, lane, bool(cfg.gate))
+            return load_rows(rows, self.slab, lane, bool(cfg.gate), packing)
         parts = 2 if cfg.half_tiles else 1
         first = self.memory.weights + stage * cfg.weight_bytes + self.row_tile * (cfg.tile_bytes // parts)
         codes = first + self.slab * packing.slab_code_bytes

@@ -1,15 +1,18 @@
-"""Weights that nobody packed: rows of NVFP4 codes and blocked scales, from global memory to the registers of operand A.
+"""Weights that nobody packed: rows of NVFP4 or MXFP4 codes and blocked scales, from global memory to the registers of
+operand A.
 
-Two warps copy a stage, 128 of K, by ``cp.async``: of each row 64 bytes of codes, and the scale atoms. A lane of WGMMA's
-fragments has two rows, g and g + 8 of a slab; lane c of the four that share them reads codes 32c … 32c + 31 of both,
-sixteen bytes each: no two lanes the same banks, and one scale for sixteen codes.
+Two warps copy a stage, 128 of K, by ``cp.async``: of each row 64 bytes of codes, and the scale atoms, one or two. A
+lane of WGMMA's fragments has two rows, g and g + 8 of a slab; lane c of the four that share them reads codes
+32c … 32c + 31 of both, sixteen bytes each: no two lanes the same banks, and one scale for sixteen codes, or for all.
 
 So columns of the MMA are not those of the weight. Their order is ``column_of``, and x must lie in the same order in
 memory: the kernel that decodes x writes it so (``DequantizeConfig.order``). Every sum has the same terms.
 
-A code in fp16 is 2**-14 times its value, and a scale's bits seven places to the left 2**-8 times the scale: it is
-multiplied with 2**15 first, exactly, so that the decoded weight is 2**-7 times the weight, as that of a packed one. NaN
-among scales stays NaN, and a scale keeps its sign.
+NVFP4: a code in fp16 is 2**-14 times its value, and a scale's bits seven places to the left 2**-8 times the scale: that
+is multiplied with 2**15 first, exactly, so that the decoded weight is 2**-7 times the weight, as that of a packed one.
+NaN among scales stays NaN, and a scale keeps its sign. MXFP4: a code in bf16 is 2**-126 times its value, and is
+multiplied with 2**126 first, exactly; a scale's bits seven places to the left are the scale in bf16, but for 2**-127
+and NaN.
 """
 
 from __future__ import annotations
@@ -20,23 +23,24 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
+import torch
 from cutlass import Int32, Int64, Uint32
 
 from ....ptx import mbarrier
 from ....ptx.arithmetic import select_bits
 from ....ptx.async_copy import copy_async
-from ....ptx.half import mul_f16x2, multiply_by_half
+from ....ptx.half import max_u16x2, mul_bf16x2, mul_f16x2, multiply_by_half
 from ....ptx.memory import load_shared
 from ....ptx.move import prmt
 from ....scale_layout import ATOM_BYTES, ATOM_ROWS
-from ....weight_layout import HALF_SLAB, SLAB_ROWS, SLABS, STEPS, TILE_K, TILE_ROWS
+from ....weight_layout import HALF_SLAB, SLAB_ROWS, SLABS, STEPS, TILE_K, TILE_ROWS, Packing
 from ...arith import div, mod
 from ..barriers import Ring
 from ..sm90.arguments import RowWeight
 from ..sm90.config import GATHER_THREADS, STAGE_TILES, WgmmaConfig
 from ..stage_loader import ThreadCopies
 from ..tile_scheduler import WorkTile
-from .decode import ROW_LANES, PackedLane
+from .decode import DTYPE_NAMES, ROW_LANES, PackedLane
 from .loaders import CopiesOf, StageOrder
 
 CHUNK = 16
@@ -45,10 +49,26 @@ ROW_BYTES = STAGE_TILES * TILE_K // 2
 """Bytes of codes of a row in a stage."""
 CODE_BYTES = TILE_ROWS * ROW_BYTES
 SCALE_BYTES = STAGE_TILES * ATOM_BYTES
+"""Of NVFP4; of MXFP4 half as many."""
 SCALE_ROWS = ATOM_BYTES // CHUNK
 """Rows of a scale atom whose scales, and those of every so many rows further, lie in sixteen bytes."""
 WORD = 4
-SIGNS, MAGNITUDES = 0x80008000, 0x0E000E00
+SIGNS = 0x80008000
+
+
+class Halves(NamedTuple):
+    """Where the three bits of a code's magnitude stand in a 16-bit number, places below its sign, and their mask."""
+
+    places: int
+    magnitudes: int
+
+
+HALVES = {torch.float16: Halves(3, 0x0E000E00), torch.bfloat16: Halves(6, 0x01C001C0)}
+
+
+def stage_atoms(packing: Packing) -> int:
+    """Atoms along K of the scales of a stage."""
+    return STAGE_TILES // packing.block_steps
 
 
 def column_of(position: int) -> int:
@@ -58,40 +78,50 @@ def column_of(position: int) -> int:
     return 32 * lane + 16 * tile + 8 * (step // 2) + 4 * odd + 2 * (step % 2) + high
 
 
-def load_rows(memory: Int32, slab: Int32, lane: Int32, gated: bool) -> tuple[PackedLane, ...]:
+def load_rows(memory: Int32, slab: Int32, lane: Int32, gated: bool, packing: Packing) -> tuple[PackedLane, ...]:
     """A lane's words of the two tiles of a stage whose 128 rows are at ``memory``. codes: two words of row g, two of
     row g + 8; scales: one word with the scale of either row in the high byte of a half. gated: the rows of a slab are
     those of two weights, whose scales lie apart."""
     g, quad = div(lane, ROW_LANES), mod(lane, ROW_LANES)
     codes = memory + (slab * SLAB_ROWS + g) * ROW_BYTES + quad * CHUNK
     chunks = load_shared(codes, CHUNK), load_shared(codes + HALF_SLAB * ROW_BYTES, CHUNK)
-    # (ROW % 32, ROW // 32) of words of four scales, those of two lanes
+    # (ROW % 32, ROW // 32) of words of four scales, those of two lanes, or of four
+    atoms = stage_atoms(packing)
     if gated:
-        row, pitch, apart = slab * HALF_SLAB + g, CHUNK // 2, SCALE_BYTES // 2
+        row, pitch, apart = slab * HALF_SLAB + g, CHUNK // 2, atoms * ATOM_BYTES // 2
     else:
         row, pitch, apart = slab * SLAB_ROWS + g, CHUNK, HALF_SLAB * CHUNK
     place = mod(row, SCALE_ROWS) * pitch + div(row, SCALE_ROWS) * WORD
-    scales = memory + CODE_BYTES + div(quad, 2) * (pitch * SCALE_ROWS) + place
+    scales = memory + CODE_BYTES + place
+    if atoms == 2:
+        scales = memory + CODE_BYTES + div(quad, 2) * (pitch * SCALE_ROWS) + place
     words = load_shared(scales, WORD)[0], load_shared(scales + apart, WORD)[0]
-    return lane_tiles(chunks, words, quad)
+    return lane_tiles(chunks, words, quad, packing)
 
 
 def lane_tiles(
-    chunks: tuple[Sequence[Uint32], Sequence[Uint32]], words: tuple[Uint32, Uint32], quad: Int32
+    chunks: tuple[Sequence[Uint32], Sequence[Uint32]], words: tuple[Uint32, Uint32], quad: Int32, packing: Packing
 ) -> tuple[PackedLane, ...]:
     """A lane's words of the two tiles of a stage. chunks: its 32 codes of rows g and g + 8; words: of either row the
-    four scales of which it has two; quad: which of the four lanes of a row it is."""
+    four scales of which it has two, or one; quad: which of the four lanes of a row it is."""
     low, high = chunks
-    first = Uint32(mod(quad, 2)) * Uint32(0x2020) + Uint32(0x4000)
+    if packing.block_steps == 1:
+        first, apart = Uint32(mod(quad, 2)) * Uint32(0x2020) + Uint32(0x4000), 0x1010
+    else:
+        first, apart = Uint32(quad) * Uint32(0x1010) + Uint32(0x4000), 0
     found = []
     for tile in range(STAGE_TILES):
-        scale = prmt(*words, first + Uint32(0x1010 * tile))
+        scale = prmt(*words, first + Uint32(apart * tile))
         found.append(PackedLane((*low[2 * tile :][:2], *high[2 * tile :][:2]), (scale,)))
     return tuple(found)
 
 
-def scales_of(word: Uint32) -> Uint32:
-    """2**7 times the scales in the high bytes of both halves, in fp16."""
+def scales_of(word: Uint32, packing: Packing) -> Uint32:
+    """The scales in the high bytes of both halves: 2**7 times them in fp16, or those of MXFP4 in bf16."""
+    if packing.dtype is torch.bfloat16:
+        scales = max_u16x2((word >> 1) & Uint32(0x7F807F80), Uint32(0x00400040))
+        # only 0xFF, NaN, reaches bit 15 by the addition
+        return scales | ((scales + Uint32(0x00800080)) >> 9) & Uint32(0x00400040)
     magnitudes = (word >> 1) & Uint32(0x3F803F80)
     # only 0x7F, NaN, reaches bit 14 by the addition
     special = ((magnitudes + Uint32(0x00800080)) >> 14) & Uint32(0x00010001)
@@ -99,30 +129,31 @@ def scales_of(word: Uint32) -> Uint32:
     return scales | special * Uint32(0x7E00)
 
 
-def pairs_of(word: Uint32) -> list[Uint32]:
-    """Codes i and i + 4 of eight in the halves of register i, 2**-14 times their values in fp16."""
-    found = []
+def pairs_of(word: Uint32, packing: Packing) -> list[Uint32]:
+    """Codes i and i + 4 of eight in the halves of register i: 2**-14 times their values in fp16, or those in bf16."""
+    half, found = HALVES[packing.dtype], []
     for shift in (12, 8, 4, 0):
-        signs = word << shift if shift else word
-        magnitudes = word << (shift - 3) if shift else word >> 3
-        found.append(select_bits(magnitudes, signs, SIGNS) & Uint32(SIGNS | MAGNITUDES))
+        signs, places = word << shift if shift else word, shift - half.places
+        magnitudes = word << places if places > 0 else word >> -places
+        pair = select_bits(magnitudes, signs, SIGNS) & Uint32(SIGNS | half.magnitudes)
+        found.append(mul_bf16x2(pair, Uint32(0x10001 * (packing.boost + 127 << 7))) if packing.boost else pair)
     return found
 
 
-def decoded_rows(packed: PackedLane) -> Iterator[tuple[int, int, Uint32]]:
+def decoded_rows(packed: PackedLane, packing: Packing) -> Iterator[tuple[int, int, Uint32]]:
     """A lane's decoded part of one tile: of each 32-bit word its register of operand A, its step, and itself."""
-    scales = scales_of(packed.scales[0])
+    scales, dtype = scales_of(packed.scales[0], packing), DTYPE_NAMES[packing.dtype]
     for row in range(2):
         for i, word in enumerate(packed.codes[2 * row :][:2]):
-            pairs = [multiply_by_half(pair, scales, row, "float16") for pair in pairs_of(word)]
+            pairs = [multiply_by_half(pair, scales, row, dtype) for pair in pairs_of(word, packing)]
             for j, pair in enumerate(pairs):
                 step, high = 2 * i + j // 2, j % 2
                 yield 2 * high + row, step, pair
 
 
-def decode_rows(tCrA: cute.Tensor, packed: PackedLane) -> None:
+def decode_rows(tCrA: cute.Tensor, packed: PackedLane, packing: Packing) -> None:
     """Decodes a lane's part of one tile into ``tCrA`` (REGISTER, STEP), 32-bit words."""
-    for register, step, pair in decoded_rows(packed):
+    for register, step, pair in decoded_rows(packed, packing):
         tCrA[register, step] = pair
 
 
@@ -149,7 +180,9 @@ def rows_of_weight(config: WgmmaConfig, weight: RowWeight, batch: Int32) -> Rows
 
 def copy_rows(config: WgmmaConfig, rows: Rows, first_tile: Int32, target: Int32, thread: Int32, step: Int32) -> None:
     """Copies a stage of the rows of row tiles from ``first_tile`` on, by one of the threads, to ``target``."""
-    each, products = TILE_ROWS // config.products, config.products
+    each, products, atoms = TILE_ROWS // config.products, config.products, stage_atoms(config.weights)
+    # threads that copy what a chunk of an atom has of a weight
+    sharing = STAGE_TILES // atoms
     chunk, row = mod(thread, ROW_LANES), div(thread, ROW_LANES)
     for i in range(config.tile_m // TILE_ROWS):
         tile, place = first_tile + i, target + i * config.tile_bytes
@@ -164,12 +197,13 @@ def copy_rows(config: WgmmaConfig, rows: Rows, first_tile: Int32, target: Int32,
             at = cutlass.min(first + slab * (SLAB_ROWS // products), rows.last)
             shared = place + (slab * SLAB_ROWS + row) * ROW_BYTES + chunk * CHUNK
             copy_async(shared, codes + Int64(at) * rows.stride, CHUNK)
-        atom = cutlass.min(tile * each, rows.last) // ATOM_ROWS * rows.atoms + step * STAGE_TILES
+        atom = cutlass.min(tile * each, rows.last) // ATOM_ROWS * rows.atoms + step * atoms
         # of two weights the halves of their atoms that have these rows
-        size, half = CHUNK // products, mod(tile, 2) * (CHUNK // 2) if products == 2 else 0
+        size, half = CHUNK // products // sharing, mod(tile, 2) * (CHUNK // 2) if products == 2 else 0
         for product, scales in enumerate(rows.scales):
-            source = scales + Int64(atom) * ATOM_BYTES + thread * CHUNK + half
-            shared = place + CODE_BYTES + product * (SCALE_BYTES // 2) + thread * size
+            source = scales + Int64(atom) * ATOM_BYTES + div(thread, sharing) * CHUNK + half
+            source = source + mod(thread, sharing) * size if sharing > 1 else source
+            shared = place + CODE_BYTES + product * (atoms * ATOM_BYTES // 2) + thread * size
             copy_async(shared, source, size)
 
 

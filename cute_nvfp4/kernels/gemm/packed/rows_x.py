@@ -87,10 +87,10 @@ class LaneOfX:
         each, places = CHUNK // WORD + 1, self.places(stage)
         for slab in range(self.slabs):
             low, high = words[2 * slab * each :][:each], words[(2 * slab + 1) * each :][:each]
-            lanes = lane_tiles((low[:-1], high[:-1]), (low[-1], high[-1]), self.quad)
+            lanes = lane_tiles((low[:-1], high[:-1]), (low[-1], high[-1]), self.quad, self.config.weights)
             for tile, packed in enumerate(lanes):
                 first = tile * self.config.tile_n + slab * DECODING_WARPS * SLAB_ROWS
-                for register, step, pair in decoded_rows(packed):
+                for register, step, pair in decoded_rows(packed, self.config.weights):
                     row = first + register % 2 * HALF_SLAB
                     store_shared(places[2 * step + register // 2] + row * SWIZZLED_BYTES, [pair])
 

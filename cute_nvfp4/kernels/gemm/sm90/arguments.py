@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ....runtime.signature import INT32, INT64, VARYING_FLOAT32, PerConfig, Pointer, Scalar, Signature
-from ...dequantize.config import DequantizeArguments, DequantizeConfig
+from ...dequantize.config import DequantizeArguments, DequantizeConfig, GroupRowsArguments, GroupRowsConfig
 from ...quantize.fp8_config import Fp8RowsArguments
 from ..arguments import OUT_DTYPES, PartialSums
 from ..config import OUT_BYTES
@@ -71,12 +71,12 @@ def weight_of(config: Any) -> RowWeight | PackedWeight:
     return RowWeight() if config.weights.in_rows else PackedWeight()
 
 
-def first_of(config: Any) -> Fp8RowsArguments | DequantizeArguments | None:
+def first_of(config: Any) -> Fp8RowsArguments | DequantizeArguments | GroupRowsArguments | None:
     """The record of what is done with x first."""
     if config.first is None:
         return None
-    record = DequantizeArguments if isinstance(config.first, DequantizeConfig) else Fp8RowsArguments
-    return Signature(record, config.first).declared
+    records = {DequantizeConfig: DequantizeArguments, GroupRowsConfig: GroupRowsArguments}
+    return Signature(records.get(type(config.first), Fp8RowsArguments), config.first).declared
 
 
 class Activations(NamedTuple):

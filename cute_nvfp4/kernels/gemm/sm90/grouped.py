@@ -24,7 +24,6 @@ from ....ptx import mbarrier
 from ....ptx.async_copy import copy_bulk
 from ....weight_layout import TILE_ROWS
 from ...factors import Factor
-from ...quantize.fp8_rows import Fp8Rows
 from ..arguments import MAP_BYTES
 from ..barriers import Ring
 from ..grouped_scheduler import Table
@@ -51,7 +50,7 @@ from .groups import (
     arguments_of,
 )
 from .products import SWIZZLES, TYPES
-from .wgmma import LOADING_THREADS, WgmmaGemm, WgmmaMemory
+from .wgmma import LOADING_THREADS, WgmmaGemm, WgmmaMemory, first_kernel
 
 WARP = 32
 
@@ -170,7 +169,7 @@ class GroupedWgmma(WgmmaGemm):
         if cutlass.const_expr(one is not None and not cfg.gathered):
             one = one._replace(x=one.x._replace(data=None, row_stride=None))
         if cutlass.const_expr(cfg.first is not None):
-            Fp8Rows(cfg.first)(arguments.floats, stream)
+            first_kernel(cfg.first)(arguments.floats, stream)
         passed = arguments._replace(groups=groups, one=one, floats=None, workers=None)
         self.kernel(copies[0], tuple(copy.atom for copy in copies[1:]), passed).launch(
             grid=(1, 1, arguments.workers),
@@ -234,6 +233,7 @@ class GroupedWgmma(WgmmaGemm):
         operands = memory.operands
         table = SmemAllocator().allocate_array(Int64, cfg.table_bytes // 8, byte_alignment=16).toint()
         groups = self.groups(x, atoms, arguments, Table(cfg, table))
+        wrong = Int32(0)
         if warp >= LOADING_WARPS:
             self.initialise(memory.barriers, warp - LOADING_WARPS)
         if warp == 1:
@@ -241,7 +241,10 @@ class GroupedWgmma(WgmmaGemm):
                 cpasync.prefetch_descriptor(x.atom)
         elif warp == LOADING_WARPS:
             self.wait_for_groups()
-            groups.fill()
+            if cutlass.const_expr(cfg.early_rows):
+                wrong = groups.fill_checked()
+            else:
+                groups.fill()
         self.begin(memory, warp)
         cute.arch.sync_threads()
         _, _, worker = cute.arch.block_idx()
@@ -254,6 +257,11 @@ class GroupedWgmma(WgmmaGemm):
                     fill_stages(group_weight_copies(self.order, groups, operands.weights), operands.ring, scheduler)
             elif self.loads_x(warp):
                 self.load_x(x, groups, operands, scheduler, workers, thread)
+            elif warp == LOADING_WARPS:
+                if cutlass.const_expr(cfg.early_rows):
+                    # the launch before this one writes the status, too
+                    cute.arch.griddepcontrol_wait()
+                    groups.report(wrong)
             if cutlass.const_expr(cfg.weights.in_rows):
                 if warp >= LOADING_WARPS:
                     own = thread - LOADING_THREADS
@@ -288,6 +296,9 @@ class GroupedWgmma(WgmmaGemm):
         sX = cute.make_tensor(operands.sX.iterator, self.chunk_layout(chunks).outer)
         groups.wait()
         self.wait_for_x()
+        if cutlass.const_expr(cfg.maps == "rows" and cfg.first is not None):
+            # in this order who starts next finds what was written before x was quantized
+            cute.arch.griddepcontrol_launch_dependents()
         fill_stages(GroupX(self.order, groups, x, sX, workers).copies, operands.ring, scheduler)
 
     @cute.jit

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ....runtime.signature import INT32, VARYING_FLOAT32, PerConfig, Pointer, Scalar
+from ...dequantize.config import GroupRowsArguments
 from ...quantize.fp8_config import Fp8RowsArguments
 from ..arguments import MAP_BYTES, OUT_DTYPES, GroupFactor
 from ..config import OUT_BYTES
-from .arguments import Activations, OutputRows, PackedWeight, RowScales, RowWeight, weight_of
+from .arguments import Activations, OutputRows, PackedWeight, RowScales, RowWeight, first_of, weight_of
 from .grouped_config import GroupedWgmmaConfig
 
 IDS = {"int32": "Int32", "int64": "Int64"}
@@ -17,11 +18,12 @@ IDS = {"int32": "Int32", "int64": "Int64"}
 
 class RowsOfGroups(NamedTuple):
     """``count`` groups of consecutive rows of one x by their count + 1 offsets, and a stack of weights. ``status`` is
-    one word, which the kernel writes."""
+    one word, which the kernel writes. atoms: of x's scales, of 128 rows each, where those are in groups' own."""
 
     offsets: Pointer | None = PerConfig(lambda c: None if c.maps in IDS else Pointer("Int32", 4))
     count: Scalar = INT32
     status: Pointer = Pointer("Int32", 4)
+    atoms: Scalar | None = PerConfig(lambda c: INT32 if c.counts_atoms else None)
 
 
 class PackedGroup(NamedTuple):
@@ -71,14 +73,15 @@ class GroupedWgmmaArguments(NamedTuple):
 
     Or, gated, gate(alphaᵢ · xᵢ · gateᵢᵀ) · (alphaᵢ · xᵢ · upᵢᵀ); factors: of each product.
     one: the matrices of which the groups have rows; those of any group where a kernel makes the tensor maps of all from
-    one's; of none where each group has its own. routed: where rows are slots. floats: x that is quantized first.
+    one's; of none where each group has its own. routed: where rows are slots. floats: x that is quantized or decoded
+    first.
     workers: CTAs.
     """
 
     groups: tuple | PackedGroupTable | RowsOfGroups = PerConfig(_groups)
     one: PackedGroup | None = PerConfig(lambda c: None if c.maps == "parameters" else PackedGroup())
     routed: RoutedRows | None = PerConfig(lambda c: RoutedRows() if c.routed else None)
-    floats: Fp8RowsArguments | None = PerConfig(lambda c: Fp8RowsArguments() if c.first else None)
+    floats: Fp8RowsArguments | GroupRowsArguments | None = PerConfig(first_of)
     alpha: Scalar = VARYING_FLOAT32
     factors: tuple[tuple[GroupFactor, ...], ...] = PerConfig(lambda c: ((GroupFactor(),) * c.factors,) * c.products)
     workers: Scalar = INT32

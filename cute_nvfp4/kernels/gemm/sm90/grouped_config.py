@@ -8,17 +8,18 @@ from itertools import pairwise
 from typing import ClassVar
 
 from ....errors import explain
+from ...dequantize.config import GroupRowsConfig
 from ..grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW, Columns, GroupTableConfig
 from .config import WgmmaConfig, can_implement
 
-GROUP_TILE_N = (8, 16, 32, 48, 64, 80, 96, 128, 144, 256)
+GROUP_TILE_N = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 128, 144, 256)
 """The most rows of x in a tile."""
 ACTIVATIONS = {"clamped_swiglu": 2, "relu2": 1}
 """What may stand between the products of an expert beside gates, and of how many matrices."""
 SWIZZLED_BYTES = 128
 """The most bytes of a row of x that are swizzled together."""
-AHEAD_COLUMNS = 144
-"""Columns of a tile up to which a CTA alone on its multiprocessor asks before the products for what follows them."""
+AHEAD_COLUMNS = {1: 144, 2: 80}
+"""By CTAs of a multiprocessor: columns of a tile up to which threads ask before the products for what follows them."""
 BOX = 16
 """Rows of x that a copy has, or a multiple, unless a tile has fewer (and CuTe aborts for 24 rows, or 72)."""
 _NARROWER = {128: (32, 64, 96), 256: (96, 128, 192)}
@@ -36,8 +37,9 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     narrower: the widths beside ``tile_n``, in order; None for those of a table.
     maps: where the tensor maps of x are: "rows", one for the rows of all groups, which have one N and K; "parameters"
     of the kernel, one for each of ``slots`` groups; or a "workspace" in global memory. capacity: groups that the table
-    has room for, a multiple of 32. programmatic: "x" for a launch that starts while the one before it still decodes x,
-    and waits for that only. widest: of the configuration of one of ``widths``, the ``tile_n`` of all; else 0.
+    has room for, a multiple of 32. programmatic: "x" for a launch that starts while the one before still makes x, and
+    waits for that only; of rows, where that one has waited for those before it. widest: of the configuration of one of
+    ``widths``, the ``tile_n`` of all; else 0.
 
     Of a mixture of experts, whose rows are slots (``RoutedRows``): whether x is ``gathered``, and products ``biased``
     for each group; an activation instead of ``gate``'s (``gates.activate``) and its constants; weighted: dtype of the
@@ -86,6 +88,16 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
         return self.gathered or self.biased or bool(self.activation or self.weighted)
 
     @property
+    def early_rows(self) -> bool:
+        """Whether groups of rows are read, and weights loaded, while the launch before still makes x."""
+        return self.maps == "rows" and self.programmatic == "x"
+
+    @property
+    def counts_atoms(self) -> bool:
+        """Whether x is decoded before, of scales that begin at an atom of their own in each group."""
+        return isinstance(self.first, GroupRowsConfig)
+
+    @property
     def row_factors(self) -> bool:
         return self.fp8 or bool(self.weighted)
 
@@ -102,7 +114,7 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     def asks_ahead(self, width: int) -> bool:
         """Whether registers are left, beside the sums of so many columns, for what the epilogue of a tile will need: it
         is as far away as memory."""
-        return self.ctas_per_sm == 1 and self.arch.generation == "sm90" and width <= AHEAD_COLUMNS
+        return self.arch.generation == "sm90" and width <= AHEAD_COLUMNS[self.ctas_per_sm]
 
     @property
     def box_k(self) -> int:
@@ -138,8 +150,6 @@ def can_implement_groups(c: GroupedWgmmaConfig) -> str:
         return explain("narrower", got=c.narrower, expected=expected)
     if c.half_tiles:
         return explain("warpgroups of a grouped GEMM", got=c.warpgroups, expected="2 or 4")
-    if c.weights.in_rows and c.maps == "rows":
-        return explain("weights of groups that lie in rows", got="a stack", expected="a list")
     if c.bias:
         return explain("bias of a grouped GEMM", got=c.bias, expected="none")
     if c.maps not in c.tables:

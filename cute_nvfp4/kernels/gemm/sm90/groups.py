@@ -13,17 +13,18 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
+from ....scale_layout import ATOM_ROWS
 from ....weight_layout import SLAB_ROWS, TILE_ROWS
+from ...arith import ceil_div
 from ...factors import Factor
 from ..epilogue import OutputMatrix, group_factor
-from ..group_source import LAST, GroupSource, ParameterMaps, Window, WorkspaceMaps, clamped, enter
+from ..group_source import LAST, GroupSource, ParameterMaps, Window, WorkspaceMaps, clamped, enter, sums_to
 from ..grouped_config import WINDOW
 from ..grouped_scheduler import group_of
 from ..operand_source import map_pointer
-from ..packed.rows import Rows
+from ..packed.rows import Rows, rows_of_weight, stage_atoms
 from ..tile_scheduler import CursorRange
 from .arguments import OutputRows, PackedWeight, RowScales, WgmmaArguments
-from .config import STAGE_TILES
 from .grouped_arguments import GroupedWgmmaArguments, PackedGroup
 from .grouped_config import GroupedWgmmaConfig
 
@@ -99,7 +100,9 @@ class PackedGroups(GroupSource):
     def rows(self, group: Int32) -> Rows:
         """Where the rows of a group's weight are, which nobody packed."""
         codes, scales, stride = (self.table.read(column, group) for column in ("weight", "weight_sf", "weight_stride"))
-        return Rows((codes,), (scales,), stride, self.k_tiles(group) * STAGE_TILES, self.n(group) - 1)
+        return Rows(
+            (codes,), (scales,), stride, self.k_tiles(group) * stage_atoms(self.config.weights), self.n(group) - 1
+        )
 
     def x(self, group: Int32) -> PlaceOfX:
         return PlaceOfX(Int32(0), map_pointer(self.maps(group)[0]))
@@ -169,7 +172,7 @@ class PackedRows(PackedGroups):
                 end = offsets[index * WINDOW + lane + 1]
             ends.append(end)
         reached = cutlass.min(cutlass.max(first, Int32(0)), rows)
-        total, before = Int32(0), first
+        total, before, atoms = Int32(0), first, Int32(0)
         window = Window(reached, reached, reached, cutlass.select_(first == reached, Int32(0), Int32(1)))
         for index in cutlass.range_constexpr(self.config.capacity // WINDOW):
             group, end = index * WINDOW + lane, ends[index]
@@ -180,8 +183,13 @@ class PackedRows(PackedGroups):
             window = clamped(index * WINDOW, bad, end, rows, window)
             size, n = window.end - window.start, self.arguments.one.weight.rows
             total = enter(self.table, group, {"m": size, "row": window.start}, self.tiles(size, n), total)
+            if cutlass.const_expr(self.config.counts_atoms):
+                atoms = atoms + cute.arch.shuffle_sync(sums_to(ceil_div(size, ATOM_ROWS)), LAST)
         self.table.write("total", 0, total)
-        return window.wrong
+        wrong = window.wrong
+        if cutlass.const_expr(self.config.counts_atoms):
+            wrong = cutlass.select_((wrong == 0) & (atoms > groups.atoms), Int32(-1), wrong)
+        return wrong
 
     def n(self, group: Int32) -> Int32:
         return self.arguments.one.weight.rows
@@ -191,6 +199,9 @@ class PackedRows(PackedGroups):
 
     def x(self, group: Int32) -> PlaceOfX:
         return PlaceOfX(self.table.read("row", group), None)
+
+    def rows(self, group: Int32) -> Rows:
+        return rows_of_weight(self.config, self.arguments.one.weight, group)
 
     def weight(self, group: Int32) -> Int64:
         weight = self.arguments.one.weight

@@ -60,7 +60,7 @@ class WgmmaProducts(Products):
             cute.recast_ptr(fragment.iterator, dtype=Uint32), cute.make_layout((4, steps))
         )  # (REGISTER, STEP)
         if self.config.weights.in_rows:
-            decode_rows(words, packed)
+            decode_rows(words, packed, self.config.weights)
         else:
             decode_tile(words, packed, self.config.weights)
         warpgroup.fence()

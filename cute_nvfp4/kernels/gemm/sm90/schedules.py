@@ -102,11 +102,13 @@ def limit_of_rows(c: WgmmaConfig) -> str:
     """Why weights that lie in rows (``gemm.packed.rows``) cannot be multiplied so, or an empty string: a stage has 128
     of K, and a CTA whole tiles of 128 rows."""
     whole = c.stage_tiles == 2 and not c.half_tiles
-    if c.decodes_x and not (c.weights.in_rows and c.tile_n in (64, 128) and c.cluster_rows == c.ctas_per_sm == 1):
+    if c.decodes_x and not (
+        c.packing == "nvfp4_rows" and c.tile_n in (64, 128) and c.cluster_rows == c.ctas_per_sm == 1
+    ):
         got = f"{c.packing}, tiles of {c.tile_n}, cluster_rows {c.cluster_rows}, ctas_per_sm {c.ctas_per_sm}"
         return explain("loading warps that decode x", got=got, expected="nvfp4_rows, tiles of 64 or 128, 1, 1")
     if c.batched and not c.weights.in_rows:
-        return explain("packing of a batch", got=c.packing, expected="nvfp4_rows")
+        return explain("packing of a batch", got=c.packing, expected="nvfp4_rows or mxfp4_rows")
     if not c.weights.in_rows or (whole and c.arch.generation == "sm90" and c.programmatic != "weights"):
         return ""
     got = f"{c.row_groups} warpgroups along rows, stages of {c.stage_tiles} tiles on {c.arch.name}"

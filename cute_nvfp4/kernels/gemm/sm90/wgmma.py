@@ -17,7 +17,8 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
-from ...dequantize.config import DequantizeConfig
+from ...dequantize.config import DequantizeConfig, GroupRowsConfig
+from ...dequantize.group_rows import DequantizeGroupRows
 from ...dequantize.kernel import Dequantize
 from ...quantize.fp8_rows import Fp8Rows
 from ..barriers import Barriers, PipelineState, initialise_in_turn, make_barriers
@@ -41,7 +42,8 @@ from .scheduler import SCHEDULERS
 
 def first_kernel(config: Any) -> Any:
     """The host function of the kernel that quantizes or decodes x."""
-    return Dequantize(config) if isinstance(config, DequantizeConfig) else Fp8Rows(config)
+    hosts = {DequantizeConfig: Dequantize, GroupRowsConfig: DequantizeGroupRows}
+    return hosts.get(type(config), Fp8Rows)(config)
 
 
 LOADING_THREADS = 32 * LOADING_WARPS
