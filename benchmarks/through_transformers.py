@@ -103,7 +103,7 @@ def seconds_of_steps(model: Any, ids: torch.Tensor, count: int) -> list[float]:
     return [y - x for x, y in zip(clock.times[-count + 1 :], clock.times[-count + 2 :])]
 
 
-def traced(model: Any, ids: torch.Tensor, count: int = 8) -> dict[str, float]:
+def traced(model: Any, ids: torch.Tensor, count: int = TOKENS) -> dict[str, float]:
     """Launches of graphs, and microseconds of kernels, of a step."""
     kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=kinds) as seen:
@@ -117,7 +117,7 @@ def traced(model: Any, ids: torch.Tensor, count: int = 8) -> dict[str, float]:
     return {"graphs": graphs, "gpu_us": sum(x.time_range.elapsed_us() for x in last) / (count / 2)}
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def contestant(name: str, folder: Path, barrier: Any, turn: Any, results: Any, batch: int = 1) -> None:
     """Loads, compiles, waits for the others, and measures in its turn; a record goes to ``results``."""
     from transformers import AutoModelForCausalLM
@@ -151,13 +151,13 @@ def contestant(name: str, folder: Path, barrier: Any, turn: Any, results: Any, b
     results.put((row, logits.numpy()))
 
 
-def measured(shape: Shape, folder: Path, spawn: Any, barrier: Any, turn: Any) -> list[Any]:
-    """The processes of a model's contestants, and where their records go."""
-    results = spawn.Queue()
+def started(folder: Path, spawn: Any, turn: Any) -> tuple[Any, list[Any]]:
+    """Where the records of a model's contestants go, and their processes."""
+    results, barrier = spawn.Queue(), spawn.Barrier(len(NAMES))
     made = [spawn.Process(target=contestant, args=(name, folder, barrier, turn, results)) for name in NAMES]
     for process in made:
         process.start()
-    return [results, made]
+    return results, made
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -167,16 +167,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     gpu_target("tests/unit/test_through_transformers.py runs it with a small model on a CPU.")
     spawn = multiprocessing.get_context("spawn")
-    barrier, turn = spawn.Barrier(len(NAMES) * len(options.models)), spawn.Lock()
+    turn = spawn.Lock()
     record = machine() | {"prompt": PROMPT, "tokens": TOKENS, "models": []}
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").exists() else None) as place:
+    with tempfile.TemporaryDirectory() as place:
         runs = {}
         for name in options.models:
             folder = Path(place) / name
             folder.mkdir()
             size = write_checkpoint(SHAPES[name], folder, "cuda")
             torch.cuda.empty_cache()
-            runs[name] = size, *measured(SHAPES[name], folder, spawn, barrier, turn)
+            runs[name] = size, *started(folder, spawn, turn)
         for name, (size, results, processes) in runs.items():
             found = [results.get() for _ in processes]
             rows, logits = [row for row, _ in found], [torch.from_numpy(x) for _, x in found]
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(json.dumps({n: round(x, 1) if isinstance(x, float) else x for n, x in row.items()}), flush=True)
             for process in processes:
                 process.join()
-    write(record, options.output or results_path("through_transformers"))
+            write(record, options.output or results_path("through_transformers"))
     return 0
 
 

@@ -45,7 +45,7 @@ def test_logits_and_bytes(publish, layout: str, tmp_path: Path) -> None:
     assert len(packed) > 20 and same_bits({n: saved[n] for n in packed}, packed)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def test_generation_in_cuda_graphs(tmp_path: Path) -> None:
     """With a static cache transformers compiles the model, and torch replays graphs: the logits are those without."""
     published(tmp_path / "given", "modelopt", mixed=False)

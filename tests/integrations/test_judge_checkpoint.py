@@ -1,4 +1,4 @@
-"""docs/how-to/models.md, "Measure your own": the program judges a checkpoint, and tells a worse one."""
+"""The programs of docs/how-to/models.md: from a checkpoint to tokens, and one that judges a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,32 +13,56 @@ from support import forked
 
 pytest.importorskip("transformers")
 
+WORDS = "a b c d e f g h".split()
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_checkpoint_is_judged(tmp_path: Path) -> None:
+def program(name: str) -> str:
+    """A file that the page about models has."""
+    page = (ROOT / "docs/how-to/models.md").read_text()
+    return re.search(rf"<!-- file: {name} -->\n```python\n(.*?)```", page, re.DOTALL)[1]
+
+
+def run(folder: Path, *arguments: str) -> str:
+    """What a program in a folder prints."""
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    options = {"capture_output": True, "text": True, "cwd": folder, "env": env, "timeout": 280}
+    done = forked.run([sys.executable, *arguments], **options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def write_models(exact: Path, four_bits: Path) -> None:
+    """A small model with a tokenizer of eight words, and what the command makes of it."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     from cute_nvfp4.nn.quantize_files import quantize_files
 
-    page = (ROOT / "docs/how-to/models.md").read_text()
-    program = re.search(r"<!-- file: judge_checkpoint.py -->\n```python\n(.*?)```", page, re.DOTALL)[1]
-    (tmp_path / "judge.py").write_text(program.replace('"cuda"', '"cpu"'))
-    words = "a b c d e f g h".split()
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="a"))
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="a").save_pretrained(tmp_path / "exact")
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="a").save_pretrained(exact)
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=8, num_key_value_heads=2, initializer_range=0.5, **sizes))
-    model.bfloat16().save_pretrained(tmp_path / "exact")
-    quantize_files(tmp_path / "exact", tmp_path / "four_bits")
-    (tmp_path / "text.txt").write_text(" ".join(words) * 200)
+    model.bfloat16().save_pretrained(exact)
+    quantize_files(exact, four_bits)
+
+
+def test_from_a_checkpoint_to_tokens(tmp_path: Path) -> None:
+    """The page's program, with a model that is there: its text, and twelve tokens more at most."""
+    write_models(tmp_path / "exact", tmp_path / "SmolLM2-NVFP4")
+    (tmp_path / "tokens.py").write_text(program("tokens.py").replace("torch.cuda.is_available()", "False"))
+    words = run(tmp_path, "tokens.py").split()
+    assert {*words} <= {*WORDS} and 12 < len(words)
+
+
+def test_a_checkpoint_is_judged(tmp_path: Path) -> None:
+    (tmp_path / "judge.py").write_text(program("judge_checkpoint.py").replace('"cuda"', '"cpu"'))
+    write_models(tmp_path / "exact", tmp_path / "four_bits")
+    (tmp_path / "text.txt").write_text(" ".join(WORDS) * 200)
     divergences = []
     for other in ("exact", "four_bits"):
-        done = forked.run([sys.executable, "judge.py", "exact", other, "text.txt"], capture_output=True, text=True,
-                          cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, timeout=280)  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        divergences.append(float(re.search(r"Divergence\(mean=([^,]+)", done.stdout)[1]))
+        found = run(tmp_path, "judge.py", "exact", other, "text.txt")
+        divergences.append(float(re.search(r"Divergence\(mean=([^,]+)", found)[1]))
     assert divergences[0] == 0 < divergences[1]

@@ -202,6 +202,24 @@ def test_one_graph_with_a_static_cache(tmp_path: Path) -> None:
     torch._dynamo.reset()
 
 
+@torch.no_grad()
+def test_generation_compiled_in_one_graph(tmp_path: Path) -> None:
+    """With a static cache a step is one graph, without breaks, and gives the same tokens."""
+    published(tmp_path, "modelopt", mixed=False)
+    model, graphs = load(tmp_path), []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    config = transformers.CompileConfig(fullgraph=True, backend=backend, mode=None)
+    config._compile_all_devices = True
+    options = {"max_new_tokens": 6, "do_sample": False}
+    got = model.generate(IDS[:1], cache_implementation="static", compile_config=config, **options)
+    assert got.equal(model.generate(IDS[:1], **options)) and graphs
+    torch._dynamo.reset()
+
+
 def spoil(folder: Path, change: Any) -> None:
     found = tensors(folder)
     change(found)

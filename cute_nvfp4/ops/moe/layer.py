@@ -25,6 +25,8 @@ from .product import expert_product, in_16_bits
 from .rows import activated, combined, gathered
 
 MAX_EXPERTS = 1024
+FETCHED_BYTES = 24 << 20
+"""Of weights of a second product, for which the first asks L2 if it reads no more: half of an H200's L2."""
 
 
 def moe(
@@ -118,13 +120,23 @@ def quantized_product(
 
 def few_slots(r: Any, ids: torch.Tensor, shared: torch.Tensor | None, backend: Backend) -> torch.Tensor:
     """The result of a request of few slots, in three launches, which sort the slots themselves."""
-    e, top, slots = r.experts, ids.shape[1], ids.view(-1)
-    x, weights = readable(r.x.detach()), r.topk_weights.detach().contiguous()
+    e, (_, top) = r.experts, ids.shape
+    rows = slot_rows(readable(r.x.detach()), ids, r.topk_weights.detach().contiguous(), e, r.offset, backend)
+    return combined(rows, None, None, ids.view(-1), e.count, top, shared, r.out, backend, r.offset)
+
+
+def slot_rows(
+    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, e: Experts, offset: int = 0, backend: Backend = "auto"
+) -> torch.Tensor:
+    """weight · down(activation(gate_up(x))) of each of few slots, (T · top, H), in the order of their experts."""
+    top, slots = ids.shape[1], ids.view(-1)
     first = e.gate_up_factor, e.gate_up_bias, e.activation
-    inner = expert_product(x, e.gate_up, None, slots, top, True, *first, first=r.offset, backend=backend)
+    options = {"first": offset, "backend": backend}
+    packed = e.down.packed
+    fetched = packed if len(slots) * packed.stride(0) * packed.element_size() <= FETCHED_BYTES else None
+    inner = expert_product(x, e.gate_up, None, slots, top, True, *first, fetched=fetched, **options)
     second = e.down_factor, e.down_bias, None, weights
-    rows = expert_product(inner, e.down, None, slots, top, False, *second, first=r.offset, backend=backend)
-    return combined(rows, None, None, slots, e.count, top, shared, r.out, backend, r.offset)
+    return expert_product(inner, e.down, None, slots, top, False, *second, **options)
 
 
 def layer(r: Any, out: torch.Tensor | None, backend: Backend) -> torch.Tensor:
