@@ -146,9 +146,9 @@ def times_of(tasks: list[Task], jobs: int) -> Iterator[Time]:
 
 
 def variants(plan: Plan) -> Iterator[Plan]:
-    """The plan, and where TMA stores its output by one CTA, the plan whose threads store it."""
+    """The plan, and where TMA stores its output, the plan whose threads store it."""
     yield plan
-    if plan.config.store == "tma" and not plan.config.pair:
+    if plan.config.store == "tma":
         direct = plan.config.__class__(**vars(plan.config) | {"store": "direct"})
         if not can_implement(direct):
             yield Plan(direct, plan.swap, plan.workers)

@@ -37,7 +37,7 @@ def ways(operation: str, m: int, n: int, k: int, formats: Sequence[str]) -> dict
     x = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
     a, *weights = (nv.quantize(rows, formats[i > 0]) for i, rows in enumerate(x))
     dtype = torch.float16 if formats[1] == "nvfp4" else torch.bfloat16
-    product, out = getattr(nv, operation), torch.empty(m, n, device="cuda", dtype=torch.float16)
+    product, out = getattr(nv, operation), torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
     return {
         "as they lie": lambda: product(a, *weights, out=out),
         "packed in the call": lambda: product(a, nv.prepare_weight(*weights, dtype=dtype), out=out),

@@ -140,7 +140,7 @@ def call({given}):
         out = {new}
     {more}
     _values = ({terms},)
-    if _is_given and {near}:
+    if _is_given and _near(_values):
         _overlaps({given})
     _launch(_values{owners})
     return {result}
@@ -154,8 +154,7 @@ class PlannedCall:
     new: what is made where an argument is None, by name. outs: the arguments that are written. overlaps: raises what is
     to be said of one that is near an input. extra: makes one more field of the launch, of the arguments; whether it may
     be memory of earlier calls is its second argument. before: is called with the arguments first. new_of: makes an
-    output that depends on them. closely: whether the launch does not read the operands themselves, so that overlap is
-    looked for among all arguments. result: what is returned, of the fields; wrap: makes one of them.
+    output that depends on them. result: what is returned, of the fields; wrap: makes one of them.
 
     run: makes the call; its ``owner`` is this object.
     """
@@ -169,7 +168,6 @@ class PlannedCall:
         extra: Callable[[tuple, bool], Any] | None = None,
         before: Callable[..., None] | None = None,
         new_of: Callable[..., Any] | None = None,
-        closely: bool = False,
         result: str = "out",
         wrap: Callable[..., Any] | None = None,
     ) -> None:
@@ -192,7 +190,6 @@ class PlannedCall:
                 new="_make()" if new_of is None else f"_new_of({given})",
                 more="\n    ".join(more),
                 terms=launch.terms,
-                near="True" if closely else "_near(_values)",
                 owners="" if run else f", ({', '.join(launch.fields)},)",
                 result=result if wrap is None else f"_wrap({result})",
             ),

@@ -41,7 +41,8 @@ STREAM_TILING = "columns", "cut_bytes"
 GROUPED_TILING = "tile_n", "narrower", "warpgroups", "ctas_per_sm", "stage_tiles", "stages"
 """What a plan of the kernel by tiles decides."""
 WIDTHS = (
-    *((8,), (16,), (32,), (48,), (64,), (80,), (64, 72, 80, 96), (32, 64, 96, 128), (80, 96, 112, 128)),
+    *((8,), (16,), (24,), (32,), (40,), (48,), (56,), (64,), (80,)),
+    *((64, 72, 80, 96), (32, 64, 96, 128), (80, 96, 112, 128)),
     *((112, 120, 128, 144), (96, 128, 192, 256)),
 )
 """Widths of a tile that are tried on sm_90a: sizes of groups lie near one another, and rows of a tile beyond its group

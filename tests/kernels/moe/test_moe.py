@@ -127,11 +127,15 @@ def test_few_rows_for_fp8_stay_in_16_bits(format: str, poisoned: None) -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)
-@pytest.mark.parametrize("name", ["gpt-oss", "FP8", "Nemotron"])
-def test_wide_tiles(name: str, arch: str, poisoned: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of several widths, which ask for biases and factors before their products."""
+@pytest.mark.parametrize(
+    "name, widths",
+    [*((name, (24, 72, 144)) for name in ("gpt-oss", "FP8", "Nemotron")), ("gpt-oss", (24,)), ("FP8", (40,))],
+)
+def test_widths(name: str, widths: tuple[int, ...], arch: str, poisoned: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of several widths, and of one that is no multiple of 16; both ask for biases and factors before their
+    products."""
     monkeypatch.setattr(packed_groups, "FEW_ROWS", 0.0)
-    monkeypatch.setattr(packed_groups, "WIDTHS", ((24, 72, 144),))
+    monkeypatch.setattr(packed_groups, "WIDTHS", (widths,))
     layer = FP8 if name == "FP8" else NAMED[name]
     problem = Problem(dataclasses.replace(layer, tokens=83, top=2, experts=3))
     assert problem.right(problem.run(backend=backends.backend()))

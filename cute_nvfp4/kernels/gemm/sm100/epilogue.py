@@ -12,7 +12,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32
+from cutlass import Boolean, Float32, Int32
 from cutlass.cute.nvgpu import tcgen05 as cute_tcgen05
 
 from ....ptx import mbarrier, tcgen05
@@ -79,8 +79,12 @@ class Epilogue:
         self.store.write(outputs, at, result.out, number % OUT_STAGES, self.warp)
 
     @cute.jit
-    def release(self, acc: Int32):
-        """Gives an accumulator back to the MMA warp; one thread of every warp arrives, at the CTA that issues MMAs."""
+    def release(self, acc: Int32, last: Boolean | None):
+        """Gives an accumulator back to the MMA warp; one thread of every warp arrives, at the CTA that issues MMAs.
+
+        last: whether this was the last work tile, in a pair: then the warp has done with tensor memory, and says so to
+        both CTAs.
+        """
         place = self.place
         tcgen05.fence_before()
         cute.arch.sync_warp()
@@ -88,22 +92,35 @@ class Epilogue:
             address = self.barriers.accumulators.empty(acc)
             if cutlass.const_expr(self.config.pair):
                 cm, cn = self.config.cluster
-                mbarrier.arrive_at(address, (place.part * cn + place.y) * cm + place.x - place.v)
+                mbarrier.arrive_after_reads(address, (place.part * cn + place.y) * cm + place.x - place.v)
             else:
                 mbarrier.arrive(address)
+        if cutlass.const_expr(self.config.pair):
+            if last:
+                cute.arch.cluster_arrive_relaxed()
 
 
 @dataclass(frozen=True)
 class WholeTile:
     """All sums of a work tile are here; its accumulator is free once the last epilogue tile is in registers."""
 
-    def store(self, e: Epilogue, result: Result, at: Position, acc: Int32, phase: Int32, cursor: Int32, tile: WorkTile):
+    def store(
+        self,
+        e: Epilogue,
+        result: Result,
+        at: Position,
+        acc: Int32,
+        phase: Int32,
+        cursor: Int32,
+        tile: WorkTile,
+        last: Boolean | None,
+    ):
         columns, groups = e.columns(), roles(e.config).groups
         for number in range(0, len(columns), groups):
             column = columns[number] + e.group * e.config.epi_tile_n
             e.read(acc, Int32(column))
             if number + groups == len(columns):
-                e.release(acc)
+                e.release(acc, last)
             e.write(result, at, column, number)
 
 
@@ -116,7 +133,17 @@ class SplitK(ClusterExchange):
     """
 
     @cute.jit
-    def store(self, e: Epilogue, result: Result, at: Position, acc: Int32, phase: Int32, cursor: Int32, tile: WorkTile):
+    def store(
+        self,
+        e: Epilogue,
+        result: Result,
+        at: Position,
+        acc: Int32,
+        phase: Int32,
+        cursor: Int32,
+        tile: WorkTile,
+        last: Boolean | None,
+    ):
         slice_n, width, count = e.config.slice_n, e.config.epi_tile_n, len(e.columns())
         if cursor != self.place.worker:
             self.give_back()  # the room of the work tile before
@@ -132,14 +159,24 @@ class SplitK(ClusterExchange):
             e.read(acc, own + number * width)
             self.add_received(number * width, e.values)
             e.write(result, at, own + number * width, number)
-        e.release(acc)
+        e.release(acc, last)
 
 
 @dataclass(frozen=True)
 class StreamK(WorkspaceExchange):
     """Work tiles are shared with other clusters, through the workspace."""
 
-    def store(self, e: Epilogue, result: Result, at: Position, acc: Int32, phase: Int32, cursor: Int32, tile: WorkTile):
+    def store(
+        self,
+        e: Epilogue,
+        result: Result,
+        at: Position,
+        acc: Int32,
+        phase: Int32,
+        cursor: Int32,
+        tile: WorkTile,
+        last: Boolean | None,
+    ):
         columns = e.columns()
 
         def read(number: int) -> list[cute.Tensor]:
@@ -147,7 +184,7 @@ class StreamK(WorkspaceExchange):
             return e.values
 
         self.finish(tile, cursor, columns, read, lambda number, values: e.write(result, at, columns[number], number))
-        e.release(acc)
+        e.release(acc, last)
 
 
 DividedK = WholeTile | SplitK | StreamK
@@ -175,6 +212,9 @@ def store_tiles(
     """The loop of the epilogue warps."""
     acc, partial_phase = e.barriers.accumulators.start(), Int32(0)
     cursor, end = scheduler.range()
+    if cutlass.const_expr(config.pair):
+        if cursor >= end:
+            cute.arch.cluster_arrive_relaxed()  # as after a last work tile
     while cursor < end:
         tile = scheduler.tile(cursor, end)
         at = Position(tile.m * CTA_ROWS + e.thread, tile.n * config.tile_n, tile.batch)
@@ -183,7 +223,8 @@ def store_tiles(
             divided.announce()
         mbarrier.wait(e.barriers.accumulators.full(acc.stage), acc.phase)
         tcgen05.fence_after()
-        divided.store(e, result, at, acc.stage, partial_phase, cursor, tile)
+        last = scheduler.after(cursor, tile) >= end if config.pair else None
+        divided.store(e, result, at, acc.stage, partial_phase, cursor, tile, last)
         partial_phase = partial_phase ^ 1
         acc = e.barriers.accumulators.advance(acc)
         cursor = scheduler.after(cursor, tile)

@@ -62,6 +62,10 @@ def run_roles(config: cutlass.Constexpr[GemmConfig], loads: Loads, store: TmaCop
     tensor, role = TensorPlan(config), roles(config)
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+    first = first_warp(config)
+    if cutlass.const_expr(config.cluster_size > 1):
+        if warp != first:
+            cute.arch.cluster_arrive_relaxed()
     if warp == role.load_warp:
         prefetch(loads, store)
     memory = allocate(config)
@@ -70,18 +74,29 @@ def run_roles(config: cutlass.Constexpr[GemmConfig], loads: Loads, store: TmaCop
         problem = problem.with_table(memory.table)
         if warp == role.epilogue - 1:
             problem.fill()
-    if warp == (role.load_warp if loads_at_once(config) else role.mma_warp):
+    if warp == first:
         with cute.arch.elect_one():
             initialise(barriers)
+        if cutlass.const_expr(config.cluster_size > 1):
+            cute.arch.cluster_arrive_relaxed()
     if warp == 0:
         cute.arch.alloc_tmem(tensor.allocated, memory.tensor_address, is_two_cta=config.pair)
         cute.arch.relinquish_tmem_alloc_permit(is_two_cta=config.pair)
+    # where the loading warp waits for other CTAs, the scheduler's parameters come meanwhile; a table comes after it
+    early = config.cluster != (1, 1) and not config.table_bytes
+    scheduler = problem.scheduler() if early else None
     meet(config, warp)
+    scheduler = scheduler if early else problem.scheduler()
 
-    scheduler = problem.scheduler()
     if warp == role.load_warp:
         load(config, loads, memory.stages, barriers, scheduler, problem)
+        if cutlass.const_expr(config.pair or (config.cluster_size > 1 and loads_at_once(config))):
+            cute.arch.cluster_wait()  # for what it has arrived at in the beginning
+        if cutlass.const_expr(config.pair):
+            cute.arch.cluster_arrive_relaxed()  # it needs no tensor memory
     if warp == role.mma_warp:
+        if cutlass.const_expr(config.pair):
+            cute.arch.cluster_arrive_relaxed()  # the epilogue waits for its last MMA
         if scheduler.place.v == 0:
             tensor_base = cute.arch.retrieve_tmem_ptr(Float32, 16, memory.tensor_address).toint()
             multiply(config, memory.stages, barriers, tensor_base, scheduler)
@@ -97,18 +112,20 @@ def run_roles(config: cutlass.Constexpr[GemmConfig], loads: Loads, store: TmaCop
         e = Epilogue(config, barriers, tensor_base, scheduler.place, function, stores, values, row, of_group, group)
         divided = divided_k(e, memory.partials, problem.partials, scheduler)
         store_tiles(config, e, divided, results, scheduler)
-    if cutlass.const_expr(config.cluster_size > 1 and loads_at_once(config)):
-        if warp == role.load_warp:
-            cute.arch.cluster_wait()  # for what it has arrived at in the beginning
-    # every warp has read its lanes
-    cute.arch.sync_threads()
-    if cutlass.const_expr(config.cluster_size > 1 and not loads_at_once(config)):
-        # no CTA of the cluster goes while another may still signal it; with split_k alone ``SplitK`` sees to that
-        cute.arch.cluster_arrive()
+    # every warp has read its lanes, in a pair those of both CTAs. Nobody signals the barriers of another CTA any more:
+    # loading and MMA warps have waited for what was on its way, and with split_k ``SplitK`` sees to that
+    if cutlass.const_expr(config.pair):
         cute.arch.cluster_wait()
+    else:
+        cute.arch.sync_threads()
     if warp == 0:
         tensor_pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, memory.tensor_address)
         cute.arch.dealloc_tmem(tensor_pointer, tensor.allocated, is_two_cta=config.pair)
+
+
+def first_warp(config: GemmConfig) -> int:
+    """The warp that initialises the barriers."""
+    return roles(config).mma_warp if config.table_bytes else roles(config).load_warp
 
 
 def loads_at_once(config: GemmConfig) -> bool:
@@ -121,19 +138,23 @@ def loads_at_once(config: GemmConfig) -> bool:
 def meet(config: cutlass.Constexpr[GemmConfig], warp: Int32):
     """Barriers are initialised and tensor memory is allocated; who waits for nothing of it goes on."""
     role = roles(config)
-    if cutlass.const_expr(loads_at_once(config)):
-        if warp == role.load_warp:
-            cute.arch.barrier_arrive(barrier_id=START_BARRIER, number_of_threads=role.threads)
-        else:
-            cute.arch.barrier(barrier_id=START_BARRIER, number_of_threads=role.threads)
-    else:
+    loads = warp == role.load_warp
+    if cutlass.const_expr(config.table_bytes):
         cute.arch.sync_threads()
+    elif loads:
+        cute.arch.barrier_arrive(barrier_id=START_BARRIER, number_of_threads=role.threads)
+    else:
+        cute.arch.barrier(barrier_id=START_BARRIER, number_of_threads=role.threads)
     if cutlass.const_expr(config.cluster_size > 1):
         # nobody signals a barrier of another CTA before it is initialised
-        cute.arch.cluster_arrive_relaxed()
         if cutlass.const_expr(not loads_at_once(config)):
             cute.arch.cluster_wait()
-        elif warp != role.load_warp:
+        elif not loads:
+            cute.arch.cluster_wait()
+    if cutlass.const_expr(config.pair):
+        # an MMA writes to both CTAs: only when both have allocated
+        cute.arch.cluster_arrive_relaxed()
+        if not loads:
             cute.arch.cluster_wait()
 
 

@@ -31,9 +31,6 @@ from .operands import make_mma, shared_operands
 SCALE_STRIDE = 128
 """Bytes from eight rows of a scale atom in shared memory to the next eight."""
 _SCALE_ID_BIT = 30
-UNROLL = 2
-"""K-tiles in one pass of the loop. Four would spare an instruction a k-tile, of forty, and double the loop's code: with
-two the whole kernel stays in an SM's instruction cache from one launch to the next (docs/explanation/timing.md)."""
 
 
 class CommitMasks(NamedTuple):
@@ -197,7 +194,9 @@ def multiply(
         tcgen05.fence_after()
         accumulators = [tensor_base + tensors.tCtAcc[0, 0, 0, p, acc.stage] for p in range(config.products)]
         accumulate = Int32(0)
-        for _ in cutlass.range(tile.k_count, unroll=UNROLL):
+        # two k-tiles in a pass would spare two instructions of forty, and the code of a gated pair would not stay in an
+        # SM's cache from one launch to the next (docs/explanation/timing.md)
+        for _ in cutlass.range(tile.k_count, unroll=1):
             empty = first_empty + at.stage * 8
             mbarrier.wait(empty + to_full, at.phase)
             with cute.arch.elect_one():
@@ -214,3 +213,8 @@ def multiply(
             tcgen05.commit(full, group=config.ctas, mask=masks.mma if config.pair else None)
         acc = barriers.accumulators.advance(acc)
         cursor = scheduler.after(cursor, tile)
+    if cutlass.const_expr(config.pair):
+        # arrivals of the other CTA may still be on their way to this one's barriers: all must come before it ends
+        for _ in cutlass.range(barriers.accumulators.edge.stages, unroll=1):
+            mbarrier.wait(barriers.accumulators.empty(acc.stage), acc.phase ^ 1, cluster=True)
+            acc = barriers.accumulators.advance(acc)

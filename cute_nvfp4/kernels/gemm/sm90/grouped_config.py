@@ -12,7 +12,7 @@ from ...dequantize.config import GroupRowsConfig
 from ..grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW, Columns, GroupTableConfig
 from .config import WgmmaConfig, can_implement
 
-GROUP_TILE_N = (8, 16, 32, 48, 64, 80, 96, 128, 144, 256)
+GROUP_TILE_N = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 128, 144, 256)
 """The most rows of x in a tile."""
 ACTIVATIONS = {"clamped_swiglu": 2, "relu2": 1}
 """What may stand between the products of an expert beside gates, and of how many matrices."""
