@@ -19,11 +19,11 @@ from torch.nn import functional as F
 
 ROWS = 16
 """Rows of an MMA: the heads of a group, and padding."""
-BLOCK = 64
+BLOCK = 32
 """Keys of a step of the loop."""
-CTAS, SPLITS, WARPS = 128, 16, 8
+CTAS, SPLITS, WARPS = 128, 16, 4
 """About so many CTAs share the keys of all sequences and groups; at most so many one group's; warps of each."""
-ROUTING_CTAS = 16
+ROUTING_CTAS = 32
 """CTAs that share a router's experts."""
 TOKENS, HEADS = 16, 8
 """Tokens and heads of a CTA of ``turn_kernel``."""

@@ -239,8 +239,8 @@ def measure(shape: Shape, names: list[str], options: argparse.Namespace) -> dict
     if options.attention == TRITON:
         import between_triton
 
-        names = "attention", "add_norm", "norm_route"
-        of_triton = {name: functools.partial(getattr(between_triton, name), eps=EPSILON) for name in names}
+        replaced = "attention", "add_norm", "norm_route"
+        of_triton = {name: functools.partial(getattr(between_triton, name), eps=EPSILON) for name in replaced}
         between = between._replace(**of_triton)
     made = models(shape, names, "cuda", between)
     found = distances(made, "cuda")

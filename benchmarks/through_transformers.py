@@ -151,13 +151,13 @@ def contestant(name: str, folder: Path, barrier: Any, turn: Any, results: Any, b
     results.put((row, logits.numpy()))
 
 
-def started(folder: Path, spawn: Any, turn: Any) -> tuple[Any, list[Any]]:
-    """Where the records of a model's contestants go, and their processes."""
+def started(folder: Path, spawn: Any, turn: Any) -> tuple[Any, list[Any], Any]:
+    """Where the records of a model's contestants go, their processes, and the barrier, which lives as long as these."""
     results, barrier = spawn.Queue(), spawn.Barrier(len(NAMES))
     made = [spawn.Process(target=contestant, args=(name, folder, barrier, turn, results)) for name in NAMES]
     for process in made:
         process.start()
-    return results, made
+    return results, made, barrier
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             size = write_checkpoint(SHAPES[name], folder, "cuda")
             torch.cuda.empty_cache()
             runs[name] = size, *started(folder, spawn, turn)
-        for name, (size, results, processes) in runs.items():
+        for name, (size, results, processes, _) in runs.items():
             found = [results.get() for _ in processes]
             rows, logits = [row for row, _ in found], [torch.from_numpy(x) for _, x in found]
             far = float((logits[0] - logits[1]).norm() / logits[1].norm())

@@ -47,7 +47,10 @@ def export(path: str | Path, operation: Callable[..., Any], *operands: Any, **op
     constants = {i: value for i, value in enumerate(made.values) if i not in places}
     if any(isinstance(value, int) and value for value in constants.values()):
         raise OperandError.of(
-            "call to export", got="one that reads other tensors than its operands", expected="alpha and bias as numbers"
+            "call to export",
+            got="one that reads other tensors than its operands",
+            expected="alpha and bias as numbers, and no rows that another launch decodes",
+            hint="Of block-scaled rows use up to 16, or bfloat16 or float16.",
         )
     plan = {
         "version": VERSION,

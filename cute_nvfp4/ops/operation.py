@@ -272,7 +272,7 @@ class Operation:
         example = tuple(request._replace(**made))
         if extra is not None:
             fields, example = (*fields, extra[0]), (*example, extra[2])
-            options |= {"extra": extra[1], "closely": extra[0] == "decoded"}
+            options["extra"] = extra[1]
         launch = PlannedLaunch(kernel, config, target, out.device, arguments, fields, example, read_only, decoded)
         return PlannedCall(launch, new, self._outs, self.overlapping, **options)
 

@@ -68,39 +68,42 @@ class PlannedLaunch:
             place = sources.index("decoded")
             launch, sources[place : place + 1] = wrap(launch, place), parts
         self.launch = launch
-        self._tensors, terms, self._places = {}, [], {}
+        tensors: dict[str, torch.Tensor] = {}
+        terms, self._places = [], {}
         for place, source in enumerate(sources):
             path, _, added = source.partition(" + ") if isinstance(source, str) else ("", "", "")
             found = self._at(path, example) if path else source
             if found is None:
                 raise ValueError(f"argument {path} of {kernel.name}: the call has none, expected a tensor or a number")
             if path and isinstance(found, torch.Tensor):
-                self._tensors[path], self._places[place] = found, path
+                tensors[path], self._places[place] = found, path
                 terms.append(f"{path}.data_ptr()" + (f" + {added}" if int(added or 0) else ""))
             else:
                 terms.append(path or repr(source))
         self.terms = ", ".join(terms)
         self.values: Callable[..., tuple] = eval(f"lambda {', '.join(fields)}: ({self.terms},)")
-        self._written = {x for x in self._tensors if x.split(".")[0] in WRITTEN and x not in read_only}
-        self.apart = self._apart()
+        # a plan outlives its example by far, whose memory it must not keep
+        self._paths = tuple(tensors)
+        self._written = {x for x in tensors if x.split(".")[0] in WRITTEN and x not in read_only}
+        self.apart = self._apart(tensors)
 
     def _at(self, path: str, given: Sequence[Any]) -> Any:
         field, _, part = path.partition(".")
         found = given[self.fields.index(field)]
         return attrgetter(part)(found) if part else found
 
-    def _apart(self) -> OverlapCheck:
+    def _apart(self, tensors: Mapping[str, torch.Tensor]) -> OverlapCheck:
         """What outputs must be apart from: everything that is read elsewhere, and each other's parts."""
-        sizes = {place: span_bytes(self._tensors[path]) for place, path in self._places.items()}
+        sizes = {place: span_bytes(tensors[path]) for place, path in self._places.items()}
         written = [i for i, path in self._places.items() if path in self._written]
         outs = [(i, sizes[i]) for i in written if self._places[i].split(".")[0] in ("out", "residual_out")]
-        in_place = {_where(self._tensors[path]) for path in self._written}
-        elsewhere = {path for path, x in self._tensors.items() if _where(x) not in in_place}
+        in_place = {_where(tensors[path]) for path in self._written}
+        elsewhere = {path for path, x in tensors.items() if _where(x) not in in_place}
         return OverlapCheck({i: size for i, size in sizes.items() if self._places[i] in elsewhere}, outs)
 
     def touched(self, *given: Any) -> Tensors:
         """Every tensor that the launch may touch, by name. given: the fields of a call."""
-        found = {path: self._at(path, given).detach() for path in self._tensors}
+        found = {path: self._at(path, given).detach() for path in self._paths}
         found |= {"decoded": given[-1]} if self._decoded else {}
         # what is read where it is written counts once
         in_place = {_where(found[path]) for path in self._written}
@@ -137,7 +140,7 @@ def call({given}):
         out = {new}
     {more}
     _values = ({terms},)
-    if _is_given and {near}:
+    if _is_given and _near(_values):
         _overlaps({given})
     _launch(_values{owners})
     return {result}
@@ -151,8 +154,7 @@ class PlannedCall:
     new: what is made where an argument is None, by name. outs: the arguments that are written. overlaps: raises what is
     to be said of one that is near an input. extra: makes one more field of the launch, of the arguments; whether it may
     be memory of earlier calls is its second argument. before: is called with the arguments first. new_of: makes an
-    output that depends on them. closely: whether the launch does not read the operands themselves, so that overlap is
-    looked for among all arguments. result: what is returned, of the fields; wrap: makes one of them.
+    output that depends on them. result: what is returned, of the fields; wrap: makes one of them.
 
     run: makes the call; its ``owner`` is this object.
     """
@@ -166,7 +168,6 @@ class PlannedCall:
         extra: Callable[[tuple, bool], Any] | None = None,
         before: Callable[..., None] | None = None,
         new_of: Callable[..., Any] | None = None,
-        closely: bool = False,
         result: str = "out",
         wrap: Callable[..., Any] | None = None,
     ) -> None:
@@ -189,7 +190,6 @@ class PlannedCall:
                 new="_make()" if new_of is None else f"_new_of({given})",
                 more="\n    ".join(more),
                 terms=launch.terms,
-                near="True" if closely else "_near(_values)",
                 owners="" if run else f", ({', '.join(launch.fields)},)",
                 result=result if wrap is None else f"_wrap({result})",
             ),

@@ -41,12 +41,14 @@ STREAM_TILING = "columns", "cut_bytes"
 GROUPED_TILING = "tile_n", "narrower", "warpgroups", "ctas_per_sm", "stage_tiles", "stages"
 """What a plan of the kernel by tiles decides."""
 WIDTHS = (
-    *((8,), (16,), (24,), (32,), (40,), (48,), (56,), (64,), (80,)),
-    *((64, 72, 80, 96), (32, 64, 96, 128), (80, 96, 112, 128)),
+    *((8,), (16,), (32,), (48,), (64,), (80,), (64, 72, 80, 96), (32, 64, 96, 128), (80, 96, 112, 128)),
     *((112, 120, 128, 144), (96, 128, 192, 256)),
 )
 """Widths of a tile that are tried on sm_90a: sizes of groups lie near one another, and rows of a tile beyond its group
 are multiplied in vain."""
+GATHERED_WIDTHS = (24,), (40,), (56,)
+"""Those that are tried, too, for rows that are gathered: TMA would copy so many in boxes of eight. Their times are
+taken to lie between those of 16, 32, 48 and 64, and experts of 16 or 32 rows on average rarely have more."""
 MOST_STEPS = 1 << 32
 """What the steps of a launch of the streaming kernel times those of a work tile must be below: it divides by it."""
 
@@ -107,14 +109,6 @@ class PackedGroups:
         return {} if self.routed is None else asdict(self.routed)
 
     @property
-    def _early(self) -> bool:
-        """Whether the launch just before makes x, and nothing else that is read: it decodes that of a list, or is the
-        first product of experts."""
-        if self.routed is not None:
-            return not self.routed.gathered
-        return self.decoded and not self.stack
-
-    @property
     def expected(self) -> tuple[tuple[int, int, int], ...]:
         """Sizes (m, n, k) to plan for: where offsets distribute rows to a stack, those of rows that take any group."""
         if not self.stack:
@@ -139,7 +133,8 @@ class PackedGroups:
             **self._routed,
             promoted=self.promoted,
             batched=bool(self.stack) and PACKINGS[self.packing][DTYPES[self.dtype]].in_rows,
-            programmatic="x" if self._early and arch.generation == "sm90" else "",
+            # a launch decodes x of a list just before
+            programmatic="x" if self.decoded and not self.stack and arch.generation == "sm90" else "",
             **tiling,
         )
 
@@ -230,6 +225,8 @@ def choose_tiles(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedPl
     tiles: tuple[tuple[int, ...], ...] = WIDTHS
     if arch.generation != "sm90" or p.promoted:
         tiles = ((8,), (16,), (32,), (64,), (32, 64, 96, 128), (96, 128, 192, 256))
+    elif p.routed is not None and p.routed.gathered:
+        tiles = (*WIDTHS, *GATHERED_WIDTHS)
     most = max(MMA_SYNC_TILE_N if arch.generation == "sm120" else GROUP_TILE_N)
     plans = [_plan(p, arch, sm_count, widths) for widths in tiles if widths[-1] <= most]
     possible = [plan for plan in plans if not can_implement_groups(plan.config)]

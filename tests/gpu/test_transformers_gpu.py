@@ -74,7 +74,7 @@ def test_memory_while_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.Monk
         vocab_size=128,
         hidden_size=512,
         intermediate_size=1024,
-        num_hidden_layers=64,
+        num_hidden_layers=128,
         num_attention_heads=8,
         num_key_value_heads=2,
     )

@@ -50,6 +50,7 @@ def test_a_survivor_without_an_explanation_is_reported(monkeypatch: pytest.Monke
     assert unexplained("gemm", [fence]) == [f"{fence.name}: fence.mbarrier_init.release.cluster;"]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", [*NAMES, *products.names("sm_90a"), *products.names("sm_120a")])
 def test_explanations_are_of_mutants_that_exist(name: str) -> None:
     known = {(name, m.kind, m.ordinal) for m in executed(name)}

@@ -22,7 +22,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 _IMPORTED = [
-    "torch", "cutlass.cute", "cute_nvfp4.harness.workspace", "cute_nvfp4.harness.remote", "support.forked_kernels",
+    "torch", "cutlass.cute", "cute_nvfp4.harness.workspace", "cute_nvfp4.harness.remote", "cute_nvfp4.cli.main",
+    "cute_nvfp4.cli.json_schema", "cute_nvfp4.harness.evaluation", "cute_nvfp4.harness.folder.runner", "rich.live",
+    "rich.panel", "rich.status", "rich.table", "support.forked_kernels",
 ]  # fmt: skip
 
 

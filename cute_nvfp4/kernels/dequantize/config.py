@@ -26,7 +26,7 @@ class DequantizeConfig:
 
     format: of the matrix. out: dtype of the values. layout: of the scales, "blocked" or "rowmajor". global_scale:
     whether there is one. order: of the values of a row: "columns", or that in which a product with weights that lie in
-    rows reads x (``gemm.packed.rows.column_of``), for which K is a multiple of 128; that product may start meanwhile.
+    rows reads x (``gemm.packed.rows.column_of``), for which K is a multiple of 128.
     """
 
     format: Format

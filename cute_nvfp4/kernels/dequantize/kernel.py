@@ -63,8 +63,8 @@ class Dequantize:
 
     @cute.kernel
     def kernel(self, arguments: DequantizeArguments):
-        if self.config.order != "columns":
-            cute.arch.griddepcontrol_launch_dependents()
+        # a product of the values may start, and waits where it reads them
+        cute.arch.griddepcontrol_launch_dependents()
         _, batch, _ = cute.arch.block_idx()
         strides, scale_strides = arguments.data_strides, arguments.scale_strides
         matrix = Matrix(

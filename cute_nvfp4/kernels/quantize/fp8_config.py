@@ -25,8 +25,7 @@ DTYPES = ("bfloat16", "float16")
 class Fp8RowsConfig:
     """One variant: ``threads`` threads take a row, each up to ``vectors`` vectors of it. dtype: of x. rows: of a CTA,
     more than one where a warp takes each. early: whether the kernel may start while the launch before it still runs,
-    which writes nothing that it reads; it ends after that one. resident: whether its CTAs may come up meanwhile, which
-    wait for that one before they read."""
+    which writes nothing that it reads; it ends after that one."""
 
     dtype: str
     threads: int
@@ -34,7 +33,6 @@ class Fp8RowsConfig:
     arch: Architecture
     rows: int = 1
     early: bool = False
-    resident: bool = False
 
     @property
     def warps(self) -> int:

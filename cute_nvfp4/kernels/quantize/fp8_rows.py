@@ -35,12 +35,10 @@ class Fp8Rows:
         grid = (cute.ceil_div(arguments.rows, cfg.rows), 1, 1)
         passed = arguments if cfg.rows > 1 else arguments._replace(rows=None)
         block = (cfg.threads * cfg.rows, 1, 1)
-        self.kernel(passed).launch(grid=grid, block=block, stream=stream, use_pdl=cfg.early or cfg.resident)
+        self.kernel(passed).launch(grid=grid, block=block, stream=stream, use_pdl=cfg.early)
 
     @cute.kernel
     def kernel(self, arguments: Fp8RowsArguments):
-        if cutlass.const_expr(self.config.resident):
-            cute.arch.griddepcontrol_wait()
         # a product may start, and load its weights, while rows are quantized: for x it waits
         cute.arch.griddepcontrol_launch_dependents()
         thread, _, _ = cute.arch.thread_idx()

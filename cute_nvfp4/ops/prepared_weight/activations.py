@@ -12,11 +12,12 @@ from ...grouped_rows import GroupedRows
 from ...kernels.dequantize.config import DequantizeArguments, DequantizeConfig, GroupRowsArguments
 from ...kernels.gemm.sm90.arguments import RowScales, RowsOfX
 from ...kernels.quantize.fp8_config import Fp8RowsArguments, Fp8RowsConfig, short_rows_config
+from ...operand import BlockScaledTensor
 from ...prepared_weight import PreparedWeight
 from ...row_scaled import RowScaledTensor
 from ...target import Target
 from ..checks import DTYPE_NAMES
-from ..dequantize import group_rows_dequantization
+from ..dequantize import dequantization, group_rows_dequantization
 from .operands import row_stride
 
 
@@ -54,6 +55,13 @@ class XRows(NamedTuple):
         places = {"data": ((rows, k), torch.float8_e4m3fn), "scale": ((rows,), torch.float32)}
         scales = RowScales("b.row_factor", "scratch.scale")
         return cls("scratch.data", k, scales, short_rows_config(DTYPE_NAMES[x.dtype], k, target.arch), floats, places)
+
+    @classmethod
+    def decoded_before(cls, x: BlockScaledTensor, dtype: torch.dtype, target: Target, order: str = "columns") -> XRows:
+        """Makes it of a block-scaled x (M, K) or (L, M, K), which a launch before decodes to scratch memory."""
+        first, decode = dequantization(x.key, dtype, target, False, ("a", "scratch.x"), order)
+        places = {"x": ((x.batch, x.rows, x.k), dtype)}
+        return cls("scratch.x", x.k, None, first, decode, places, batch_stride=x.rows * x.k if x.batch > 1 else 0)
 
     @classmethod
     def of_groups(cls, x: GroupedRows, dtype: torch.dtype, target: Target, order: str = "columns") -> XRows:

@@ -107,10 +107,14 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         promoted=weight.promoted,
     )
     plan = choose(problem, target.arch, sm_count(target, weight.device), r.config)
-    rows, k_tiles, options = XRows.of(x, weight, target), weight.packed.shape[1], {}
-    if block_scaled and not (quantized and plan.streams):
-        # decoded first, exactly; its global scale is a factor
-        options["decoded"] = ("a.data", "a.scale"), functools.partial(DecodedFirst, x, weight.dtype, target)
+    k_tiles, options = weight.packed.shape[1], {}
+    # decoded first, exactly; its global scale is a factor
+    if block_scaled and not plan.streams:
+        rows = XRows.decoded_before(x, weight.dtype, target)
+    else:
+        rows = XRows.of(x, weight, target)
+        if block_scaled and not quantized:
+            options["decoded"] = ("a.data", "a.scale"), functools.partial(DecodedFirst, x, weight.dtype, target)
     if not plan.streams:
         packed = PackedWeight("b.packed", weight.rows, k_tiles, 0)
         return wgmma_call(PREPARED_GEMM, r, target, problem, plan, packed, rows, scalar, factors, **options)

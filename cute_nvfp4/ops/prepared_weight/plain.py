@@ -24,7 +24,7 @@ from ...runtime.backend import sm_count
 from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS
 from ...target import Target
 from ..checks import DTYPE_NAMES, factors_of
-from ..dequantize import ListDequantizeCall, dequantization
+from ..dequantize import ListDequantizeCall
 from ..list_launch import Pair, Part
 from ..operation import Operation
 from ..planned import PlannedCall
@@ -96,7 +96,7 @@ def plan_rows(operation: Operation, r: Any, target: Target, *names: str) -> Plan
         batch=a.batch,
     )
     plan = choose(problem, target.arch, sm_count(target, out.device), r.config)
-    x = _in_place(a) if plan.config.decodes_x else _decoded_before(a, how.dtype, target)
+    x = _in_place(a) if plan.config.decodes_x else XRows.decoded_before(a, how.dtype, target, "fragments")
     products = tuple(factors_of(r, "a", name)[1] for name in names)
     return wgmma_call(operation, r, target, problem, plan, _weight(r, names), x, scalar, products)
 
@@ -134,13 +134,6 @@ def _in_place(a: BlockScaledTensor) -> XRows:
     """x that the product itself decodes."""
     rows = RowsOfX("a.data", "a.scale", a.rows, _row_stride(a), _atoms(a), _batch(a))
     return XRows("a.data", 0, rows=rows)
-
-
-def _decoded_before(a: BlockScaledTensor, dtype: torch.dtype, target: Target) -> XRows:
-    """x that a launch before decodes, to scratch memory, in the order in which the product reads it."""
-    first, decode = dequantization(a.key, dtype, target, False, ("a", "scratch.x"), "fragments")
-    places = {"x": ((a.batch, a.rows, a.k), dtype)}
-    return XRows("scratch.x", a.k, None, first, decode, places, batch_stride=a.rows * a.k if a.batch > 1 else 0)
 
 
 def _weight(r: Any, names: Sequence[str]) -> RowWeight:

@@ -16,7 +16,6 @@ from ...kernels.gemm.packed.grouped_stream_config import can_implement_groups as
 from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight, RowWeight
 from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RoutedRows, RowsOfGroups
 from ...kernels.gemm.sm90.grouped_config import can_implement_groups
-from ...kernels.quantize.fp8_config import Fp8RowsConfig
 from ...lazy import ByGeneration, Lazily
 from ...operand import row_alignment
 from ...planning.packed import PackedPlan
@@ -114,9 +113,9 @@ def plan_prepared_rows(
         return operation.planned(STREAM_GROUPS, plan.config, target, streamed, r, **options)
     arguments = GroupedWgmmaArguments(groups, one, slots, x.floats, scalar, of_groups, plan.workers)
     kernel = KERNEL if routed is None else ROUTED
-    if isinstance(x.first, Fp8RowsConfig):
-        # the launch before makes the routing maps; or the rows, of experts
-        x = x._replace(first=replace(x.first, early=routed is not None, resident=routed is None))
+    if routed is not None and x.first is not None:
+        # the launch before makes the routing maps
+        x = x._replace(first=replace(x.first, early=True))
     return rows_call(operation, kernel, r, target, plan, arguments, x)
 
 

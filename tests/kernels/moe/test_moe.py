@@ -136,6 +136,7 @@ def test_widths(name: str, widths: tuple[int, ...], arch: str, poisoned: None, m
     products."""
     monkeypatch.setattr(packed_groups, "FEW_ROWS", 0.0)
     monkeypatch.setattr(packed_groups, "WIDTHS", (widths,))
+    monkeypatch.setattr(packed_groups, "GATHERED_WIDTHS", ())
     layer = FP8 if name == "FP8" else NAMED[name]
     problem = Problem(dataclasses.replace(layer, tokens=83, top=2, experts=3))
     assert problem.right(problem.run(backend=backends.backend()))
@@ -226,14 +227,6 @@ def test_gathering_has_no_fence() -> None:
     ptx = ROUTED.compile(config).ptx
     begin = ptx.rindex("mbarrier.try_wait", 0, ptx.index("cp.async.cg"))
     assert "fence.proxy" not in ptx[begin : ptx.index("cp.async.mbarrier")]
-
-
-@pytest.mark.sim_only("reads PTX")
-def test_two_ctas_ask_before_the_products_for_what_follows_them() -> None:
-    """Memory is far away, and the other CTA's products hide only a part of it."""
-    options = {"gate": "silu", "activation": "clamped_swiglu", "constants": (1.702, 7.0), "biased": True}
-    ptx = ROUTED.compile(GroupedWgmmaConfig(tile_n=48, ctas_per_sm=2, gathered=True, stages=4, **options)).ptx
-    assert ptx.rindex("ld.global") < ptx.index("wgmma.mma_async")
 
 
 def test_wide_gathered_tiles_are_refused() -> None:

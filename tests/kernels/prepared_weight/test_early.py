@@ -10,7 +10,7 @@ import torch
 from support.mutants import Source, traced_with
 from support.packed_problems import operand
 
-from cute_nvfp4 import gated_gemm, gemm, prepare_weight, simulating
+from cute_nvfp4 import gated_gemm, gemm, prepare_weight, quantize, simulating
 from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig
 from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import can_implement_groups as can_stream_groups
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
@@ -102,3 +102,24 @@ def test_kernels_of_groups_have_other_ways() -> None:
     config = GroupedWgmmaConfig(scheduler="static", tile_n=64, programmatic="weights")
     for reason in (can_implement_groups(config), can_stream_groups(GroupedStreamConfig(programmatic="weights"))):
         assert "programmatic: got 'weights'" in reason
+
+
+@pytest.mark.parametrize("format, dtype", [("nvfp4", torch.float16), ("mxfp8", torch.bfloat16)])
+def test_block_scaled_rows_are_decoded_meanwhile(format: str, dtype: torch.dtype) -> None:
+    """More rows than are streamed: a launch before decodes them, and the product waits for that where it reads them."""
+    generator = torch.Generator().manual_seed(5)
+    x = quantize(torch.randn(33, 256, generator=generator), format, global_scale=None)
+    w = quantize(torch.randn(72, 256, generator=generator), "nvfp4", global_scale=None)
+    want = gemm(x, prepare_weight(w, dtype=dtype), backend="reference", out_dtype=torch.float32)
+
+    def found() -> torch.Tensor:
+        with simulated_gpu("sm_90a", checks=True):
+            there = [replace(one, data=one.data.cuda(), scale=one.scale.cuda()) for one in (x, w)]
+            return gemm(there[0], prepare_weight(there[1], dtype=dtype), out_dtype=torch.float32).cpu()
+
+    assert (found() - want).norm() < want.norm() * 2.0**-20
+    with (
+        traced_with(Source(cute.arch, "griddepcontrol_wait", lambda: None)),
+        pytest.raises(Race, match="may still run"),
+    ):
+        found()

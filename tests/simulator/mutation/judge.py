@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 import time
@@ -64,8 +65,7 @@ def judge(subject: Subject, mutant: Mutant | None) -> Verdict:
         if not right:
             return Verdict(name, WRONG, str(schedule), "", time.perf_counter() - start, proved and not first)
     if mutant is not None:
-        own, changed = (rules(subject.run(text, strict=True)[1]) for text in (subject.ptx, ptx))
-        more = changed - own
+        more = rules(subject.run(ptx, strict=True)[1]) - own_rules(subject)
         if more:
             return Verdict(name, f"warning {min(more)}", "", "", time.perf_counter() - start)
         if causes.doubts and not doubts(subject):
@@ -78,6 +78,7 @@ def warps_of(ptx: str) -> int:
     return math.prod(int(n) for n in re.search(r"\.(?:req|max)ntid\s+([\d, ]+)", ptx)[1].split(",")) // 32
 
 
+@functools.cache
 def doubts(subject: Subject) -> set[str]:
     """Why another schedule might do something else in the kernel itself."""
     causes = Determined()
@@ -85,11 +86,18 @@ def doubts(subject: Subject) -> set[str]:
     return causes.doubts
 
 
+@functools.cache
+def own_rules(subject: Subject) -> Counter[str]:
+    """Warnings of the kernel itself."""
+    return rules(subject.run(subject.ptx, strict=True)[1])
+
+
 def rules(result: Result) -> Counter[str]:
     """At how many instructions each class of warning was found."""
     return Counter(f.rule for f in result.findings)
 
 
+@functools.cache
 def reached(subject: Subject) -> set[int]:
     """Lines of the PTX that the subject's problem executes: a change elsewhere changes nothing."""
     right, result = subject.run(subject.ptx)

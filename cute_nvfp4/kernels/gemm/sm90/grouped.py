@@ -233,7 +233,6 @@ class GroupedWgmma(WgmmaGemm):
         operands = memory.operands
         table = SmemAllocator().allocate_array(Int64, cfg.table_bytes // 8, byte_alignment=16).toint()
         groups = self.groups(x, atoms, arguments, Table(cfg, table))
-        wrong = Int32(0)
         if warp >= LOADING_WARPS:
             self.initialise(memory.barriers, warp - LOADING_WARPS)
         if warp == 1:
@@ -241,10 +240,7 @@ class GroupedWgmma(WgmmaGemm):
                 cpasync.prefetch_descriptor(x.atom)
         elif warp == LOADING_WARPS:
             self.wait_for_groups()
-            if cutlass.const_expr(cfg.early_rows):
-                wrong = groups.fill_checked()
-            else:
-                groups.fill()
+            groups.fill()
         self.begin(memory, warp)
         cute.arch.sync_threads()
         _, _, worker = cute.arch.block_idx()
@@ -257,11 +253,6 @@ class GroupedWgmma(WgmmaGemm):
                     fill_stages(group_weight_copies(self.order, groups, operands.weights), operands.ring, scheduler)
             elif self.loads_x(warp):
                 self.load_x(x, groups, operands, scheduler, workers, thread)
-            elif warp == LOADING_WARPS:
-                if cutlass.const_expr(cfg.early_rows):
-                    # the launch before this one writes the status, too
-                    cute.arch.griddepcontrol_wait()
-                    groups.report(wrong)
             if cutlass.const_expr(cfg.weights.in_rows):
                 if warp >= LOADING_WARPS:
                     own = thread - LOADING_THREADS
@@ -296,9 +287,6 @@ class GroupedWgmma(WgmmaGemm):
         sX = cute.make_tensor(operands.sX.iterator, self.chunk_layout(chunks).outer)
         groups.wait()
         self.wait_for_x()
-        if cutlass.const_expr(cfg.maps == "rows" and cfg.first is not None):
-            # in this order who starts next finds what was written before x was quantized
-            cute.arch.griddepcontrol_launch_dependents()
         fill_stages(GroupX(self.order, groups, x, sX, workers).copies, operands.ring, scheduler)
 
     @cute.jit

@@ -18,8 +18,8 @@ ACTIVATIONS = {"clamped_swiglu": 2, "relu2": 1}
 """What may stand between the products of an expert beside gates, and of how many matrices."""
 SWIZZLED_BYTES = 128
 """The most bytes of a row of x that are swizzled together."""
-AHEAD_COLUMNS = {1: 144, 2: 80}
-"""By CTAs of a multiprocessor: columns of a tile up to which threads ask before the products for what follows them."""
+AHEAD_COLUMNS = 144
+"""Columns of a tile up to which a CTA alone on its multiprocessor asks before the products for what follows them."""
 BOX = 16
 """Rows of x that a copy has, or a multiple, unless a tile has fewer (and CuTe aborts for 24 rows, or 72)."""
 _NARROWER = {128: (32, 64, 96), 256: (96, 128, 192)}
@@ -37,9 +37,8 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     narrower: the widths beside ``tile_n``, in order; None for those of a table.
     maps: where the tensor maps of x are: "rows", one for the rows of all groups, which have one N and K; "parameters"
     of the kernel, one for each of ``slots`` groups; or a "workspace" in global memory. capacity: groups that the table
-    has room for, a multiple of 32. programmatic: "x" for a launch that starts while the one before still makes x, and
-    waits for that only; of rows, where that one has waited for those before it. widest: of the configuration of one of
-    ``widths``, the ``tile_n`` of all; else 0.
+    has room for, a multiple of 32. programmatic: "x" for a launch that starts while the one before it still decodes x,
+    and waits for that only. widest: of the configuration of one of ``widths``, the ``tile_n`` of all; else 0.
 
     Of a mixture of experts, whose rows are slots (``RoutedRows``): whether x is ``gathered``, and products ``biased``
     for each group; an activation instead of ``gate``'s (``gates.activate``) and its constants; weighted: dtype of the
@@ -88,11 +87,6 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
         return self.gathered or self.biased or bool(self.activation or self.weighted)
 
     @property
-    def early_rows(self) -> bool:
-        """Whether groups of rows are read, and weights loaded, while the launch before still makes x."""
-        return self.maps == "rows" and self.programmatic == "x"
-
-    @property
     def counts_atoms(self) -> bool:
         """Whether x is decoded before, of scales that begin at an atom of their own in each group."""
         return isinstance(self.first, GroupRowsConfig)
@@ -114,7 +108,7 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     def asks_ahead(self, width: int) -> bool:
         """Whether registers are left, beside the sums of so many columns, for what the epilogue of a tile will need: it
         is as far away as memory."""
-        return self.arch.generation == "sm90" and width <= AHEAD_COLUMNS[self.ctas_per_sm]
+        return self.ctas_per_sm == 1 and self.arch.generation == "sm90" and width <= AHEAD_COLUMNS
 
     @property
     def box_k(self) -> int:
@@ -135,9 +129,10 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     @property
     def box_rows(self) -> int:
         """Rows of x that are copied at a time: a multiple of 16 where a tile is one, for a copy takes its thread
-        long to start. A width may end within them."""
+        long to start, and all where they are gathered for one width. A width may end within them."""
         common = math.gcd(*self.widths)
-        return common if common % BOX == 0 else math.gcd(BOX, self.tile_n)
+        whole = common % BOX == 0 or (self.gathered and len(self.widths) == 1)
+        return common if whole else math.gcd(BOX, self.tile_n)
 
 
 def can_implement_groups(c: GroupedWgmmaConfig) -> str:

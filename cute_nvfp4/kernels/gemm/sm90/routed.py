@@ -159,12 +159,12 @@ class RoutedWgmma(GroupedWgmma):
     """The host function and the kernel of one ``GroupedWgmmaConfig`` of routed rows."""
 
     def wait_for_groups(self) -> None:
-        """Waits for the launch before, which made the maps or the rows, and lets the next one begin: nothing is read or
-        written before. A product that starts early waits for its rows only, since the launch that makes them has waited
-        for the maps."""
-        if not self.config.early_rows:
-            cute.arch.griddepcontrol_wait()
-        cute.arch.griddepcontrol_launch_dependents()
+        """Waits for the launch before, which made the maps or the rows: nothing is read or written before. The second
+        product lets the combination begin. The first lets nobody: CTAs of the second would be put two by two on the
+        multiprocessors that are free by then, and others would stay empty."""
+        cute.arch.griddepcontrol_wait()
+        if not self.config.gathered:
+            cute.arch.griddepcontrol_launch_dependents()
 
     def loads_x(self, warp: Int32) -> cutlass.Boolean:
         return warp <= GATHER_THREADS // WARP if self.config.gathered else super().loads_x(warp)
