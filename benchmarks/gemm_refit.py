@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from clocked_plans import ARCH, Problem, Task, times_of
@@ -41,8 +43,8 @@ CONSTANTS = (
 )
 """Constants of ``planning.rates`` that are fitted or assumed."""
 FARTHEST, TRIED, NEAR = 2.0, 4, 1.25
-WIDEST, FINEST = 8.0, 0.01
-"""How many times today's value a fitted constant may be, and what part of it; the finest step of the search."""
+WIDEST, FINEST = 8.0, 0.02
+"""How many times today's value a fitted constant may be, and what part of it; the step that slopes are taken by."""
 
 
 def problems(seed: int) -> Iterator[tuple[int, int, int]]:
@@ -110,20 +112,31 @@ def _known(plans: list[dict[str, Any]]) -> list[tuple[GemmProblem, Plan, float]]
 
 
 def fit(plans: list[dict[str, Any]]) -> dict[str, float]:
-    """The constants of the least mean square of relative errors: a search along one after the other, in steps that are
-    shares of today's values. A constant that these times do not tell from nothing ends at a ``WIDEST`` part of its own.
+    """The constants of the least mean square of relative errors, by Levenberg's and Marquardt's method in logarithms.
+
+    A constant that these times do not tell from nothing ends at a ``WIDEST`` part of its own.
     """
-    known = _known(plans)
-    at, step = {name: float(getattr(rates, name)) for name in CONSTANTS}, 0.4
-    least = _loss(known, at)
-    while step > FINEST:
-        tried = neighbours(at, step)
-        losses = [_loss(known, values) for values in tried]
-        if min(losses) < least:
-            least, at = min(losses), tried[losses.index(min(losses))]
-        else:
-            step /= 2
-    return {name: float(f"{value:.4g}") for name, value in at.items()}
+    known, start = _known(plans), np.array([float(getattr(rates, name)) for name in CONSTANTS])
+
+    def values(x: np.ndarray) -> dict[str, float]:
+        return dict(zip(CONSTANTS, (start * np.exp(x)).tolist()))
+
+    def found(x: np.ndarray) -> np.ndarray:
+        return np.array(_errors(known, values(x)))
+
+    at, damping = np.zeros(len(CONSTANTS)), 0.01
+    now = found(at)
+    while damping < 1e4:
+        slopes = np.stack([(found(at + FINEST * unit) - now) / FINEST for unit in np.eye(len(at))], axis=1)
+        normal = slopes.T @ slopes
+        damped = normal + damping * np.diag(np.diag(normal) + 1e-6)
+        after = np.clip(at - np.linalg.solve(damped, slopes.T @ now), -math.log(WIDEST), math.log(WIDEST))
+        errors_after = found(after)
+        before, least = now @ now, errors_after @ errors_after
+        if least < before:
+            at, now = after, errors_after
+        damping *= 0.3 if least < (1 - 1e-5) * before else 10.0
+    return {name: float(f"{value:.4g}") for name, value in values(at).items()}
 
 
 def neighbours(at: dict[str, float], step: float) -> list[dict[str, float]]:
@@ -134,11 +147,7 @@ def neighbours(at: dict[str, float], step: float) -> list[dict[str, float]]:
 
 def loss(plans: list[dict[str, Any]], values: dict[str, float]) -> float:
     """What ``fit`` makes small: the sum of squares of the model's relative errors with these constants."""
-    return _loss(_known(plans), values)
-
-
-def _loss(known: list[tuple[GemmProblem, Plan, float]], values: dict[str, float]) -> float:
-    return sum(error**2 for error in _errors(known, values))
+    return sum(error**2 for error in errors(plans, values))
 
 
 def missing(seed: int, done: int, count: int) -> Iterator[tuple[int, tuple[int, int, int]]]:

@@ -110,14 +110,9 @@ _GEMM_STORED = (
     "A piece of output ends with a barrier of all threads of the epilogue, behind the tcgen05.wait::ld of the piece; "
     "between the last one and this stands no use of tensor memory."
 )
-_GEMM_CLUSTER_BARRIER = "A barrier of all threads of the cluster follows at once."
 _GEMM_LOADED = (
     "The loading warp has nothing to do after it but to meet its own CTA, whose other warps have waited for the same "
     "phase, and a thread that has arrived may exit."
-)
-_GEMM_ALL_RELEASED = (
-    "The loader has waited until every stage was released by all MMAs that read it, and its stages are all that other "
-    "CTAs touch in this one: multicasts to it were complete before its MMA read them."
 )
 _GEMM_NEXT_LAUNCH = (
     "Nobody in this launch looks at a flag again that has been lowered; the next launch on the stream comes after all "
@@ -178,7 +173,6 @@ HARMLESS: _Table = {
     **{("group", "load as constant", n): _NOT_WRITTEN for n in range(1, 19)},
     **{("group", "scope of the CTA", n): _OWN_MAP for n in range(1, 9)},
     **{("pair", "drop cluster meeting", n): _LATER_MEETING for n in (1, 2)},
-    ("gemm multicast", "drop cluster meeting", 2): _GEMM_ALL_RELEASED,
     **{(k, "scope of the CTA", 3): _GEMM_NEXT_LAUNCH for k in ("stream", "stream gated")},
     ("gemm stream_k", "scope of the CTA", 4): _GEMM_NEXT_LAUNCH,
     **{(k, "the other space", 2): _READ_BY_WGMMA for k in _WGMMA},
@@ -208,9 +202,8 @@ HARMLESS: _Table = {
     ("gemm stream_k", "flag without release", 2): _GEMM_NEXT_LAUNCH,
     ("gemm plain", "drop barrier", 7): _GEMM_STORED,
     ("gemm mxfp8", "drop barrier", 15): _GEMM_STORED,
-    **{(k, "drop barrier", 6): _GEMM_CLUSTER_BARRIER for k in ("gemm pair", "gemm multicast")},
+    ("gemm multicast", "drop barrier", 7): _GEMM_STORED,
     ("gemm split_k", "drop cluster wait", 2): _GEMM_LOADED,
-    ("gemm multicast", "drop cluster wait", 2): _GEMM_ALL_RELEASED,
     ("gemm", "drop fence", 1): _SECOND_PAIR,
     ("gemm", "drop barrier", 1): _SECOND_PAIR,
     ("gemm", "drop barrier", 2): _THIRD_BARRIER,
