@@ -1,8 +1,9 @@
 """From which size on a call on Hopper should pack weights that nobody prepared: ``python benchmarks/packing_pays.py``.
 
 Products of block-scaled operands, each two ways in one run: as they lie, which is how ``gemm`` and ``gated_gemm`` take
-them, and with ``prepare_weight`` in the call, which is a launch more and leaves the product fewer instructions. Times
-are medians of replays of CUDA graphs, L2 cold and clean, the two ways in turn; results are compared first.
+them, and as they take operands that they cannot read so, whose weights each call packs: a launch more, which leaves the
+product fewer instructions. Times are medians of replays of CUDA graphs, L2 cold and clean, the two ways in turn;
+results are compared first.
 
 Exit codes: 0 done, 1 results differ, 2 no CUDA device, or one that no kernel is written for.
 """
@@ -23,6 +24,9 @@ from common import capture, gpu_target, machine, results_path, take_turns, write
 
 import cute_nvfp4 as nv
 from cute_nvfp4.harness.timing import ColdL2
+from cute_nvfp4.ops.gated_gemm import GATED
+from cute_nvfp4.ops.gemm import GEMM
+from cute_nvfp4.ops.prepared_weight.pack_then_multiply import PackThenMultiply
 
 SIZES = (
     *("gemm 128,8192,8192", "gemm 2048,8192,8192", "gemm 8192,8192,8192", "gemm 16384,8192,8192"),
@@ -36,19 +40,21 @@ def ways(operation: str, m: int, n: int, k: int, formats: Sequence[str]) -> dict
     shapes = [(m, k)] + [(n, k)] * (2 if operation == "gated_gemm" else 1)
     x = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
     a, *weights = (nv.quantize(rows, formats[i > 0]) for i, rows in enumerate(x))
-    dtype = torch.float16 if formats[1] == "nvfp4" else torch.bfloat16
-    product, out = getattr(nv, operation), torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
-    return {
-        "as they lie": lambda: product(a, *weights, out=out),
-        "packed in the call": lambda: product(a, nv.prepare_weight(*weights, dtype=dtype), out=out),
-    }
+    out, options = torch.empty(m, n, device="cuda", dtype=torch.bfloat16), (None, None, None, "auto")
+    if operation == "gemm":
+        request = GEMM.request(a, *weights, None, None, out, *options[1:])
+    else:
+        request = GATED.request(a, *weights, "silu", None, False, out, *options)
+    product, packing = getattr(nv, operation), PackThenMultiply(request)
+    return {"as they lie": lambda: product(a, *weights, out=out), "packed in the call": lambda: packing(*request)}
 
 
 def measure(size: str, rounds: int, clear: ColdL2, formats: Sequence[str]) -> dict:
     """One row of the record."""
     operation, sizes = size.split()
     calls = ways(operation, *map(int, sizes.split(",")), formats)
-    lying, packed = (call().float() for call in calls.values())
+    # both write one tensor
+    lying, packed = [call().float() for call in calls.values()]
     difference = ((lying - packed).norm() / packed.norm()).item()
     if not difference < 2.0**-9:
         raise AssertionError(f"{size}: the two ways differ by {difference:.1e} of the norm")
