@@ -35,12 +35,14 @@ from cute_nvfp4.planning.gemm_problem import GemmProblem, Plan
 from cute_nvfp4.target import ARCHITECTURES
 
 RECORD = RESULTS / "gemm_refit_b200.json"
-CONSTANTS = ("START_US", "STAGE_LATENCY_US", "CLUSTER_US", "DSMEM_LATENCY_US", "DSMEM_BYTES_S", "EPI_TILE_US")
-"""Constants of ``planning.rates`` that are fitted or assumed; but for ``DIRECT_FACTOR``, whose term is that of
-``EPI_TILE_US``."""
+CONSTANTS = (
+    *("START_US", "STAGE_LATENCY_US", "CLUSTER_US", "DSMEM_LATENCY_US", "DSMEM_BYTES_S", "EPI_TILE_US"),
+    *("DIRECT_FACTOR", "COLUMN_FACTOR"),
+)
+"""Constants of ``planning.rates`` that are fitted or assumed."""
 FARTHEST, TRIED, NEAR = 2.0, 4, 1.25
-WIDEST = 8.0
-"""How many times today's value a fitted constant may be, and what part of it."""
+WIDEST, FINEST = 8.0, 0.01
+"""How many times today's value a fitted constant may be, and what part of it; the finest step of the search."""
 
 
 def problems(seed: int) -> Iterator[tuple[int, int, int]]:
@@ -65,7 +67,13 @@ def ranked(sizes: tuple[int, int, int]) -> list[tuple[float, Plan]]:
 
 
 def described(plan: Plan) -> dict[str, Any]:
-    return {"swap": plan.swap, "tiling": plan.config.tiling}
+    """The plan as the record has it."""
+    return {"swap": plan.swap, "tiling": plan.config.tiling | {"cluster": list(plan.config.cluster)}}
+
+
+def plan_in(entry: dict[str, Any]) -> dict[str, Any]:
+    """The plan of an entry of the record."""
+    return {name: entry[name] for name in ("swap", "tiling")}
 
 
 def plan_of(sizes: tuple[int, int, int], entry: dict[str, Any]) -> tuple[GemmProblem, Plan]:
@@ -106,22 +114,31 @@ def fit(plans: list[dict[str, Any]]) -> dict[str, float]:
     shares of today's values. A constant that these times do not tell from nothing ends at a ``WIDEST`` part of its own.
     """
     known = _known(plans)
-
-    def loss(shares: dict[str, float]) -> float:
-        return sum(error**2 for error in _errors(known, {name: share * start[name] for name, share in shares.items()}))
-
-    start = {name: float(getattr(rates, name)) for name in CONSTANTS}
-    at, step = dict.fromkeys(CONSTANTS, 1.0), 0.4
-    least = loss(at)
-    while step > 0.005:
-        steps = [(name, at[name] * factor) for name in CONSTANTS for factor in (1 + step, 1 / (1 + step))]
-        tried = [at | {name: share} for name, share in steps if 1 / WIDEST <= share <= WIDEST]
-        losses = [loss(shares) for shares in tried]
+    at, step = {name: float(getattr(rates, name)) for name in CONSTANTS}, 0.4
+    least = _loss(known, at)
+    while step > FINEST:
+        tried = neighbours(at, step)
+        losses = [_loss(known, values) for values in tried]
         if min(losses) < least:
             least, at = min(losses), tried[losses.index(min(losses))]
         else:
             step /= 2
-    return {name: float(f"{share * start[name]:.4g}") for name, share in at.items()}
+    return {name: float(f"{value:.4g}") for name, value in at.items()}
+
+
+def neighbours(at: dict[str, float], step: float) -> list[dict[str, float]]:
+    """One constant larger or smaller by a share of it, as far as it may be."""
+    steps = [(name, at[name] * factor) for name in CONSTANTS for factor in (1 + step, 1 / (1 + step))]
+    return [at | {name: x} for name, x in steps if 1 / WIDEST <= x / float(getattr(rates, name)) <= WIDEST]
+
+
+def loss(plans: list[dict[str, Any]], values: dict[str, float]) -> float:
+    """What ``fit`` makes small: the sum of squares of the model's relative errors with these constants."""
+    return _loss(_known(plans), values)
+
+
+def _loss(known: list[tuple[GemmProblem, Plan, float]], values: dict[str, float]) -> float:
+    return sum(error**2 for error in _errors(known, values))
 
 
 def missing(seed: int, done: int, count: int) -> Iterator[tuple[int, tuple[int, int, int]]]:
@@ -142,20 +159,35 @@ def draw_plans(record: dict[str, Any], count: int, jobs: int, save: Callable[[],
 
 
 def draw_choices(record: dict[str, Any], count: int, jobs: int, save: Callable[[], None]) -> None:
-    """The first plans of the model with the fitted constants, and the first with today's."""
-    left = [sizes for _, sizes in missing(2, len(record["choices"]), count)]
-    todays, plans = [ranked(sizes)[0][1] for sizes in left], []
-    with constants(record["fitted"]):
-        for sizes, today in zip(left, todays):
+    """The first plans of the model with the fitted constants, and the first with today's: those without a time yet."""
+    wanted, choices = [], record["choices"]
+    for number, sizes in missing(2, 0, count):
+        if number == len(choices):
+            choices.append({"sizes": sizes, "times": []})
+        known = list(map(plan_in, choices[number]["times"]))
+        plans = [ranked(sizes)[0][1]]
+        with constants(record["fitted"]):
             found = ranked(sizes)
-            some = [plan for us, plan in found[:TRIED] if us <= NEAR * found[0][0]]
-            plans.append(some + ([] if described(today) in map(described, some) else [today]))
-    found = times_of([Task(problem_of(sizes), plan) for sizes, some in zip(left, plans) for plan in some], jobs)
-    for sizes, today, some in zip(left, todays, plans):
-        times = [described(t.plan) | {"us": round(t.us, 3)} for t in itertools.islice(found, len(some))]
-        of_today = next(t["us"] for t in times if (t["swap"], t["tiling"]) == tuple(described(today).values()))
-        record["choices"].append({"sizes": sizes, "today_us": of_today, "times": times})
+        plans = [plan for us, plan in found[:TRIED] if us <= NEAR * found[0][0]] + plans
+        for plan in plans:
+            if described(plan) not in known:
+                known.append(described(plan))
+                wanted.append((choices[number], Task(problem_of(sizes), plan)))
+    for (choice, _), found in zip(wanted, times_of([task for _, task in wanted], jobs)):
+        choice["times"].append(described(found.plan) | {"us": round(found.us, 3)})
         save()
+
+
+def losses(choices: list[dict[str, Any]], values: dict[str, float]) -> list[float]:
+    """How much longer the model's first plan with these constants takes than the fastest that the clock has timed; of
+    the problems whose first plan it has timed."""
+    out = []
+    with constants(values):
+        for choice in choices:
+            first = described(ranked(tuple(choice["sizes"]))[0][1])
+            mine = [t["us"] for t in choice["times"] if plan_in(t) == first]
+            out += [us / min(t["us"] for t in choice["times"]) - 1 for us in mine]
+    return out
 
 
 def report(record: dict[str, Any]) -> None:
@@ -166,15 +198,10 @@ def report(record: dict[str, Any]) -> None:
         print(f"{name:18} mean error {statistics.mean(map(abs, found)):.1%}, with sign {statistics.mean(found):+.1%}")
     for name, value in record["fitted"].items():
         print(f"  {name:18} {getattr(rates, name):12.4g} in use {value:12.4g} fitted")
-    if choices:
-        best = [min(t["us"] for t in c["times"]) for c in choices]
-        for name, chosen in (
-            ("fitted", [c["times"][0]["us"] for c in choices]),
-            ("today's", [c["today_us"] for c in choices]),
-        ):
-            lost = [mine / least - 1 for mine, least in zip(chosen, best)]
-            print(f"{len(lost)} choices, {name}: mean loss {statistics.mean(lost):.1%}, worst {max(lost):.1%}, "
-                  f"{sum(x <= 0.05 for x in lost)} within 5 %")  # fmt: skip
+    for name, values in (("fitted", record["fitted"]), ("today's", {})):
+        if lost := losses(choices, values):
+            print(f"{len(lost)} of {len(choices)} choices, {name}: mean loss {statistics.mean(lost):.1%}, worst "
+                  f"{max(lost):.1%}, {sum(x <= 0.05 for x in lost)} within 5 %")  # fmt: skip
 
 
 def main() -> int:

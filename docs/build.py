@@ -20,6 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strict", action="store_true", help="warnings and tables that differ are errors")
     parser.add_argument("--out", type=Path, default=SITE, help="the folder of the site (default: docs/_site)")
+    parser.add_argument("--check", action="store_true", help="read and resolve all pages, write none")
     parser.add_argument("--skip-tables", action="store_true", help="do not compare tables with their records")
     asked = parser.parse_args(arguments)
     if importlib.util.find_spec("myst_nb") is None or importlib.util.find_spec("furo") is None:
@@ -35,7 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
 
     strict = ["-W", "--keep-going", "-E"] if asked.strict else []
     cache = asked.out / ".doctrees"
-    return sphinx(["-q", "-b", "html", "-c", str(DOCS), "-d", str(cache), *strict, str(DOCS.parent), str(asked.out)])
+    builder = "dummy" if asked.check else "html"
+    return sphinx(["-q", "-b", builder, "-c", str(DOCS), "-d", str(cache), *strict, str(DOCS.parent), str(asked.out)])
 
 
 def _stale() -> list[str]:

@@ -270,5 +270,5 @@ def _reduction(c: GemmConfig, steps: int, k_tiles: int) -> float:
 def _epilogue(c: GemmConfig) -> float:
     """Tensor memory to output, of one tile; threads that store rows fill the sectors of memory less well than TMA."""
     epi_tiles = c.products * c.slice_n / 32
-    direct = c.store == "direct" and c.out_major == "n"
-    return epi_tiles * rates.EPI_TILE_US * (rates.DIRECT_FACTOR if direct else 1.0)
+    by_threads = rates.DIRECT_FACTOR if c.out_major == "n" else rates.COLUMN_FACTOR
+    return epi_tiles * rates.EPI_TILE_US * (by_threads if c.store == "direct" else 1.0)

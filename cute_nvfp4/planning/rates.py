@@ -57,6 +57,9 @@ EPI_TILE_US = Figure(
 DIRECT_FACTOR = Figure(
     2.0, "", "assumed", "row-major stores by threads, which fill half sectors at a time, against TMA stores"
 )
+COLUMN_FACTOR = Figure(
+    1.0, "", "assumed", "column-major stores by threads; the clock's times of random plans say 2.7 (gemm_refit.py)"
+)
 CLUSTER_US = Figure(
     0.2, "us", "assumed", "two barriers of a cluster, at its start and at its exit, of about 190 cycles (as on H100)"
 )

@@ -51,7 +51,11 @@ def test_choices_are_what_the_model_s_first_plans_take(monkeypatch):
         for t in choice["times"]:
             assert t["us"] == round(m + n / 1e4 + t["tiling"]["tile_n"] / 1e6, 3)
         _, today = gemm_refit.ranked((m, n, k))[0]
-        assert gemm_refit.described(today) in [{x: t[x] for x in ("swap", "tiling")} for t in choice["times"]]
+        assert gemm_refit.described(today) in list(map(gemm_refit.plan_in, choice["times"]))
+    assert len(gemm_refit.losses(record["choices"], record["fitted"])) == 3
+    before = json.loads(json.dumps(record))
+    gemm_refit.draw_choices(record, 3, 1, lambda: None)
+    assert json.loads(json.dumps(record)) == before, "what has a time is timed again"
 
 
 def test_an_error_loses_no_other_launch(monkeypatch, tmp_path, capsys):

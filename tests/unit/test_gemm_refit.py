@@ -42,6 +42,11 @@ def test_the_fit_finds_what_the_times_were_made_with():
     assert {name: float(getattr(rates, name)) for name in gemm_refit.CONSTANTS} == before
 
 
-def test_the_record_s_constants_are_what_the_fit_finds_in_it():
+def test_no_step_from_the_record_s_constants_is_better():
     record = json.loads(gemm_refit.RECORD.read_text())
-    assert record["plans"] and gemm_refit.fit(record["plans"]) == record["fitted"]
+    least = gemm_refit.loss(record["plans"], record["fitted"])
+    assert len(record["plans"]) == 300 and len(record["choices"]) == 60
+    assert least < gemm_refit.loss(record["plans"], {})
+    # the constants are rounded to four digits
+    for values in gemm_refit.neighbours(record["fitted"], 2 * gemm_refit.FINEST):
+        assert gemm_refit.loss(record["plans"], values) > 0.999 * least
