@@ -67,7 +67,7 @@ def compare(rank: int) -> None:
                 assert near(got, want), (batch, tokens, norms is None)
                 assert near(mine, cache)
             assert not near(got, want.roll(1, -1))
-    assert [between_triton.splits_of(batch * KV, LENGTH) for batch in (1, 33)] == [2, 1]
+    assert [between_triton.splits_of(batch * KV, LENGTH) for batch in (1, 33)] == [4, 1]
     x, residual, weight = drawn(3, 100), drawn(3, 100), drawn(100)
     for got, want in zip(between_triton.add_norm(x, residual, weight, EPS), add_norm(x, residual, weight)):
         assert near(got, want) and not near(got, want.roll(1, 0))
@@ -101,7 +101,7 @@ def compare_one_token(drawn: Any) -> None:
 
 
 def test_kernels_give_what_torch_gives() -> None:
-    """With two CTAs for a group of heads, and with one: a batch of 33."""
+    """With four CTAs for a group of heads, and with one: a batch of 33."""
     ranks(compare, count=1, seconds=300)
 
 
