@@ -27,12 +27,19 @@ def plans(of: dict[str, Any]) -> str:
 
 
 def clocked() -> str:
-    """The package's plans that the clock decided. Nothing of it was measured."""
+    """The package's plans of the contest's shapes that the clock decided. Nothing of it was measured."""
+    from cute_nvfp4.harness.evaluation import Options, task_of
     from cute_nvfp4.planning.clocked import entries
+
+    contest = set()
+    for problem in ("nvfp4_group_gemm", "nvfp4_gemm", "nvfp4_dual_gemm"):
+        for case in task_of(Options(problem=problem)).benchmarks:
+            contest.add(tuple(zip(*(case[x] if isinstance(case[x], list) else [case[x]] for x in "mnk"))))
 
     heads = ["problem", "m, n, k", "tile", "K split", "store", "the model's choice, µs", "this plan, µs", "clock"]
     rows = []
-    for entry in sorted(entries().values(), key=lambda e: (e.grouped, e.products, e.sizes)):
+    shown = (entry for entry in entries().values() if entry.sizes in contest)
+    for entry in sorted(shown, key=lambda e: (e.grouped, e.products, e.sizes)):
         kind = "group_gemm" if entry.grouped else "gemm" if entry.products == 1 else "dual_gemm"
         several = ["/".join(map(str, dict.fromkeys(sizes))) for sizes in zip(*entry.sizes)]
         several[0] = "/".join(str(m) for m, _, _ in entry.sizes)

@@ -126,7 +126,6 @@ def _compile_gemm(arch: str, m: int, n: int, k: int, batch: int) -> tuple[Compil
     """The kernel that ``gemm`` would run on this problem, its plan in words, and where everything lies."""
     from ..kernels.gemm.limits import shared_plan
     from ..kernels.gemm.sm100 import memory_plan as sm100
-    from ..kernels.gemm.sm100.mainloop import UNROLL
     from ..kernels.gemm.sm120 import memory_plan as sm120
     from ..ops.gemm import compile_gemm
     from ..planning.gemm import GemmProblem, choose
@@ -146,7 +145,7 @@ def _compile_gemm(arch: str, m: int, n: int, k: int, batch: int) -> tuple[Compil
         "tensor_memory": "none" if warps else sm100.TensorPlan(config).arithmetic,
         "pipelines": _edges(architecture_plan.pipelines(config)),
         "mma_loop": {
-            "steps": 1 if warps else UNROLL,
+            "steps": 1,
             "instructions": loop.instructions,
             "mmas": loop.count(opcode),
             "scale_copies": loop.count(scales),

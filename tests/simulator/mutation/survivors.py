@@ -91,8 +91,7 @@ _GEMM_PERMIT = (
 )
 _GEMM_TAIL = (
     "The wait keeps the CTA alive until all MMAs that read its stages have done with them. The epilogue keeps it alive "
-    "longer: it waits for the last accumulator, which the same thread commits after the stages; in a cluster, CTAs "
-    "then wait for one another, so that this goes for the MMAs of the others too."
+    "longer: it waits for the last accumulator, which the same thread commits after the stages, in a pair for both."
 )
 _GEMM_ALIGNED = (
     "All lanes have executed tcgen05.wait::ld.sync.aligned together, and what the arrival announces, that they have "
@@ -194,7 +193,7 @@ HARMLESS: _Table = {
     **{(k, "scales of other rows", n): _SAME_SCALES for k in _SM120 if k != "sm_120a wide" for n in range(1, 33)},
     **{("sm_120a gated", "scales of other rows", n): _SAME_SCALES for n in range(33, 65)},
     **{(k, "drop tcgen05.relinquish_alloc_permit", 1): _GEMM_PERMIT for k in _GEMM_STORES},
-    **{(k, "drop wait", n): _GEMM_TAIL for k in _GEMM for n in (2, 3)},
+    **{(k, "drop wait", 2): _GEMM_TAIL for k in _GEMM if k != "gemm multicast"},
     **{(k, "wait for the next barrier", 2): _OTHER_STAGE for k in _GEMM},
     **{(k, "drop warp barrier", 1): _GEMM_ALIGNED for k in _GEMM if k not in ("gemm split_k", "gemm stream_k")},
     ("gemm split_k", "drop warp barrier", 2): _GEMM_ALIGNED,
