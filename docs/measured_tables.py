@@ -201,10 +201,10 @@ def generate_split(name: str = "generate", what: str = "split") -> str:
 
 def w4a8_products() -> str:
     """Medians of products by the width of activations, and how many times faster than the faster peer."""
-    names = ("w4a16", "w4a8-rows", "w4a8", "w4a4-plain", "scaled_mm")
+    names = ("w4a16", "w4a8-rows", "w4a8", "w4a8-mxfp4", "w4a4-plain", "scaled_mm")
     lines = [
-        "| m, n, k | bf16 peer, µs | W4A16 | W4A8, x in FP8 | W4A8 | W4A4, plain operands | FP8 × FP8 |",
-        "|---" * 7 + "|",
+        "| m, n, k | bf16 peer, µs | W4A16 | W4A8, x in FP8 | W4A8 | W4A8, MXFP4 | W4A4, plain operands | FP8 × FP8 |",
+        "|---" * 8 + "|",
     ]
     for kind, of in record("gemm_w4a8_nvidia_h200")["sets"].items():
         for row in of["rows"]:
