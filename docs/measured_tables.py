@@ -199,12 +199,31 @@ def generate_split(name: str = "generate", what: str = "split") -> str:
     return machine(of, how) + table(["", *found], rows)
 
 
+def through_transformers() -> str:
+    """Models that transformers loads and runs: memory, and the time between two tokens."""
+    of = record("through_transformers_nvidia_h200")
+    rows = []
+    for model in of["models"]:
+        found = {row["contestant"]: row for row in model["rows"]}
+        for name, row in found.items():
+            step, kernels, size = row["step_us"], row["gpu_us"], model["file_bytes"]
+            faster = [
+                f" ({times(found['bf16'][x] / row[x])} ×)" if name != "bf16" else "" for x in ("step_us", "gpu_us")
+            ]
+            cells = [f"{us(step)}{faster[0]}", f"{1e6 / step:.0f}", f"{us(kernels)}{faster[1]}"]
+            memory = [f"{row['held_bytes'] / 1e9:.2f}", f"{row['peak_bytes'] / size:.3f}" if name != "bf16" else ""]
+            rows.append([f"{model['shape']}, {name}", *cells, *memory])
+    how = f"drawn weights, one sequence, {of['prompt']} tokens read, medians of {of['tokens']} tokens"
+    head = ["", "a token, µs", "tokens a second", "its kernels, µs", "weights, GB", "peak while loading ÷ file"]
+    return machine(of, how) + table(head, rows)
+
+
 def w4a8_products() -> str:
     """Medians of products by the width of activations, and how many times faster than the faster peer."""
-    names = ("w4a16", "w4a8-rows", "w4a8", "w4a4-plain", "scaled_mm")
+    names = ("w4a16", "w4a8-rows", "w4a8", "w4a8-mxfp4", "w4a4-plain", "scaled_mm")
     lines = [
-        "| m, n, k | bf16 peer, µs | W4A16 | W4A8, x in FP8 | W4A8 | W4A4, plain operands | FP8 × FP8 |",
-        "|---" * 7 + "|",
+        "| m, n, k | bf16 peer, µs | W4A16 | W4A8, x in FP8 | W4A8 | W4A8, MXFP4 | W4A4, plain operands | FP8 × FP8 |",
+        "|---" * 8 + "|",
     ]
     for kind, of in record("gemm_w4a8_nvidia_h200")["sets"].items():
         for row in of["rows"]:
@@ -234,11 +253,12 @@ TABLES = {
     "moe_layers": moe_layers,
     "generate": generate,
     "generate_split": generate_split,
+    "through_transformers": through_transformers,
     "generate_prompt_split": functools.partial(generate_split, "generate_triton", "prompt_split"),
     "generate_triton_split": functools.partial(generate_split, "generate_triton"),
     "generate_qwen3_split": functools.partial(generate_split, "generate_qwen3_30b_a3b"),
 }
 TABLES |= {
     f"generate_{name}": functools.partial(generate, f"generate_{name}")
-    for name in ("fused_norms", "flash", "triton", "qwen3_30b_a3b")
+    for name in ("fused_norms", "flash", "triton", "qwen3_30b_a3b", "smollm2_135m")
 }
