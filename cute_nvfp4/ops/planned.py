@@ -82,8 +82,7 @@ class PlannedLaunch:
                 terms.append(path or repr(source))
         self.terms = ", ".join(terms)
         self.values: Callable[..., tuple] = eval(f"lambda {', '.join(fields)}: ({self.terms},)")
-        # a plan outlives its example by far, whose memory it must not keep
-        self._paths = tuple(tensors)
+        # a plan outlives its example by far: it keeps the paths, and no memory
         self._written = {x for x in tensors if x.split(".")[0] in WRITTEN and x not in read_only}
         self.apart = self._apart(tensors)
 
@@ -103,7 +102,7 @@ class PlannedLaunch:
 
     def touched(self, *given: Any) -> Tensors:
         """Every tensor that the launch may touch, by name. given: the fields of a call."""
-        found = {path: self._at(path, given).detach() for path in self._paths}
+        found = {path: self._at(path, given).detach() for path in self._places.values()}
         found |= {"decoded": given[-1]} if self._decoded else {}
         # what is read where it is written counts once
         in_place = {_where(found[path]) for path in self._written}
