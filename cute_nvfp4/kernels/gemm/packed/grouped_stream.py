@@ -184,7 +184,8 @@ class StreamGroups(PackedRows):
         self.table.write("total", 0, total)
 
     def passes(self, rows: Int32) -> Int32:
-        return ceil_div(rows, self.config.columns)
+        columns = self.config.columns
+        return ceil_div(rows, columns) if columns & (columns - 1) == 0 else (rows + (columns - 1)) // columns
 
     def tiles(self, m: Int32, n: Int32) -> Int32:
         return self.passes(m) * cute.ceil_div(n, self.config.out_rows)

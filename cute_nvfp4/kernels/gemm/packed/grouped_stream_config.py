@@ -41,6 +41,7 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
     tensor_maps: ClassVar[tuple[str, ...]] = ()
     words: ClassVar[tuple[str, ...]] = ()
     ways_to_start: ClassVar[tuple[str, ...]] = ("", "all", "x")
+    columns_possible: ClassVar[tuple[int, ...]] = (8, 16, 24, 32)
 
     maps: str = "rows"
     capacity: int = WINDOW
