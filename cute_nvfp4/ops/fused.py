@@ -12,10 +12,12 @@ from ..kernels.quantize.arguments import Strides
 from ..kernels.quantize.fused import Matrix
 from ..operand import BlockScaledTensor, row_alignment
 from ..planning.quantize import QuantizeProblem
+from ..row_scaled import FP8, RowScaledTensor
 from ..runtime.kernel import Kernel
 from ..target import Target
 from ..tensors import check_tensor
-from .checks import DTYPE_NAMES, check_overlap
+from .checks import DTYPE_NAMES, check_memory, check_overlap
+from .dispatch import is_recorded
 from .planned import PlannedCall, allocator
 from .quantize import QUANTIZE
 from .quantize_launch import Results, quantize_arguments, quantized_output, readable_by
@@ -27,6 +29,7 @@ from .quantize_request import (
     checked_request,
     kind_of_scale,
 )
+from .quantize_rows import quantize_rows
 
 
 class Fused(NamedTuple):
@@ -39,23 +42,35 @@ class Fused(NamedTuple):
 
 class FusedRequest(NamedTuple):
     """What a fused operation is asked for. matrices: all that its kernel reads or writes beside the operand, (M, K)
-    each; quantized: what is done with the values; kind: of their global scale, as ``kind_of_scale`` says it."""
+    each; quantized: what is done with the values, None for rows in FP8; kind: of their global scale, as
+    ``kind_of_scale`` says it, or FP8."""
 
     matrices: tuple[torch.Tensor | None, ...]
-    quantized: QuantizeRequest
+    quantized: QuantizeRequest | None
     kind: str
+
+    @property
+    def recorded(self) -> bool:
+        """Whether torch records what is done with the matrices."""
+        return is_recorded(self.matrices[0])
 
 
 def check_written(
-    read: Mapping[str, torch.Tensor], given: Any, out: BlockScaledTensor | None, residual_out: torch.Tensor | None
+    read: Mapping[str, torch.Tensor],
+    given: Any,
+    out: BlockScaledTensor | RowScaledTensor | None,
+    residual_out: torch.Tensor | None,
 ) -> None:
     """Raises if what is written overlaps itself or what is read; but the new residual may be x, or the old one."""
     if residual_out is not None:
         # a thread reads a block before it writes it: they may be the same memory, but not lie across it
         check_overlap({name: None if same(x, residual_out) else x for name, x in read.items()}, residual_out)
-    if out is not None:
+    read = {**read, "residual_out": residual_out}
+    if isinstance(out, RowScaledTensor):
+        check_memory(read, out)
+    elif out is not None:
         check_out_gradient(out)
-        check_out_memory(out, {**read, "residual_out": residual_out}, given)
+        check_out_memory(out, read, given)
 
 
 def checked_quantization(values: torch.Tensor, r: Any) -> tuple[QuantizeRequest, str]:
@@ -71,11 +86,12 @@ def checked_quantization(values: torch.Tensor, r: Any) -> tuple[QuantizeRequest,
     return request, kind_of_scale(request.format, r.global_scale, values.device)
 
 
-def quantized_values(values: torch.Tensor, r: Any, backend: str) -> BlockScaledTensor:
+def quantized_values(values: torch.Tensor, r: Any) -> BlockScaledTensor | RowScaledTensor:
     """``values`` quantized by ``quantize`` as the request of an operation says."""
-    names = ("format", "rule", "global_scale", "scale_layout", "out")
-    given = {name: getattr(r, name) for name in names}
-    return QUANTIZE.call(*QUANTIZE.request_of(x=values, backend=backend, **given))
+    if r.format == FP8:
+        return quantize_rows(values.reshape(-1, values.shape[-1]), r.out, r.backend)
+    names = ("format", "rule", "global_scale", "scale_layout", "out", "backend")
+    return QUANTIZE.call(*QUANTIZE.request_of(x=values, **{name: getattr(r, name) for name in names}))
 
 
 def fused_problem(request: QuantizeRequest, kind: str, *read: torch.Tensor | None) -> QuantizeProblem:
@@ -103,7 +119,7 @@ def computed_scale(operation: Any, values: str) -> Callable[..., Fused]:
         if r.out is not None:
             operation.overlapping(*given)
         found = operation.run(*r._replace(**plain))
-        return found._replace(quantized=quantized_values(found.values, r, r.backend))
+        return found._replace(quantized=quantized_values(found.values, r))
 
     return call
 
@@ -123,23 +139,41 @@ def fused_call(
 ) -> PlannedCall:
     """The planned call of one launch. values: whether they are a result, too. own: fields of the record; with a
     "residual_out" that is a result, too."""
-    x, request, kind = r.described.matrices[0], r.described.quantized, r.described.kind
-    shape = (*r[0].shape[:-1], x.shape[1])
-    like, results = torch.empty(shape, dtype=x.dtype, device=x.device), Results(request, r.global_scale)
+    (x, *_), request, kind = r.described
+    results = Results(request, r.global_scale)
     out = results.maker(operation.fields)(*r) if r.out is None else r.out
     arguments = kernel.arguments(
         quantize=quantize_arguments(request, x, operation.fields[0], out, kind, plan),
-        values=matrix(like.reshape(x.shape), "values") if values else None,
+        # as they are allocated
+        values=Matrix("values", Strides(x.shape[1] * x.element_size(), 0)) if values else None,
         **own,
     )
-    options, residual = quantized_output(operation, r, results), own.get("residual_out") is not None
+    options = quantized_output(operation, r, results)
+    return planned_call(operation, kernel, plan.config, target, arguments, r, out, values, **options)
+
+
+def planned_call(
+    operation: Any,
+    kernel: Kernel,
+    config: Any,
+    target: Target,
+    arguments: Any,
+    r: Any,
+    out: BlockScaledTensor | RowScaledTensor,
+    values: bool = False,
+    **options: Any,
+) -> PlannedCall:
+    """The planned call that gives ``Fused``: a result like ``out``, a new residual, if the record has one, and
+    ``values``, if wanted. options: of ``Operation.planned``."""
+    x, residual = r.described.matrices[0], getattr(arguments, "residual_out", None) is not None
+    like = torch.empty((*r[0].shape[:-1], x.shape[1]), dtype=x.dtype, device=x.device)
     options["result"] = f"out, {'residual_out' if residual else None}, {'values' if values else None}"
     if residual:
         options["new"] = {"residual_out": allocator(torch.empty_like(like))}
     if values:
         make = allocator(like)
         options["extra"] = "values", lambda given, kept: make(), like
-    return operation.planned(kernel, plan.config, target, arguments, r._replace(out=out), wrap=Fused, **options)
+    return operation.planned(kernel, config, target, arguments, r._replace(out=out), wrap=Fused, **options)
 
 
 def checked_matrix(name: str, x: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:

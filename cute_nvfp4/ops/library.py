@@ -14,7 +14,7 @@ from ..errors import OperandError
 from ..formats import NVFP4
 from ..operand import BlockScaledTensor
 from ..prepared_weight import PreparedWeight
-from ..row_scaled import RowScaledTensor
+from ..row_scaled import FP8, RowScaledTensor
 from ..scale_layout import blocked_view
 from . import gradients
 from .dequantize import DEQUANTIZE
@@ -312,6 +312,9 @@ def _quantize(request: Any) -> Operator | None:
 for _row in TABLE.values():
     _row.serve()
 QUANTIZE.operator = _quantize
+for _fused in (RMSNORM, SILU_MUL):
+    # a graph records what is computed for rows in FP8, and then that these are quantized
+    _fused.operator = lambda r, name=_fused.name: None if r.format == FP8 else TABLE[name]
 DEQUANTIZE.operator = lambda request: None
 GATED.operator = _gated
 CONTIGUOUS.operator = lambda r: TABLE[

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..errors import OperandError
+from ..errors import OperandError, OperandTypeError
 from ..kernels.quantize.fp8_config import MAX_K, VECTOR, Fp8RowsArguments, can_implement, short_rows_config
 from ..lazy import Lazily
 from ..operand import address_of, is_wrapper, row_alignment
@@ -55,8 +55,20 @@ def check_rows(x: torch.Tensor) -> None:
         )
 
 
+def check_out(out: Any, x: torch.Tensor) -> None:
+    """Raises unless the kernel writes the rows of x (M, K) to ``out``, if there is one."""
+    if out is None:
+        return
+    if not isinstance(out, RowScaledTensor):
+        raise OperandTypeError.of("out", got=type(out).__name__, expected="RowScaledTensor")
+    check_tensor("data of out", out.data, shapes=[x.shape], device=x.device)
+    if not out.data.is_contiguous():
+        raise OperandError.of("strides of the data of out", got=out.data.stride(), expected="contiguous rows")
+
+
 def _check(r: Any) -> RowScaledTensor:
     check_rows(r.x)
+    check_out(r.out, r.x)
     return new_rows(r.x) if r.out is None else r.out
 
 

@@ -22,7 +22,7 @@ from ..target import Target
 from ..tensors import check_tensor
 from .arguments import TYPED, Argument
 from .checks import DTYPE_NAMES
-from .fp8_computed import computed_rows, refuse_options
+from .fp8_computed import fp8_call, rows_in_fp8
 from .fused import (
     Fused,
     FusedRequest,
@@ -102,10 +102,6 @@ def rmsnorm_quantize(
         OperandError, OperandTypeError: an argument that does not fit; results that overlap.
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
-    if format == FP8:
-        refuse_options(global_scale, rule, scale_layout, return_normed)
-        rows, new = computed_rows(x, residual, weight, "rmsnorm", eps, out, residual_out, backend)
-        return rows if residual is None else RmsnormQuantized(rows, new, None)
     options = global_scale, eps, residual, format, rule, scale_layout, return_normed
     found = RMSNORM.call(x, weight, *options, out, residual_out, backend)
     if residual is None and not return_normed:
@@ -118,12 +114,16 @@ def rmsnorm_quantize(
 
 def _describe(r: Any) -> FusedRequest:
     matrices = checked_inputs(r.x, r.weight, r.residual, r.eps, r.residual_out)
+    if r.format == FP8:
+        if r.weight is not None:
+            check_tensor("weight for rows in FP8", r.weight, dtypes=[r.x.dtype])
+        return rows_in_fp8(r, matrices, r.return_normed)
     return FusedRequest(matrices, *checked_quantization(matrices[0], r))
 
 
 def _check(r: Any) -> BlockScaledTensor | None:
-    (_, _, new), request, _ = r.described
-    if not request.recorded:
+    new = r.described.matrices[2]
+    if not r.described.recorded:
         if new is not None and readable(new) is not new:
             got = f"address {new.data_ptr():#x}, strides {new.stride()}"
             raise OperandError.of("residual_out", got=got, expected="contiguous rows at multiples of 16 bytes")
@@ -142,14 +142,8 @@ def _plan(r: Any, target: Target) -> Callable[..., Fused]:
         return computed_scale(RMSNORM, "return_normed")
     if any(x is not None and readable(x) is not x for x in (rows, old, r.weight)):
         return readable_first(RMSNORM, _copied)
-    problem = RmsnormProblem(
-        # the new residual and the weight have addresses of their own
-        fused_problem(request, kind, rows, old, new, r.weight),
-        values=r.return_normed,
-        residual=old is not None,
-        weight="" if r.weight is None else DTYPE_NAMES[r.weight.dtype],
-    )
-    plan = choose_rmsnorm(problem, target.arch, sm_count(target, r.x.device))
+    # the new residual and the weight have addresses of their own
+    read = rows, old, new, r.weight
     if old is not None and new is None:
         new = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
     record = {
@@ -159,6 +153,15 @@ def _plan(r: Any, target: Target) -> Callable[..., Fused]:
         "eps": r.eps,
         "inverse_k": 1.0 / rows.shape[1],
     }
+    if kind == FP8:
+        return fp8_call(RMSNORM, "rmsnorm", r, target, **record)
+    problem = RmsnormProblem(
+        fused_problem(request, kind, *read),
+        values=r.return_normed,
+        residual=old is not None,
+        weight="" if r.weight is None else DTYPE_NAMES[r.weight.dtype],
+    )
+    plan = choose_rmsnorm(problem, target.arch, sm_count(target, r.x.device))
     return fused_call(RMSNORM, KERNEL, plan, r, target, r.return_normed, **record)
 
 
@@ -177,7 +180,7 @@ def _reference(r: Any) -> Fused:
         new = torch.empty(x.shape, dtype=x.dtype, device=x.device) if new is None else new
         new.detach().copy_(rows.reshape(new.shape))
     normed = rmsnorm_reference(rows, weight, r.eps).reshape(x.shape).contiguous()
-    return Fused(quantized_values(normed, r, "reference"), new, normed)
+    return Fused(quantized_values(normed, r), new, normed)
 
 
 def checked_inputs(

@@ -18,7 +18,7 @@ from ..row_scaled import FP8, RowScaledTensor
 from ..runtime.backend import Backend, sm_count
 from ..runtime.kernel import Kernel
 from ..target import Target
-from .fp8_computed import computed_rows, refuse_options
+from .fp8_computed import fp8_call, rows_in_fp8
 from .fused import (
     Fused,
     FusedRequest,
@@ -82,10 +82,6 @@ def silu_mul_quantize(
         OperandError, OperandTypeError: an argument that does not fit; results that overlap.
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
-    if format == FP8:
-        refuse_options(global_scale, rule, scale_layout, return_activation)
-        both = halves(gate, up)
-        return computed_rows(both[0], both[1], None, "silu_mul", 0.0, out, None, backend)[0]
     options = global_scale, format, rule, scale_layout, return_activation
     found = SILU_MUL.call(gate, up, *options, out, backend)
     return SiluMulQuantized(found.quantized, found.values) if return_activation else found.quantized
@@ -93,11 +89,13 @@ def silu_mul_quantize(
 
 def _describe(r: Any) -> FusedRequest:
     matrices = halves(r.gate, r.up)
+    if r.format == FP8:
+        return rows_in_fp8(r, matrices, r.return_activation)
     return FusedRequest(matrices, *checked_quantization(matrices[0], r))
 
 
 def _check(r: Any) -> BlockScaledTensor | None:
-    if not r.described.quantized.recorded:
+    if not r.described.recorded:
         _check_memory(r)
     return r.out
 
@@ -111,12 +109,14 @@ def _plan(r: Any, target: Target) -> Callable[..., Fused]:
     (gate, up), request, kind = r.described
     if kind == "computed":
         return computed_scale(SILU_MUL, "return_activation")
+    half = gate.shape[1] * gate.element_size()
+    second = matrix(up, "up" if r.up is not None else f"gate + {half}")
+    if kind == FP8:
+        return fp8_call(SILU_MUL, "silu_mul", r, target, up=second)
     if any(readable(x) is not x for x in (gate, up)):
         return readable_first(SILU_MUL, _copied)
     problem = FusedProblem(fused_problem(request, kind, gate, up), values=r.return_activation)
     plan = choose_silu_mul(problem, target.arch, sm_count(target, r.gate.device))
-    half = gate.shape[1] * gate.element_size()
-    second = matrix(up, "up" if r.up is not None else f"gate + {half}")
     return fused_call(SILU_MUL, KERNEL, plan, r, target, r.return_activation, up=second)
 
 
@@ -136,7 +136,7 @@ def _reference(r: Any) -> Fused:
     gate, up = halves(r.gate, r.up)
     activation = silu_mul_reference(gate, up)
     values = activation.reshape(_shape(r, gate)).contiguous()
-    return Fused(quantized_values(activation, r, "reference"), None, values)
+    return Fused(quantized_values(activation, r), None, values)
 
 
 def halves(gate: torch.Tensor, up: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
