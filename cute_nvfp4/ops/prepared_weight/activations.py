@@ -39,15 +39,15 @@ class XRows(NamedTuple):
 
     @classmethod
     def of(cls, x: Any, weight: PreparedWeight, target: Target) -> XRows:
-        """Makes it of ``a``, which is "decoded" where it is block-scaled, and for a weight for FP8 is in FP8, or in 16
-        bits and then quantized to scratch memory."""
+        """Makes it of ``a``, which a launch before decodes to scratch memory where it is block-scaled, and for a weight
+        for FP8 is in FP8, or in 16 bits and then quantized to scratch memory."""
         rows, k = len(x) if isinstance(x, Tensor) else x.rows, weight.k
         if isinstance(x, RowScaledTensor):
             return cls("a.data", row_stride(x.data.stride(0), rows, k), RowScales("b.row_factor", "a.scale"))
         if isinstance(x, GroupedRows):
             return cls.of_groups(x, weight.dtype, target)
         if not isinstance(x, Tensor):
-            return cls("decoded", row_stride(k, rows, k))
+            return cls.decoded_before(x, weight.dtype, target)
         stride = row_stride(x.stride(0), rows, k)
         if weight.row_factor is None:
             return cls("a", stride)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from ...prepared_weight import PreparedWeight
 from ...reference import GATES, times
 from ...row_scaled import RowScaledTensor
 from ...weight_layout import DTYPES
-from ..checks import check_format, check_gate, factors_of
+from ..checks import DTYPE_NAMES, check_format, check_gate, factors_of
 from ..operator import refuse_gradients
 from ..quantize_rows import check_rows
 
@@ -135,6 +136,19 @@ def exact_product(
     sums = (left @ x.mT for x in (right if b.gated else (right,)))
     products = [times(x, alpha, scale, of_weight) for x, of_weight in zip(sums, b.global_scales)]
     return GATES[gate](products[0]) * products[1] if gate else products[0]
+
+
+def of_problem(weight: Any, out: torch.Tensor, factors: Sequence[Any]) -> dict[str, Any]:
+    """What a problem of one product, or of groups, says of a weight, prepared or ``Readable``, and of the output.
+    factors: what multiplies alpha."""
+    return {
+        "dtype": MMA_DTYPES[weight.dtype],
+        "packing": weight.packing,
+        "promoted": weight.promoted,
+        "out": DTYPE_NAMES[out.dtype],
+        "vector": row_alignment(out, 16) >= 16,
+        "factors": len(factors),
+    }
 
 
 def row_stride(stride: int, rows: int, k: int) -> int:

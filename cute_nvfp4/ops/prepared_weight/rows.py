@@ -10,14 +10,13 @@ import torch
 
 from ...errors import OperandError, OperandTypeError
 from ...grouped_rows import GroupedRows, checked_offsets
-from ...kernels.gemm.arguments import GroupFactor, PartialSums
+from ...kernels.gemm.arguments import GroupFactor
 from ...kernels.gemm.packed.grouped_stream_config import FetchedWeights, GroupedStreamArguments, GroupedStreamConfig
 from ...kernels.gemm.packed.grouped_stream_config import can_implement_groups as can_stream_groups
 from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight, RowWeight
 from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RoutedRows, RowsOfGroups
 from ...kernels.gemm.sm90.grouped_config import can_implement_groups
 from ...lazy import ByGeneration, Lazily
-from ...operand import row_alignment
 from ...planning.packed import PackedPlan
 from ...planning.packed_groups import PackedGroups, RoutedGroups, choose_groups
 from ...row_scaled import RowScaledTensor
@@ -28,9 +27,9 @@ from ..checks import DTYPE_NAMES
 from ..groups import status_of
 from ..operation import Operation
 from ..planned import PlannedCall
-from ..scratch import scratch_for
+from ..scratch import partial_sums, scratch_for
 from .activations import XRows
-from .operands import MMA_DTYPES, check_decodable, check_products, check_x, factors_of_products
+from .operands import check_decodable, check_products, check_x, factors_of_products, of_problem
 
 CHUNK = 16
 """Bytes of which bulk copies have a multiple."""
@@ -86,17 +85,12 @@ def plan_prepared_rows(
     problem = PackedGroups(
         sizes=((rows, b.rows, b.k),),
         stack=b.batch,
-        dtype=MMA_DTYPES[b.dtype],
-        out=DTYPE_NAMES[out.dtype],
-        vector=row_alignment(out, 16) >= 16,
-        factors=len(factors[0]),
         gate=gate,
-        packing=b.packing,
         routed=routed,
-        promoted=b.promoted,
         decoded=isinstance(a, GroupedRows),
         ids=ids,
         floats=floats,
+        **of_problem(b, out, factors[0]),
     )
     plan = choose_groups(problem, target.arch, sm_count(target, b.device), r.config)
     x = XRows.in_16_bits(a, b) if floats and plan.streams else XRows.of(a, b, target)
@@ -105,11 +99,13 @@ def plan_prepared_rows(
     weight = PackedWeight("b.packed", b.rows, b.packed.shape[-2], b.packed.stride(0))
     one, of_groups = one_of_rows(r, weight, x, rows), factors_of_groups(r, factors)
     if plan.streams:
-        sums = PartialSums("scratch.sums", "scratch.flags")
+        size = plan.scratch(b.rows)
         fetched = None if routed is None else fetched_by(r, plan.config)
-        streamed = GroupedStreamArguments(groups, one, slots, scalar, of_groups, sums, plan.workers, fetched)
+        streamed = GroupedStreamArguments(
+            groups, one, slots, scalar, of_groups, partial_sums(size), plan.workers, fetched
+        )
         plan = replace(plan, config=replace(plan.config, fetches=fetched is not None))
-        options = {"new": status_of(b.device), "extra": scratch_for(plan.scratch(b.rows), target, b.device)}
+        options = {"new": status_of(b.device), "extra": scratch_for(size, target, b.device)}
         return operation.planned(STREAM_GROUPS, plan.config, target, streamed, r, **options)
     arguments = GroupedWgmmaArguments(groups, one, slots, x.floats, scalar, of_groups, plan.workers)
     kernel = KERNEL if routed is None else ROUTED
@@ -154,7 +150,7 @@ def rows_call(
 ) -> PlannedCall:
     """The call of a product of rows of groups that is not streamed."""
     device = r.b.device
-    extra = scratch_for((0, 0), target, device, **x.places) if x.places else None
+    extra = scratch_for((0, 0), target, device, **x.places)
     config = replace(plan.config, first=x.first)
     return operation.planned(kernel, config, target, arguments, r, extra=extra, new=status_of(device))
 
