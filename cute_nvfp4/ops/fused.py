@@ -208,11 +208,10 @@ class FusedOperation(Operation):
         """The planned call that copies what a kernel cannot read."""
         self.overlapping(*given)
         r = self.request(*given)
-        copies = {
-            name: x for name, x in r.described.matrices._asdict().items() if x is not None and name != "residual_out"
-        }
-        shape = r[0].shape[:-1]
-        copies = {name: readable(x).reshape(*(shape if x.ndim == 2 else ()), -1) for name, x in copies.items()}
+        copies = {}
+        for name, x in r.described.matrices._asdict().items():
+            if x is not None and name != "residual_out":
+                copies[name] = readable(x) if x.ndim == 1 else readable(x).reshape(*r[0].shape[:-1], -1)
         return self.run(*r._replace(**copies))
 
     def _exactly(self, r: Any) -> Fused:
