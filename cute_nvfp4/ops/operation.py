@@ -145,8 +145,8 @@ class Operation:
         source, any_out = f"key({given})", " or ".join(f"{x} is not None" for x in self._outs)
         if key is None:
             places = [kind.on_cpu.format(x=x) for x, kind in kinds.items() if kind.on_cpu]
-            # an operand says it sooner than a tensor
-            place = max(reversed(places), key=lambda x: ".key." in x)
+            # an operand says it sooner than a tensor; of tensors the first is never None
+            place = max(places, key=lambda x: ".key." in x)
             around = f"surroundings(True) if {place} else session_number() if SESSIONS in modules else 0"
             source = f"({of_all('key', ', ')}, {around})"
         scope = _SCOPE | {"operation": self, "key": key}
