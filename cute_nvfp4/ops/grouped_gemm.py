@@ -24,9 +24,8 @@ from .list_fast_path import remember, repeated
 from .list_launch import ListRequest, Pair, arranged
 from .operation import Operation
 from .planned import Preparation
-from .prepared_weight.activations import natural_dtype
 from .prepared_weight.groups import PreparedList, check_group
-from .prepared_weight.operands import exact_product
+from .prepared_weight.operands import exact_product, natural_dtype
 from .prepared_weight.pack_then_multiply import PackThenMultiplyList
 from .prepared_weight.plain import PlainList, can_read
 

@@ -41,14 +41,15 @@ from ..operation import Operation
 from ..planned import PlannedCall
 from ..quantize import quantize
 from ..scratch import partial_sums, scratch_for
-from .activations import XRows, natural_dtype
 from .operands import (
     X,
+    XRows,
     check_no_gradient,
     check_products,
     check_x,
     exact_product,
     factors_of_products,
+    natural_dtype,
     of_problem,
     row_stride,
 )

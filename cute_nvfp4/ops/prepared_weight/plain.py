@@ -28,10 +28,9 @@ from ..dequantize import ListDequantizeCall
 from ..list_launch import Pair, Part
 from ..operation import Operation
 from ..planned import PlannedCall
-from .activations import XRows
 from .gemm import wgmma_call
 from .groups import PreparedList
-from .operands import of_problem
+from .operands import XRows, of_problem
 from .rows import KERNEL, factors_of_groups, one_of_rows, rows_call
 
 

@@ -28,8 +28,7 @@ from ..groups import status_of
 from ..operation import Operation
 from ..planned import PlannedCall
 from ..scratch import partial_sums, scratch_for
-from .activations import XRows
-from .operands import check_decodable, check_products, check_x, factors_of_products, of_problem
+from .operands import XRows, check_decodable, check_products, check_x, factors_of_products, of_problem
 
 CHUNK = 16
 """Bytes of which bulk copies have a multiple."""
