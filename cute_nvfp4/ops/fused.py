@@ -91,7 +91,7 @@ class FusedOperation(Operation):
         compute: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
         **options: Any,
     ) -> None:
-        self._kernel, self._source, self._values, self._matrices = kernel, source, values, matrices
+        self._kernel, self._source, self.wanted, self._matrices = kernel, source, values, matrices
         self._choose, self._record, self._compute = choose, record, compute
         super().__init__(
             function,
@@ -107,13 +107,17 @@ class FusedOperation(Operation):
             **({"count": COUNT_RESULT} | options),
         )
 
+    def shape_of(self, r: Any) -> tuple[int, ...]:
+        """The shape of what a request has quantized."""
+        return *r[0].shape[:-1], r.described.matrices[0].shape[1]
+
     def _described(self, r: Any) -> FusedRequest:
         matrices = self._matrices(r)
         if r.format != FP8:
             return FusedRequest(matrices, *checked_quantization(matrices[0], r))
-        if (r.global_scale, r.rule, r.scale_layout, getattr(r, self._values)) != (None, "max", "blocked", False):
+        if (r.global_scale, r.rule, r.scale_layout, getattr(r, self.wanted)) != (None, "max", "blocked", False):
             got = f"global_scale={r.global_scale!r}, rule={r.rule!r}, scale_layout={r.scale_layout!r}"
-            got += f", {self._values}={getattr(r, self._values)}"
+            got += f", {self.wanted}={getattr(r, self.wanted)}"
             raise OperandError.of(f"options for {FP8}", got=got, expected="global_scale=None, and no other option")
         for x in matrices:
             if x is not None and x.ndim == 2:
@@ -149,7 +153,7 @@ class FusedOperation(Operation):
         own = self._record(r, matrices)
         if kind == FP8:
             return self._planned_rows(r, target, own)
-        x, values = matrices[0], getattr(r, self._values)
+        x, values = matrices[0], getattr(r, self.wanted)
         plan = self._choose(r, fused_problem(request, kind, matrices), target.arch, sm_count(target, x.device))
         results = Results(request, r.global_scale)
         out = results.maker(self.fields)(*r) if r.out is None else r.out
@@ -187,7 +191,7 @@ class FusedOperation(Operation):
     ) -> PlannedCall:
         """The planned call of one launch. out: like the result; values: whether they are wanted, too."""
         x, residual = r.described.matrices[0], getattr(arguments, "residual_out", None) is not None
-        like = torch.empty((*r[0].shape[:-1], x.shape[1]), dtype=x.dtype, device=x.device)
+        like = torch.empty(self.shape_of(r), dtype=x.dtype, device=x.device)
         options["result"] = f"out, {'residual_out' if residual else None}, {'values' if values else None}"
         if residual:
             options["new"] = {"residual_out": allocator(torch.empty_like(like))}
@@ -201,7 +205,7 @@ class FusedOperation(Operation):
         r = self.request(*given)
         if r.out is not None:
             self.overlapping(*given)
-        found = self.run(*r._replace(**{"global_scale": None, "out": None, self._values: True}))
+        found = self.run(*r._replace(**{"global_scale": None, "out": None, self.wanted: True}))
         return found._replace(quantized=quantized_values(found.values, r))
 
     def _copied_first(self, *given: Any) -> Fused:
@@ -217,8 +221,7 @@ class FusedOperation(Operation):
     def _exactly(self, r: Any) -> Fused:
         """Computes the request in exact torch."""
         values, residual = self._compute(r, r.described.matrices)
-        shape = (*r[0].shape[:-1], values.shape[1])
-        return Fused(quantized_values(values, r), residual, values.reshape(shape).contiguous())
+        return Fused(quantized_values(values, r), residual, values.reshape(self.shape_of(r)).contiguous())
 
 
 def checked_quantization(values: torch.Tensor, r: Any) -> tuple[QuantizeRequest, str]:
