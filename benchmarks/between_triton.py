@@ -1,4 +1,4 @@
-"""Operations of ``generate_model.py`` between products in Triton, the same ones for every contestant.
+"""Operations of ``between_torch.py`` in Triton.
 
 A step of decoding takes one launch a layer for its attention: queries and keys are normed and turned, the new key and
 value kept, and all keys attended to, their CTAs' results added by the last one of a group of heads. A prompt takes one

@@ -30,8 +30,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+from between_torch import EPSILON, Between
 from common import Captured, capture, gpu_target, machine, results_path, take_turns, write
-from generate_model import EPSILON, LLAMA_8B, SHAPES, Between, Decoder, Shape, empty_cache, models
+from generate_model import LLAMA_8B, SHAPES, Decoder, Shape, empty_cache, models
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cute_nvfp4.harness.timing import ColdL2

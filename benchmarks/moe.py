@@ -417,12 +417,12 @@ def main() -> int:
                     compile_only(layer, options, quantized, fp8)
                 else:
                     record["rows"] += measure(layer, options, copy, quantized, fp8)
+                    write(record, options.output or results_path("moe"))
     except AssertionError as error:
         print(error, file=sys.stderr)
         return 1
     if options.compile:
         return 0
-    write(record, options.output or results_path("moe"))
     show(record["rows"])
     if options.json:
         print(json.dumps(record, indent=1))

@@ -106,24 +106,38 @@ def rounded(weight: BlockScaledTensor, up: BlockScaledTensor | None, promoted: b
         OperandError: blocks of MXFP4 that E4M3 cannot hold exactly beside the largest of their rows.
     """
     given, batched = [x for x in (weight, up) if x is not None], weight.is_batched
-    codes = [unpack_e2m1(x.data) if batched else unpack_e2m1(x.data).unsqueeze(0) for x in given]
-    scales = [weight.format.decode_scale(x.rowmajor_scale(), torch.float64) for x in given]
-    scales = [x.repeat_interleave(weight.format.block // NVFP4.block, dim=-1) for x in scales]
-    one, other = (x[0] if up is None else interleaved(*x) for x in (codes, scales))
     name = packing_of(weight.format)
-    rows, packing = by_row(one, other), PACKINGS[name][torch.float8_e4m3fn]
-    if weight.format is MXFP4 and (least := float(rows.least)) < LEAST:
-        raise OperandError.of(
-            "scales in a row of an MXFP4 weight for torch.float8_e4m3fn",
-            got=f"2**{6 - int(math.log2(least))} apart",
-            expected=f"at most 2**{6 - int(math.log2(LEAST))}, where a block is not zero",
-            hint="dtype=torch.bfloat16 takes 2**30.",
-        )
-    packed = pack_rows(rows, packing)
-    factor = torch.nn.functional.pad(rows.factor, (0, -rows.factor.shape[-1] % SLAB_ROWS), value=1.0)
+    packing = PACKINGS[name][torch.float8_e4m3fn]
+    stacks = [(x.data, x.rowmajor_scale()) if batched else (x.data[None], x.rowmajor_scale()) for x in given]
+    # one matrix after the other: on the way an element takes dozens of bytes
+    each = [
+        _rounded([(data[i : i + 1], scale[i : i + 1]) for data, scale in stacks], weight.format, packing)
+        for i in range(len(stacks[0][0]))
+    ]
+    packed, factor = (torch.cat(x) for x in zip(*each))
     packed, factor = (packed, factor) if batched else (packed[0], factor[0])
     gate, of_up = (*(x.global_scale for x in given), None)[:2]
     options = {"global_scale": gate, "gated": up is not None, "up_global_scale": of_up, "packing": name}
     return PreparedWeight(
         packed, weight.rows, weight.k, packing.dtype, row_factor=factor.contiguous(), promoted=promoted, **options
     )
+
+
+def _rounded(
+    given: list[tuple[torch.Tensor, torch.Tensor]], format: Format, packing: Packing
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tiles (1, …), and factors of the padded rows (1, rows), of a matrix or of two: codes and scales by rows."""
+    codes = [unpack_e2m1(data) for data, _ in given]
+    scales = [format.decode_scale(scale, torch.float64) for _, scale in given]
+    scales = [x.repeat_interleave(format.block // NVFP4.block, dim=-1) for x in scales]
+    one, other = (x[0] if len(given) == 1 else interleaved(*x) for x in (codes, scales))
+    rows = by_row(one, other)
+    if format is MXFP4 and (least := float(rows.least)) < LEAST:
+        raise OperandError.of(
+            "scales in a row of an MXFP4 weight for torch.float8_e4m3fn",
+            got=f"2**{6 - int(math.log2(least))} apart",
+            expected=f"at most 2**{6 - int(math.log2(LEAST))}, where a block is not zero",
+            hint="dtype=torch.bfloat16 takes 2**30.",
+        )
+    factor = torch.nn.functional.pad(rows.factor, (0, -rows.factor.shape[-1] % SLAB_ROWS), value=1.0)
+    return pack_rows(rows, packing), factor

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -82,6 +83,15 @@ def random_sizes(rows: int, groups: int) -> tuple[int, ...]:
     chances = np.exp(rows * np.log1p(-1 / groups) + np.concatenate([[0.0], np.cumsum(ratios)]))
     found = np.searchsorted(np.cumsum(chances), (np.arange(groups)[::-1] + 0.5) / groups)
     return tuple(int(x) for x in found if x)
+
+
+def uneven_sizes(rows: int, groups: int, spread: float) -> tuple[int, ...]:
+    """Rows of the groups that have some, the largest first: quantiles of a lognormal distribution. spread: the standard
+    deviation of the logarithms."""
+    normal = statistics.NormalDist()
+    shares = np.exp([spread * normal.inv_cdf(1 - (i + 0.5) / groups) for i in range(groups)])
+    ends = np.rint(np.cumsum(shares) / shares.sum() * rows).astype(int)
+    return tuple(int(x) for x in sorted(np.diff(ends, prepend=0), reverse=True) if x)
 
 
 def too_many_groups(groups: int) -> str:

@@ -3,9 +3,11 @@ work tiles distributed as the kernel will distribute them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import statistics
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,11 +21,15 @@ from ..runtime.bounded import remembered
 from ..target import Architecture
 from ..weight_layout import DTYPES, PACKINGS, SLAB_ROWS
 from .group_costs import GROUP_COSTS, GroupCosts
-from .grouped import random_sizes, too_many_groups
+from .grouped import random_sizes, too_many_groups, uneven_sizes
 from .packed import MMA_SYNC_TILE_N, deep
 from .packed_model import COSTS
 from .packed_problem import TILING, PackedPlan, packed_tiles
 
+Sizes: TypeAlias = tuple[tuple[int, int, int], ...]
+"""(m, n, k) of each group."""
+SPREADS = 0.25, 0.5, 0.75
+"""Standard deviations of the logarithms of sizes that nobody knows yet."""
 STREAMED = {"slabs": 8, "warps_m": 4, "warps_k": 2, "stage_tiles": 2, "stages": 8, "ctas_per_sm": 2}
 """The tiling of the streaming kernel: what one CTA of an SM stores and adds up the other hides."""
 HALVED = {"slabs": 4, "warps_m": 2, "warps_k": 4, "stage_tiles": 2, "stages": 16, "ctas_per_sm": 2}
@@ -73,7 +79,7 @@ class PackedGroups:
     few slots, which only the streaming kernel sorts itself; "": rows are sorted. floats: of which dtype are rows that
     are quantized to FP8 unless they stream. decoded: whether a launch before decodes x."""
 
-    sizes: tuple[tuple[int, int, int], ...]
+    sizes: Sizes
     stack: int = 0
     dtype: str = "bfloat16"
     out: str = "bfloat16"
@@ -109,12 +115,16 @@ class PackedGroups:
         return {} if self.routed is None else asdict(self.routed)
 
     @property
-    def expected(self) -> tuple[tuple[int, int, int], ...]:
-        """Sizes (m, n, k) to plan for: where offsets distribute rows to a stack, those of rows that take any group."""
+    def expected(self) -> tuple[Sizes, ...]:
+        """Sets of sizes to plan for. Where offsets distribute rows to a stack only the GPU knows them: they are taken
+        for those of rows that take any group and, unless a router sends them, for less even ones, too."""
         if not self.stack:
-            return self.sizes
+            return (self.sizes,)
         ((m, n, k),) = self.sizes
-        return tuple((rows, n, k) for rows in random_sizes(m, self.stack))
+        sets = [random_sizes(m, self.stack)]
+        if self.routed is None and self.stack > 1:
+            sets += (uneven_sizes(m, self.stack, spread) for spread in SPREADS)
+        return tuple(tuple((rows, n, k) for rows in found) for found in sets)
 
     def config(self, arch: Architecture, **tiling: Any) -> GroupedWgmmaConfig:
         """The configuration with this tiling."""
@@ -266,8 +276,16 @@ def _plan(p: PackedGroups, arch: Architecture, sm_count: int, widths: tuple[int,
 
 def tile_us(config: GroupedWgmmaConfig, m: int, k: int, by: GroupCosts = GROUP_COSTS) -> float:
     """Modelled µs of each work tile of a group with ``m`` rows of x."""
+    return _width_us(config, _width(config, m), k, by)
+
+
+def _width(config: GroupedWgmmaConfig, m: int) -> int:
+    """The narrowest tiles that cover ``m`` rows of x in as few tiles as the widest."""
     rest_n = max(1, -(-m // config.tile_n))
-    width = min(w for w in config.widths if w * rest_n >= m)
+    return min(w for w in config.widths if w * rest_n >= m)
+
+
+def _width_us(config: GroupedWgmmaConfig, width: int, k: int, by: GroupCosts) -> float:
     if config.arch.generation in COSTS:
         costs = COSTS[config.arch.generation](config, width, config.arch.sm_count)
         return -(-k // config.tile_k) * costs.step_us + costs.store_us
@@ -275,15 +293,19 @@ def tile_us(config: GroupedWgmmaConfig, m: int, k: int, by: GroupCosts = GROUP_C
 
 
 def predict(plan: PackedPlan, p: PackedGroups, by: GroupCosts = GROUP_COSTS) -> float:
-    """Modelled µs, of sm_90a on an H200, launch included."""
+    """Modelled µs, of sm_90a on an H200, launch included: the mean over the sizes to plan for."""
+    width_us = functools.cache(functools.partial(_width_us, plan.config, by=by))
+    return by.start_us + statistics.fmean(_slowest_us(plan, sizes, width_us) for sizes in p.expected)
+
+
+def _slowest_us(plan: PackedPlan, sizes: Sizes, width_us: Callable[[int, int], float]) -> float:
+    """µs of the multiprocessor with the most work."""
     c = plan.config
-    costs = [
-        np.full(-(-n // c.out_rows) * -(-m // c.tile_n), tile_us(c, m, k, by))
-        for m, n, k in sorted(p.expected, key=lambda size: -tile_us(c, size[0], size[2], by))
-    ]
-    costs_us = np.concatenate(costs)
+    tiles = [(width_us(_width(c, m), k), -(-n // c.out_rows) * -(-m // c.tile_n)) for m, n, k in sizes]
+    tiles.sort(reverse=True)
+    costs_us = np.repeat(*zip(*tiles))
     rounds = np.resize(
         np.pad(costs_us, (0, -len(costs_us) % plan.workers)), (-(-len(costs_us) // plan.workers), plan.workers)
     )
     rounds[1::2] = rounds[1::2, ::-1]
-    return by.start_us + float(rounds.sum(0).max())
+    return float(rounds.sum(0).max())

@@ -1,7 +1,7 @@
 """Compiled kernels that tests need not compile again: each is used as long as the sources it was compiled from stay.
 
-What a kernel is compiled from is its configuration, the DSL, and the source of its host function and of all that this
-imports; a digest of those is stored with it. After a change a kernel is compiled as ever, until it is stored anew:
+A digest of what a kernel is compiled from (``kernel_sources``) is stored with it. After a change of that a kernel is
+compiled as ever, until it is stored anew:
 
     python -m tests.support.stored_kernels            how many are up to date
     python -m tests.support.stored_kernels --write    compile the others, and store them
@@ -13,13 +13,10 @@ and no others, with ``--keep`` those that are stored too.
 from __future__ import annotations
 
 import argparse
-import ast
 import base64
 import contextlib
 import dataclasses
 import functools
-import hashlib
-import inspect
 import io
 import json
 import os
@@ -27,7 +24,6 @@ import pickle
 import string
 import sys
 import tarfile
-import textwrap
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -35,19 +31,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cute_nvfp4.errors import CompileError, OperandError
-from cute_nvfp4.lazy import ByGeneration, Lazily
 from cute_nvfp4.runtime import cache, compile
 from cute_nvfp4.runtime.compile import CompiledKernel
 from cute_nvfp4.runtime.kernel import Kernel
 from cute_nvfp4.target import Architecture, architecture
 
-from . import import_graph
-from .ptx_fingerprints import versions
+from .kernel_sources import digest
 
 FOLDER = Path(__file__).parents[1] / "data" / "kernels"
-DECIDES = ("kernels", "ptx", "scale_layout", "formats", "target")
-"""Rooms whose modules decide what is traced. Besides them only how the compiler is called does:"""
-COMPILING = {"runtime.compile": ("build",), "runtime.kernel": ("Kernel",), "runtime.signature": ("*",)}
 _CUBIN = "<cubin>"
 _PLAIN = {ord(x) for x in string.printable if x.isprintable()} - {ord('"'), ord("\\")}
 _ESCAPES = {x: f"\\{x:02X}" for x in range(256) if x not in _PLAIN} | {ord("\\"): "\\\\"}
@@ -60,146 +51,6 @@ class Stored(NamedTuple):
     configuration: bytes
     sources: str
     kernel: CompiledKernel
-
-
-# ---- what a kernel is compiled from ----------------------------------------------------------------------------------
-
-
-Symbol = tuple[str, str]
-"""A module, and a name at its top level; no name stands for all that is neither a function nor a class."""
-
-
-@functools.cache
-def text_of(module: str) -> str:
-    return import_graph.package()[module].read_text(encoding="utf-8")
-
-
-def digest(kernel: Kernel, config: Any, text_of: Callable[[str], str] = text_of) -> str:
-    """A digest of all that ``kernel`` is compiled from for configurations like ``config``, but for their values."""
-    return _digest(host_of(kernel, config), kernel.arguments, type(config), text_of)
-
-
-def host_of(kernel: Kernel, config: Any) -> Callable:
-    """What makes the host function of a configuration."""
-    return kernel.host.of(config) if isinstance(kernel.host, ByGeneration) else kernel.host
-
-
-_versions = functools.cache(versions)
-
-
-@functools.cache
-def _digest(host: Callable, arguments: type, config: type, text_of: Callable[[str], str]) -> str:
-    texts = [repr(host) if isinstance(host, Lazily) else inspect.getsource(host), json.dumps(_versions())]
-    for module, name in sorted(sources(host, arguments, config, text_of)):
-        texts.append(f"{module}\0{name}\0{module_of(module, text_of).text(name)}")
-    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:32]
-
-
-@functools.cache
-def sources(
-    host: Callable, arguments: type, config: type, text_of: Callable[[str], str] = text_of
-) -> frozenset[Symbol]:
-    """The functions and classes, and the rest of their modules, that decide what is traced of a host function."""
-    found: set[Symbol] = set()
-    left = [(x.__module__, x.__name__) for x in (arguments, config)] + [*_named_by(host)]
-    left += [(f"{import_graph.NAME}.{x}", name) for x, names in COMPILING.items() for name in names]
-    while left:
-        module, name = symbol = left.pop()
-        if symbol not in found and (module.split(".")[1] in DECIDES or module.split(".", 1)[1] in COMPILING):
-            found.add(symbol)
-            left += [(module, ""), *module_of(module, text_of).uses(name)]
-    return frozenset(found)
-
-
-def _named_by(host: Callable) -> set[Symbol]:
-    """What a host function imports, and the globals that it names."""
-    if isinstance(host, Lazily):
-        return {(f"{import_graph.NAME}.{host.module}", host.name)}
-    node, package = ast.parse(textwrap.dedent(inspect.getsource(host))), import_graph.package()
-    named = {x.id: host.__globals__.get(x.id) for x in ast.walk(node) if isinstance(x, ast.Name)}
-    found = {(getattr(x, "__module__", None), getattr(x, "__name__", name)) for name, x in named.items()}
-    return {x for x in found if x[0] in package} | _imported(ast.walk(node), host.__module__, False).keys()
-
-
-def _imported(nodes: Iterable[ast.AST], module: str, is_package: bool) -> dict[Symbol, str]:
-    """What the imports among ``nodes`` bring: (module, name), "*" of a whole module; and what it is called there."""
-    package, found = import_graph.package(), {}
-    for x in nodes:
-        if isinstance(x, ast.ImportFrom):
-            base = module.split(".")
-            base = base[: len(base) - x.level + is_package] if x.level else []
-            source = ".".join([*base, *([x.module] if x.module else [])])
-            for alias in x.names:
-                whole = f"{source}.{alias.name}"
-                if whole in package or source in package:
-                    found[(whole, "*") if whole in package else (source, alias.name)] = alias.asname or alias.name
-    return found
-
-
-class Module:
-    """The top level of a module: its functions and classes, what each of them uses, and the rest."""
-
-    def __init__(self, name: str, text: str) -> None:
-        self._name, self._lines, self._used = name, text.splitlines(), dict[str, set[Symbol]]()
-        tree = ast.parse(text)
-        said = [x for x in ast.walk(tree) if isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant)]
-        self._said = {line for x in said for line in range(x.lineno, x.end_lineno + 1)}
-        nodes = [x for x in tree.body if x not in said]
-        self._is_package = import_graph.package()[name].name == "__init__.py"
-        self._defined = {x.name: x for x in nodes if isinstance(x, (ast.FunctionDef, ast.ClassDef))}
-        imports = [x for x in nodes if isinstance(x, (ast.ImportFrom, ast.Import, ast.If)) and _only_imports(x)]
-        self._rest = [x for x in nodes if x not in imports and x not in self._defined.values()]
-        found = [_imported(ast.walk(x), name, self._is_package) for x in imports]
-        self._names = {called: symbol for one in found for symbol, called in one.items()}
-
-    def _nodes(self, name: str) -> list[ast.AST]:
-        if name == "*":
-            return [*self._defined.values()]
-        return [self._defined[name]] if name in self._defined else [] if name else self._rest
-
-    def text(self, name: str) -> str:
-        """The source of a function or a class; without a name of all that is none, but for imports. Comments and
-        docstrings are left out."""
-        numbers = [n for x in self._nodes(name) for n in range(_first_line(x), x.end_lineno + 1) if n not in self._said]
-        lines = [self._lines[n - 1] for n in numbers]
-        return "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
-
-    def at(self, line: int) -> str:
-        """The function or class in which a line stands, or no name."""
-        found = (name for name, x in self._defined.items() if _first_line(x) <= line <= x.end_lineno)
-        return next(found, "")
-
-    def uses(self, name: str) -> set[Symbol]:
-        """What it names: of this module, and of others. A name that was imported here is what it is there."""
-        if name not in self._used:
-            found = {self._names[name]} if name in self._names else set()
-            for node in self._nodes(name):
-                inside = list(ast.walk(node))
-                names = {x.id for x in inside if isinstance(x, ast.Name)}
-                # annotations of dataclasses, and names in strings
-                names |= {x.value for x in inside if isinstance(x, ast.Constant) and isinstance(x.value, str)}
-                found |= {(self._name, x) for x in names & self._defined.keys()}
-                found |= {self._names[x] for x in names & self._names.keys()}
-                found |= _imported(inside, self._name, self._is_package).keys()
-            self._used[name] = found
-        return self._used[name]
-
-
-def _first_line(node: Any) -> int:
-    return min([node.lineno, *(x.lineno for x in getattr(node, "decorator_list", ()))])
-
-
-def _only_imports(node: ast.AST) -> bool:
-    """Whether it is an import, or a block of those that are for annotations."""
-    return not isinstance(node, ast.If) or all(isinstance(x, (ast.Import, ast.ImportFrom)) for x in node.body)
-
-
-@functools.cache
-def module_of(name: str, text_of: Callable[[str], str]) -> Module:
-    return Module(name, text_of(name))
-
-
-# ---- the files -------------------------------------------------------------------------------------------------------
 
 
 @functools.cache

@@ -46,7 +46,7 @@ def compare(rank: int) -> None:
     interpreted()
     sys.path.insert(0, str(BENCHMARKS))
     import between_triton
-    from generate_model import add_norm, attention, rotate
+    from between_torch import add_norm, attention, rotate
 
     generator = torch.Generator().manual_seed(0)
 
@@ -77,7 +77,7 @@ def compare(rank: int) -> None:
 def compare_one_token(drawn: Any) -> None:
     """Sums of experts' rows with their norm, and a norm with a router's choice: of equal logits the lower expert."""
     import between_triton
-    from generate_model import add_norm
+    from between_torch import add_norm
     from slots import Slots
 
     residual, weight, rows = drawn(1, 1, 100), drawn(100), drawn(6, 100)

@@ -35,7 +35,7 @@ def test_every_configuration_is_recorded() -> None:
 
 @pytest.mark.parametrize("name", [x if x in SAMPLE else pytest.param(x, marks=pytest.mark.slow) for x in NAMES])
 def test_unchanged(name: str) -> None:
-    """Where a change is meant, ``python tests/support/ptx_fingerprints.py --write`` records it."""
+    """Where a change is meant, ``python -m tests.support.ptx_fingerprints --write`` records it."""
     judge(difference(recorded()["kernels"][name], fingerprint(compiled(name)[1])))
 
 

@@ -11,7 +11,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import generate as benchmark
-from generate_model import TINY, TINY_MIXTURE, Between, Decoder, Layer, Shape, empty_cache, models
+from between_torch import Between
+from generate_model import TINY, TINY_MIXTURE, Decoder, Layer, Shape, empty_cache, models
 from slots import Slots
 
 from cute_nvfp4 import moe
@@ -150,7 +151,7 @@ def test_what_kernels_of_a_step_do() -> None:
 @torch.inference_mode()
 def test_parts_of_rows_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows have scales of their own, so that parts of them give the same."""
-    monkeypatch.setattr("generate_model.PART", 4)
+    monkeypatch.setattr("generate_contestants.PART", 4)
     made = models(TINY, ["w4a8", *benchmark.PARTS], "cpu", Between())
     logits = [model(TOKENS, empty_cache(TINY, 2, 9, "cpu")) for model in made.values()]
     assert [model.layers[0].feed.rows for model in made.values()] == [None, 4]

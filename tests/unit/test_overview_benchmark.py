@@ -19,10 +19,11 @@ import moe
 import overview
 import quantize
 import tables
+from between_torch import Between
 from common import Captured
 from gemm_contestants import Problem
 from gemm_shapes import Shape
-from generate_model import TINY, Between, models
+from generate_model import TINY, models
 
 CLOCK = overview.Clock(3, lambda: None)
 

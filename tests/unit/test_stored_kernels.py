@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import import_graph, stored_kernels
+from support import import_graph, kernel_sources, stored_kernels
 from support.ptx_fingerprints import difference, fingerprint, normalised
 
 from cute_nvfp4.kernels.gemm.config import GemmConfig
@@ -69,9 +69,9 @@ def test_one_of_each_name_is_what_the_compiler_makes(name: str) -> None:
     with functions_run() as run:
         compiled = kernel.build(config)
     assert difference_of(stored, compiled) == ""
-    traced = {(module, stored_kernels.module_of(module, stored_kernels.text_of).at(line)) for module, line in run}
-    decide = {x for x in traced if x[0].split(".")[1] in stored_kernels.DECIDES}
-    sources = stored_kernels.sources(stored_kernels.host_of(kernel, config), kernel.arguments, type(config))
+    traced = {(module, kernel_sources.module_of(module, kernel_sources.text_of).at(line)) for module, line in run}
+    decide = {x for x in traced if x[0].split(".")[1] in kernel_sources.DECIDES}
+    sources = kernel_sources.sources(kernel_sources.host_of(kernel, config), kernel.arguments, type(config))
     assert len(decide) > 1 and {x for x in decide - sources if (x[0], "*") not in sources} == set()
 
 
@@ -112,13 +112,13 @@ COMPILED = CompiledKernel("gemv", "sm_100a", "host", "compiled", b"cubin", "ir")
 def test_a_change_of_a_source_is_noticed(module: str, old: str, new: str, counts: bool) -> None:
     """But for one in what no part of the kernel names, and in what is said of it."""
     changed_module = f"{import_graph.NAME}.{module}"
-    assert old in stored_kernels.text_of(changed_module)
+    assert old in kernel_sources.text_of(changed_module)
 
     def changed(name: str) -> str:
-        text = stored_kernels.text_of(name)
+        text = kernel_sources.text_of(name)
         return text.replace(old, new, 1) if name == changed_module else text
 
-    assert (stored_kernels.digest(GEMV, CONFIG, changed) != stored_kernels.digest(GEMV, CONFIG)) == counts
+    assert (kernel_sources.digest(GEMV, CONFIG, changed) != kernel_sources.digest(GEMV, CONFIG)) == counts
 
 
 @pytest.mark.parametrize("module,counts", [("kernels.gemm.sm100.host", True), ("kernels.gemm.sm120.host", False)])
@@ -127,20 +127,20 @@ def test_sources_are_those_of_the_generation(module: str, counts: bool) -> None:
     changed_module = f"{import_graph.NAME}.{module}"
 
     def changed(name: str) -> str:
-        text = stored_kernels.text_of(name)
+        text = kernel_sources.text_of(name)
         return (
             re.sub(r"^class (\w+)(.*):$", r"class \1\2:\n    changed = 1", text, flags=re.M)
             if name == changed_module
             else text
         )
 
-    assert (stored_kernels.digest(kernel, config, changed) != stored_kernels.digest(kernel, config)) == counts
+    assert (kernel_sources.digest(kernel, config, changed) != kernel_sources.digest(kernel, config)) == counts
 
 
 @pytest.mark.parametrize("how", ["as stored", "of other sources", "caches off", "cannot be"])
 def test_when_a_stored_kernel_is_used(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = CompiledKernel("gemv", "sm_100a", "host", "ptx", b"cubin", "ir")
-    sources = "others" if how == "of other sources" else stored_kernels.digest(GEMV, CONFIG)
+    sources = "others" if how == "of other sources" else kernel_sources.digest(GEMV, CONFIG)
     found = {repr(CONFIG): stored_kernels.Stored(b"", sources, stored)}
     monkeypatch.setattr(stored_kernels, "stored", lambda name: found)
     kernel = replace(GEMV, can_implement=lambda config: "refused" * (how == "cannot be"))

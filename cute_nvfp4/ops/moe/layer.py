@@ -25,8 +25,6 @@ from .product import expert_product, in_16_bits
 from .rows import activated, combined, gathered
 
 MAX_EXPERTS = 1024
-FETCHED_BYTES = 24 << 20
-"""Of weights of a second product, for which the first asks L2 if it reads no more: half of an H200's L2."""
 
 
 def moe(
@@ -132,9 +130,7 @@ def slot_rows(
     top, slots = ids.shape[1], ids.view(-1)
     first = e.gate_up_factor, e.gate_up_bias, e.activation
     options = {"first": offset, "backend": backend}
-    packed = e.down.packed
-    fetched = packed if len(slots) * packed.stride(0) * packed.element_size() <= FETCHED_BYTES else None
-    inner = expert_product(x, e.gate_up, None, slots, top, True, *first, fetched=fetched, **options)
+    inner = expert_product(x, e.gate_up, None, slots, top, True, *first, **options)
     second = e.down_factor, e.down_bias, None, weights
     return expert_product(inner, e.down, None, slots, top, False, *second, **options)
 

@@ -40,7 +40,6 @@ def expert_product(
     row_weights: torch.Tensor | None = None,
     added: bool = False,
     first: int = 0,
-    fetched: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     status: torch.Tensor | None = None,
     config: Any = None,
@@ -57,10 +56,9 @@ def expert_product(
     are multiplied in 16 bits (``planning.packed_groups.stays_in_16_bits``).
 
     Without ``offsets``, ``slots`` are the ids of their experts, of which ``first`` is that of expert 0, and the kernel
-    sorts them itself: up to 32 (``planning.packed_groups.sorts_slots``). fetched: packed weights (E, …) of the next
-    product, for which the streaming kernel asks L2 meanwhile.
+    sorts them itself: up to 32 (``planning.packed_groups.sorts_slots``).
     """
-    rows = a, b, offsets, slots, top, gathered, alpha, bias, activation, row_weights, added, first, fetched
+    rows = a, b, offsets, slots, top, gathered, alpha, bias, activation, row_weights, added, first
     return EXPERT_PRODUCT.run(*rows, out, status, config, backend)
 
 
@@ -133,7 +131,7 @@ EXPERT_PRODUCT = Operation(
     expert_product,
     {
         **{"a": TENSOR, "b": ANY_WEIGHT, "offsets": TENSOR, "slots": TENSOR, "alpha": TENSOR},
-        **{"bias": TENSOR, "row_weights": TENSOR, "fetched": TENSOR, "status": STATUS},
+        **{"bias": TENSOR, "row_weights": TENSOR, "status": STATUS},
     },
     check=_check,
     reference=_reference,

@@ -11,7 +11,7 @@ import torch
 from ...errors import OperandError, OperandTypeError
 from ...grouped_rows import GroupedRows, checked_offsets
 from ...kernels.gemm.arguments import GroupFactor
-from ...kernels.gemm.packed.grouped_stream_config import FetchedWeights, GroupedStreamArguments, GroupedStreamConfig
+from ...kernels.gemm.packed.grouped_stream_config import GroupedStreamArguments
 from ...kernels.gemm.packed.grouped_stream_config import can_implement_groups as can_stream_groups
 from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight, RowWeight
 from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RoutedRows, RowsOfGroups
@@ -30,8 +30,6 @@ from ..planned import PlannedCall
 from ..scratch import partial_sums, scratch_for
 from .operands import XRows, check_decodable, check_products, check_x, factors_of_products, of_problem
 
-CHUNK = 16
-"""Bytes of which bulk copies have a multiple."""
 Rows = torch.Tensor | GroupedRows | RowScaledTensor
 
 
@@ -99,11 +97,7 @@ def plan_prepared_rows(
     one, of_groups = one_of_rows(r, weight, x, rows), factors_of_groups(r, factors)
     if plan.streams:
         size = plan.scratch(b.rows)
-        fetched = None if routed is None else fetched_by(r, plan.config)
-        streamed = GroupedStreamArguments(
-            groups, one, slots, scalar, of_groups, partial_sums(size), plan.workers, fetched
-        )
-        plan = replace(plan, config=replace(plan.config, fetches=fetched is not None))
+        streamed = GroupedStreamArguments(groups, one, slots, scalar, of_groups, partial_sums(size), plan.workers)
         options = {"new": status_of(b.device), "extra": scratch_for(size, target, b.device)}
         return operation.planned(STREAM_GROUPS, plan.config, target, streamed, r, **options)
     arguments = GroupedWgmmaArguments(groups, one, slots, x.floats, scalar, of_groups, plan.workers)
@@ -112,15 +106,6 @@ def plan_prepared_rows(
         # the launch before makes the routing maps
         x = x._replace(first=replace(x.first, early=True))
     return rows_call(operation, kernel, r, target, plan, arguments, x)
-
-
-def fetched_by(r: Any, config: GroupedStreamConfig) -> FetchedWeights | None:
-    """What a product of experts asks L2 for, and how much for each tile of rows of its weight."""
-    if r.fetched is None:
-        return None
-    num_bytes = r.fetched.stride(0) * r.fetched.element_size()
-    share = -(-num_bytes // -(-r.b.rows // config.out_rows))
-    return FetchedWeights("fetched", num_bytes, -(-share // CHUNK) * CHUNK)
 
 
 def one_of_rows(r: Any, weight: PackedWeight | RowWeight, x: XRows, rows: int) -> PackedGroup:

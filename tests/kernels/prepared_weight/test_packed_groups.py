@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -26,9 +27,9 @@ from cute_nvfp4 import (
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import MXFP8
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
-from cute_nvfp4.planning.grouped import random_sizes
+from cute_nvfp4.planning.grouped import random_sizes, uneven_sizes
 from cute_nvfp4.planning.packed import PackedPlan
-from cute_nvfp4.planning.packed_groups import PackedGroups, choose_groups
+from cute_nvfp4.planning.packed_groups import PackedGroups, RoutedGroups, choose_groups
 from cute_nvfp4.sim import adversarial
 from cute_nvfp4.target import ARCHITECTURES
 
@@ -320,6 +321,21 @@ def test_plans_expect_rows_that_take_any_group() -> None:
     assert random_sizes(1, 1000) == (1,) and random_sizes(7, 1) == (7,)
     problem = PackedGroups(sizes=((512, 4096, 14336),), stack=8)
     assert choose_groups(problem, ARCHITECTURES["sm_90a"], 132).config.tile_n >= 76
+
+
+def test_plans_expect_uneven_groups_unless_a_router_sends_their_rows() -> None:
+    """Groups with offsets may be two or three times one another; those of experts are as random rows make them."""
+    assert uneven_sizes(1024, 8, 0.0) == (128,) * 8
+    found = uneven_sizes(1024, 8, 0.5)
+    assert sum(found) == 1024 and list(found) == sorted(found, reverse=True) and (found[0], found[-1]) == (248, 54)
+    assert uneven_sizes(3, 8, 0.5) == (1, 1, 1)
+    routed = RoutedGroups(gathered=True, biased=False, activation="", constants=(), weighted="")
+    offsets = PackedGroups(sizes=((1024, 4096, 7168),), stack=8, dtype="float8_e4m3fn")
+    of_experts = replace(offsets, routed=routed)
+    assert [len({m for m, _, _ in sizes}) > 1 for sizes in offsets.expected] == [True] * 4
+    assert of_experts.expected == (tuple((m, 4096, 7168) for m in random_sizes(1024, 8)),)
+    plans = [choose_groups(x, ARCHITECTURES["sm_90a"], 132).config.tile_n for x in (offsets, of_experts)]
+    assert plans == [256, 144]
 
 
 def test_widths_are_in_order() -> None:

@@ -19,7 +19,7 @@ from cutlass import Float32, Int32, Int64
 from cutlass.memory import SmemAllocator
 
 from ....ptx import mbarrier
-from ....ptx.async_copy import copy_async, prefetch_bulk
+from ....ptx.async_copy import copy_async
 from ....weight_layout import HALF_SLAB, SLAB_ROWS, TILE_K
 from ...arith import ceil_div, div, mod
 from ...factors import factor_of
@@ -184,7 +184,8 @@ class StreamGroups(PackedRows):
         self.table.write("total", 0, total)
 
     def passes(self, rows: Int32) -> Int32:
-        return ceil_div(rows, self.config.columns)
+        columns = self.config.columns
+        return ceil_div(rows, columns) if columns & (columns - 1) == 0 else (rows + (columns - 1)) // columns
 
     def tiles(self, m: Int32, n: Int32) -> Int32:
         return self.passes(m) * cute.ceil_div(n, self.config.out_rows)
@@ -331,8 +332,6 @@ class GroupedStream(Stream):
         if warp == 0:
             first = shares.segment(cta, Int32(0))
             self.load_weights(groups, memory, walk, first, self.weight_source(groups, first.work_tile))
-            if cutlass.const_expr(cfg.fetches):
-                self.fetch(groups, walk, mod(thread, WARP))
         elif warp == 1:
             if cutlass.const_expr(cfg.programmatic == "x"):
                 # the warps that multiply write nothing before they have rows; the launch before this one writes the
@@ -349,23 +348,6 @@ class GroupedStream(Stream):
             self.multiply(memory, walk, place, sums)
             if shares.whole == 0:
                 sums.add_cut(own, WARP * cfg.warps)
-
-    @cute.jit
-    def fetch(self, groups: StreamGroups, walk: Segments, lane: Int32):
-        """Asks L2 for what the next launch reads: memory has nothing else to do while this one comes to its end."""
-        fetched = groups.arguments.fetched
-        each = (fetched.share // (WARP * CHUNK) + 1) * CHUNK
-        cursor, end = walk.range()
-        while cursor < end:
-            segment = walk.tile(cursor, end)
-            place = groups.place(segment.work_tile)
-            cursor = walk.after(cursor, segment)
-            first = Int64(place.row_tile) * fetched.share + lane * each
-            last = cutlass.min(Int64(place.row_tile + 1) * fetched.share, fetched.num_bytes)
-            if (segment.first == 0) & (first < last):
-                num_bytes = cutlass.min(Int64(each), last - first)
-                matrix = fetched.data.toint() + Int64(place.group) * fetched.num_bytes
-                prefetch_bulk(matrix + first, Int32(num_bytes))
 
     def let_others_start(self) -> None:
         """Waits for the launch before this one, if that may still run, and lets the next one start."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from ....errors import explain
-from ....runtime.signature import INT32, INT64, VARYING_FLOAT32, PerConfig, Pointer, Scalar
+from ....runtime.signature import INT32, VARYING_FLOAT32, PerConfig, Scalar
 from ....weight_layout import DTYPES, PACKINGS, Packing
 from ....weight_layout_fp8 import OF_FP8
 from ..arguments import GroupFactor, PartialSums
@@ -27,8 +27,6 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
     x's 16 bits here, exactly, and whose rows have factors. cut_bytes: of weights, which a multiprocessor streams in the
     time in which the parts of a work tile are added up.
 
-    fetches: whether each CTA then asks L2 for weights that the next launch will read, of the same groups.
-
     programmatic: whether the kernel may start while the launch before it still runs: "" no; "all": it waits for that
     one before it reads anything; "x": before it reads x and writes anything, where that launch has waited for those
     before it, and has written nothing else that this one reads.
@@ -41,6 +39,7 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
     tensor_maps: ClassVar[tuple[str, ...]] = ()
     words: ClassVar[tuple[str, ...]] = ()
     ways_to_start: ClassVar[tuple[str, ...]] = ("", "all", "x")
+    columns_possible: ClassVar[tuple[int, ...]] = (8, 16, 24, 32)
 
     maps: str = "rows"
     capacity: int = WINDOW
@@ -52,7 +51,6 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
     added: bool = False
     of_fp8: bool = False
     cut_bytes: int = 96 << 10
-    fetches: bool = False
 
     @property
     def weights(self) -> Packing:
@@ -104,15 +102,6 @@ def can_implement_groups(c: GroupedStreamConfig) -> str:
     return can_implement(c)
 
 
-class FetchedWeights(NamedTuple):
-    """Matrices of ``num_bytes`` each, of which the CTAs that have a work tile of a group ask L2 for ``share`` bytes of
-    the group's, both multiples of 16, for each tile of rows of their own weight."""
-
-    data: Pointer = Pointer("Uint8", 16)
-    num_bytes: Scalar = INT64
-    share: Scalar = INT32
-
-
 class GroupedStreamArguments(NamedTuple):
     """outᵢ = alphaᵢ · xᵢ · weightᵢᵀ, or gate(alphaᵢ · xᵢ · gateᵢᵀ) · (alphaᵢ · xᵢ · upᵢᵀ), for the groups of rows of x.
 
@@ -127,4 +116,3 @@ class GroupedStreamArguments(NamedTuple):
     factors: tuple[tuple[GroupFactor, ...], ...] = PerConfig(lambda c: ((GroupFactor(),) * c.factors,) * c.products)
     partials: PartialSums = PartialSums()
     ctas: Scalar = INT32
-    fetched: FetchedWeights | None = PerConfig(lambda c: FetchedWeights() if c.fetches else None)

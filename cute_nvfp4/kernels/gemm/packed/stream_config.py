@@ -27,9 +27,10 @@ X_SCALE_BYTES = 16
 class StreamConfig:
     """One variant of the kernel for out (M, N) = x (M, K) · weight (N, K)ᵀ of few rows of x.
 
-    dtype: of x, and what weights are decoded to. packing: theirs. columns: the most rows of x (8, 16, 32). slabs: of 16
-    rows of the weight in a work tile (1, 2, 4, 8). warps_m, warps_k: the warps that multiply divide its slabs, and take
-    stages in turn. stage_tiles: packed tiles along K in a stage. stages: the most there may be, 0 for as many as fit.
+    dtype: of x, and what weights are decoded to. packing: theirs. columns: the most rows of x, of
+    ``columns_possible``. slabs: of 16 rows of the weight in a work tile (1, 2, 4, 8). warps_m, warps_k: the warps that
+    multiply divide its slabs, and take stages in turn. stage_tiles: packed tiles along K in a stage. stages: the most
+    there may be, 0 for as many as fit.
     quantized_x: whether x is NVFP4. factors: device scalars that multiply alpha. vector: whether four neighbours of a
     row of the output can be stored at once. gate: as in ``WgmmaConfig``. first: a kernel that decodes x before.
 
@@ -57,6 +58,8 @@ class StreamConfig:
 
     ways_to_start: ClassVar[tuple[str, ...]] = ("", "weights")
     """What ``programmatic`` may be."""
+    columns_possible: ClassVar[tuple[int, ...]] = (8, 16, 32)
+    """CuTe aborts for TMA copies of 24 rows."""
 
     @property
     def products(self) -> int:
@@ -132,8 +135,8 @@ class StreamConfig:
 
 def can_implement(c: StreamConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
-    if c.columns not in (8, 16, 32):
-        return explain("columns", got=c.columns, expected="8, 16 or 32")
+    if c.columns not in c.columns_possible:
+        return explain("columns", got=c.columns, expected=f"one of {', '.join(map(str, c.columns_possible))}")
     if c.slabs not in (1, 2, 4, 8) or c.slabs % c.warps_m:
         return explain("slabs, warps_m", got=(c.slabs, c.warps_m), expected="1, 2, 4 or 8, and a divisor of them")
     if c.gate not in ("", *GATE_NAMES):
