@@ -213,7 +213,11 @@ def _matrix(x: BlockScaledTensor) -> BlockScaledTensor:
     return x if not x.is_batched else BlockScaledTensor(x.data[0], x.rowmajor_scale()[0], x.global_scale, x.format)
 
 
-def _prepared(r: Any, call: GroupsCall) -> Preparation:
+def _prepared(r: Any) -> Preparation:
+    if not is_prepared(r.problems):
+        expected = "pairs of x and a PreparedWeight, for a call that decides nothing any more"
+        raise OperandTypeError.of("problems", got=_kinds(r.problems), expected=expected)
+    call = GROUPED.kernel_call(r)
     if not call.whole:
         empty = next(i for i, (x, _) in enumerate(r.problems) if not rows_of(x))
         hint = "Leave the group out: it has no result."
@@ -221,13 +225,6 @@ def _prepared(r: Any, call: GroupsCall) -> Preparation:
     scalar, alpha = as_alpha(r.alpha)
     outs, alpha = call.new() if r.out is None else list(r.out), None if alpha is None else alpha.reshape(-1)
     return call.launch.preparation(r.problems, outs, scalar, alpha)
-
-
-def _instead(r: Any) -> None:
-    """Raises unless the weights are prepared ones."""
-    if not is_prepared(r.problems):
-        expected = "pairs of x and a PreparedWeight, for a call that decides nothing any more"
-        raise OperandTypeError.of("problems", got=_kinds(r.problems), expected=expected)
 
 
 def _kinds(problems: Any) -> str:
@@ -247,7 +244,6 @@ GROUPED = Operation(
     store=store_each,
     overlaps=lambda r: _check_apart(r.problems, r.out, r.alpha),
     key=_key,
-    instead=_instead,
     prepared=_prepared,
     preparable=True,
 )
