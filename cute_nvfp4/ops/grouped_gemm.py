@@ -16,18 +16,16 @@ from ..runtime.backend import Backend
 from ..runtime.simulating import surroundings
 from ..target import Target
 from .arguments import ACTIVATIONS, LIST, OUTPUT, TENSOR
-from .checks import ALL_FORMATS, check_format, check_formats, inputs, refuse_gate, span, split_alpha
+from .checks import ALL_FORMATS, as_alpha, check_format, check_formats, inputs, refuse_gate, span, split_alpha
 from .gemm_launch import check_operands, check_signs
 from .grouped_launch import BlockScaledList
 from .groups import GroupsCall, alpha_of_group, check_spans, checked_outputs, each_group, rows_of, store_each
 from .list_fast_path import remember, repeated
 from .list_launch import ListRequest, Pair, arranged
-from .list_prepared import preparation_of_list
 from .operation import Operation
 from .planned import Preparation
-from .prepared_weight.activations import natural_dtype
 from .prepared_weight.groups import PreparedList, check_group
-from .prepared_weight.operands import exact_product
+from .prepared_weight.operands import exact_product, natural_dtype
 from .prepared_weight.pack_then_multiply import PackThenMultiplyList
 from .prepared_weight.plain import PlainList, can_read
 
@@ -216,7 +214,13 @@ def _matrix(x: BlockScaledTensor) -> BlockScaledTensor:
 
 
 def _prepared(r: Any, call: GroupsCall) -> Preparation:
-    return preparation_of_list(r.problems, r.out, r.alpha, call)
+    if not call.whole:
+        empty = next(i for i, (x, _) in enumerate(r.problems) if not rows_of(x))
+        hint = "Leave the group out: it has no result."
+        raise OperandError.of(f"group {empty}: rows of a of a prepared call", got=0, expected="at least 1", hint=hint)
+    scalar, alpha = as_alpha(r.alpha)
+    outs, alpha = call.new() if r.out is None else list(r.out), None if alpha is None else alpha.reshape(-1)
+    return call.launch.preparation(r.problems, outs, scalar, alpha)
 
 
 def _instead(r: Any) -> None:

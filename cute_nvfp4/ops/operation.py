@@ -145,8 +145,8 @@ class Operation:
         source, any_out = f"key({given})", " or ".join(f"{x} is not None" for x in self._outs)
         if key is None:
             places = [kind.on_cpu.format(x=x) for x, kind in kinds.items() if kind.on_cpu]
-            # an operand says it sooner than a tensor
-            place = max(reversed(places), key=lambda x: ".key." in x)
+            # an operand says it sooner than a tensor; of tensors the first is never None
+            place = max(places, key=lambda x: ".key." in x)
             around = f"surroundings(True) if {place} else session_number() if SESSIONS in modules else 0"
             source = f"({of_all('key', ', ')}, {around})"
         scope = _SCOPE | {"operation": self, "key": key}
@@ -259,11 +259,10 @@ class Operation:
         new: Mapping[str, Callable[[], Any]] | None = None,
         extra: tuple[str, Callable[[tuple, bool], Any], Any] | None = None,
         read_only: Sequence[str] = (),
-        decoded: Any = None,
         **options: Any,
     ) -> PlannedCall:
-        """A planned call of one launch. arguments, read_only, decoded: as in ``PlannedLaunch``. extra: the name and the
-        maker of a further field of it, and one like it to plan with; new, options, which also may be ``new_of``: as in
+        """A planned call of one launch. arguments, read_only: as in ``PlannedLaunch``. extra: the name and the maker of
+        a further field of it, and one like it to plan with; new, options, which also may be ``new_of``: as in
         ``PlannedCall``."""
         fields, out, new = self.fields, request.out, dict(new or {})
         if "new_of" not in options:
@@ -273,7 +272,7 @@ class Operation:
         if extra is not None:
             fields, example = (*fields, extra[0]), (*example, extra[2])
             options["extra"] = extra[1]
-        launch = PlannedLaunch(kernel, config, target, out.device, arguments, fields, example, read_only, decoded)
+        launch = PlannedLaunch(kernel, config, target, out.device, arguments, fields, example, read_only)
         return PlannedCall(launch, new, self._outs, self.overlapping, **options)
 
 

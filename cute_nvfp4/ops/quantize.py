@@ -243,7 +243,7 @@ _OPTIONS = ("block_2d", "rounding", "hadamard", "transpose", "axis", "pad", "sca
 QUANTIZE = quantizing(
     quantize,
     {
-        **{"x": MATRIX, "global_scale": SCALE, "hessian": TENSOR._replace(plain="", followed="", on_cpu="")},
+        **{"x": MATRIX, "global_scale": SCALE, "hessian": TENSOR._replace(plain="", followed="")},
         **{"generator": Argument("{x} is None"), "hadamard": TYPED, "axis": TYPED, "out": RESULT},
     },
     describe=lambda r: checked_request(r),

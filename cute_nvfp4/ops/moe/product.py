@@ -21,8 +21,7 @@ from ..checks import DTYPE_NAMES
 from ..groups import alpha_of_group
 from ..operation import Operation
 from ..planned import PlannedCall
-from ..prepared_weight.activations import natural_dtype
-from ..prepared_weight.operands import exact_values
+from ..prepared_weight.operands import exact_values, natural_dtype
 from ..prepared_weight.rows import plan_prepared_rows
 from .activation import ActivationFunction
 from .maps import ID_DTYPES, Maps, routing_maps
