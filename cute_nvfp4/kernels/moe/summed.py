@@ -70,8 +70,7 @@ class Summed:
         self.kernel(arguments).launch(
             grid=grid,
             block=(WARP * self.config.warps, 1, 1),
-            # two find room on a multiprocessor, or one beside a CTA of the launch before
-            min_blocks_per_mp=32 // self.config.warps,
+            min_blocks_per_mp=self.config.ctas_per_sm,
             # as that one has it: CTAs of other shares of shared memory run one after the other
             preferred_smem_carveout=100,
             stream=stream,

@@ -21,7 +21,8 @@ class SummedConfig:
     """One variant of the kernel. dtype: of rows and of the output. packing: of the weights. ids, weights: dtypes of
     the router's choice, of ``top`` experts. biased: whether products have biases; shared: whether a row is added.
     factors: device scalars that multiply alpha. tiles: packed tiles along K that a warp has in registers at a time;
-    loops: whether it may have more than these."""
+    loops: whether it may have more than these. ctas_per_sm: for which registers are left, or for one and a CTA of the
+    launch before."""
 
     dtype: str
     packing: str
@@ -33,6 +34,7 @@ class SummedConfig:
     factors: int
     warps: int
     tiles: int
+    ctas_per_sm: int
     loops: bool
     arch: Architecture
 

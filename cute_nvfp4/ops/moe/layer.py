@@ -162,7 +162,7 @@ def layer(r: Any, out: torch.Tensor | None, backend: Backend) -> torch.Tensor:
         routed = maps.offsets, maps.slots, top
         inner = expert_product(x, e.gate_up, *routed, True, *first, backend=backend)
         if e.dtype is FP8 and not in_16_bits(e.down, ids.numel()):
-            rows = CONTIGUOUS.run(inner, e.down, maps.offsets, "", e.down_factor, None, x.dtype, None, None, backend)
+            rows = expert_product(inner, e.down, *routed, False, e.down_factor, backend=backend)
             return combined(rows, weights, e.down_bias, whole, e.count, top, shared, out, backend)
         second = e.down_factor, e.down_bias, None, weights
         sums = out if added else None

@@ -9,7 +9,7 @@ import torch
 from ...kernels.gemm.sm90.arguments import PackedWeight
 from ...kernels.moe.summed_config import SummedArguments, SummedConfig, can_sum
 from ...lazy import Lazily
-from ...planning.summed import summed_tiling
+from ...planning.summed import SummedTiling, summed_tiling
 from ...prepared_weight import PreparedWeight
 from ...runtime.backend import Backend
 from ...runtime.kernel import Kernel
@@ -35,13 +35,13 @@ def summed_product(
     shared: torch.Tensor | None = None,
     first: int = 0,
     out: torch.Tensor | None = None,
-    config: tuple[int, int] | None = None,
+    config: SummedTiling | None = None,
     backend: Backend = "auto",
 ) -> torch.Tensor:
     """shared + Σ over the experts that are here of weight · (alphaₑ · row · b[e]ᵀ + bias[e]), (1, N), of one token.
 
     a: (top, K), rows in the order of the experts of ids (top,), of which ``first`` is that of expert 0; row_weights:
-    (1, top). In fp32, in a fixed order, rounded once. config: warps, and packed tiles of each in registers.
+    (1, top). In fp32, in a fixed order, rounded once.
     """
     return SUMMED.run(a, b, ids, row_weights, alpha, bias, shared, first, out, config, backend)
 
@@ -53,7 +53,8 @@ def _check(r: Any) -> torch.Tensor:
 def _plan(r: Any, target: Target) -> PlannedCall:
     b, (top, k) = r.b, r.a.shape
     scalar, factors = factors_of_products(r, 1)
-    warps, tiles = r.config or summed_tiling(top * b.packed.shape[-2])
+    tiles = top * b.packed.shape[-2]
+    tiling = r.config or summed_tiling(tiles)
     config = SummedConfig(
         dtype=DTYPE_NAMES[r.a.dtype],
         packing=b.packing,
@@ -63,10 +64,9 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         biased=r.bias is not None,
         shared=r.shared is not None,
         factors=len(factors[0]),
-        warps=warps,
-        tiles=tiles,
-        loops=warps * tiles < top * b.packed.shape[-2],
+        loops=tiling.warps * tiling.tiles < tiles,
         arch=target.arch,
+        **tiling._asdict(),
     )
     arguments = SummedArguments(
         rows="a",
