@@ -71,8 +71,8 @@ def plan_prepared_rows(
     slots: RoutedRows | None = None,
     ids: str = "",
 ) -> PlannedCall:
-    """The planned call of a request. routed, slots: where rows are slots of a mixture of experts. ids: as in
-    ``PackedGroups``."""
+    """The planned call of a request. routed: where rows are slots of a mixture of experts; slots: where the kernel
+    needs to know which. ids: as in ``PackedGroups``."""
     a, b, out = r.a, r.b, r.out
     scalar, factors = factors_of_products(r, len(b.global_scales))
     rows = out.shape[0] if slots is None else len(r.slots)
@@ -101,8 +101,8 @@ def plan_prepared_rows(
         options = {"new": status_of(b.device), "extra": scratch_for(size, target, b.device)}
         return operation.planned(STREAM_GROUPS, plan.config, target, streamed, r, **options)
     arguments = GroupedWgmmaArguments(groups, one, slots, x.floats, scalar, of_groups, plan.workers)
-    kernel = KERNEL if routed is None else ROUTED
-    if routed is not None and x.first is not None:
+    kernel = KERNEL if slots is None else ROUTED
+    if slots is not None and x.first is not None:
         # the launch before makes the routing maps
         x = x._replace(first=replace(x.first, early=True))
     return rows_call(operation, kernel, r, target, plan, arguments, x)
