@@ -188,7 +188,10 @@ def test_nan_scale_is_its_column() -> None:
 @pytest.mark.sim_only("runs exact torch")
 def test_traced_and_differentiated() -> None:
     """One graph, of one operator; the gradient of x is that of the same expression in torch."""
-    gate, up = quantize(torch.randn(43, 64)), quantize(torch.randn(43, 64) * 3)
+    gate, up = (
+        quantize(torch.randn(43, 64), backend="reference"),
+        quantize(torch.randn(43, 64) * 3, backend="reference"),
+    )
     weight = prepare_weight(gate, up)
     x = torch.randn(5, 64).bfloat16().requires_grad_()
 
@@ -306,6 +309,7 @@ MUTANTS = (
 
 
 @pytest.mark.sim_only("changes PTX")
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name, case, change, noticed", MUTANTS, ids=[m[0] for m in MUTANTS])
 def test_mutants_are_noticed(name, case, change, noticed) -> None:
     problem = Problem(case)
