@@ -8,7 +8,7 @@ from ..kernels.moe.summed_config import MOST_WARPS
 
 MOST_IN_REGISTERS = 6
 """Packed tiles that a warp loads before its rows are there."""
-MOST_TILES = 0
+MOST_TILES = 256
 """Packed tiles along K of all experts of a token up to which the sum is made with the product."""
 
 
