@@ -13,8 +13,7 @@ from support.mutants import Mutant, Source, at, drop, is_noticed, operand, outco
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.kernels.moe.summed_config import SummedConfig, can_sum
-from cute_nvfp4.ops.moe import summed
-from cute_nvfp4.planning.summed import SummedTiling, summed_tiling
+from cute_nvfp4.planning.summed import sums_with_product
 from cute_nvfp4.sim import Race, adversarial
 from cute_nvfp4.target import ARCHITECTURES
 
@@ -55,13 +54,10 @@ def test_two_launches(arch: str) -> None:
         assert launches(Problem(other))[0] == ["stream_groups", "stream_groups", "moe_combine"]
 
 
-@pytest.mark.parametrize("tiling", [SummedTiling(2, 3, 1), SummedTiling(16, 1, 2)])
-def test_tiles_that_registers_have_no_room_for(
-    tiling: SummedTiling, arch: str, poisoned: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(summed, "summed_tiling", lambda tiles: tiling)
-    problem = Problem(dataclasses.replace(GPT_OSS, biases=True, hidden=128 + 64, elsewhere=0))
-    assert problem.right(problem.run(backend=backends.backend()))
+def test_where_it_pays(arch: str) -> None:
+    """Where all weights fit into the registers of as many CTAs as there are multiprocessors: Qwen3's, not gpt-oss's."""
+    assert sums_with_product(2048, 96, 132) and not sums_with_product(2048, 97, 132)
+    assert not sums_with_product(2880, 96, 132) and not sums_with_product(2048, 96, 127)
 
 
 def test_a_shared_row_is_one_more_summand(arch: str, poisoned: None) -> None:
@@ -111,12 +107,12 @@ def test_mutant_is_noticed(mutant: Mutant, arch: str) -> None:
 
 
 def test_what_no_kernel_is_made_of(arch: str) -> None:
-    options = {"ids": "int64", "weights": "float32", "biased": False, "shared": False, "factors": 0, "loops": False}
-    good = SummedConfig("bfloat16", "nvfp4", top=8, arch=ARCHITECTURES[arch], **summed_tiling(96)._asdict(), **options)
+    options = {"ids": "int64", "weights": "float32", "biased": False, "shared": False, "factors": 0}
+    good = SummedConfig("bfloat16", "nvfp4", top=8, warps=16, tiles=6, arch=ARCHITECTURES[arch], **options)
     assert can_sum(good) == ""
     for change, words in (
         ({"top": 33}, "1 to 32"),
         ({"packing": "mxfp8"}, "packed ones of 4 bits"),
-        ({"warps": 17}, "1 to 16 each"),
+        ({"warps": 17}, "1 to 16, and 1 to 8"),
     ):
         assert words in can_sum(dataclasses.replace(good, **change))
