@@ -39,10 +39,12 @@ def check_bias(bias: torch.Tensor | None, shapes: Sequence[tuple[int, ...]], dev
 def check_rows_aligned(name: str, x: torch.Tensor) -> None:
     """Raises unless the elements of a row lie side by side, and rows start at multiples of 16 bytes. Of what torch
     records no address is compared: it has none yet, and the operator looks when it runs."""
-    apart = x.shape[-1] > 1 and x.stride(-1) != 1
-    if apart or (not is_recorded(x) and x.numel() and row_alignment(x, 16) < 16):
-        got, expected = f"address {address_of(x):#x}, strides {x.stride()}", "contiguous rows at multiples of 16 bytes"
-        raise OperandError.of(f"alignment of {name}", got=got, expected=expected, hint=".contiguous().clone() aligns.")
+    if x.shape[-1] > 1 and x.stride(-1) != 1:
+        what = f"stride of {name} along its rows"
+        raise OperandError.of(what, got=x.stride(-1), expected="1", hint=".contiguous() copies.")
+    if not is_recorded(x) and x.numel() and row_alignment(x, 16) < 16:
+        got, expected = f"address {address_of(x):#x}, strides {x.stride()}", "rows at multiples of 16 bytes"
+        raise OperandError.of(f"alignment of {name}", got=got, expected=expected, hint=".clone() aligns.")
 
 
 def check_gate(gate: str) -> None:
