@@ -3,6 +3,7 @@ same on mma.sync (sm_120a)."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,7 +17,7 @@ from ..runtime.bounded import remembered
 from ..target import Architecture
 from ..weight_layout import DTYPES, PACKINGS, tiles
 from . import gemm_table
-from .packed_model import predict
+from .packed_model import TILE_CODES, predict
 from .packed_problem import (
     PackedPlan,
     PackedProblem,
@@ -99,6 +100,8 @@ def candidates(problem: PackedProblem, arch: Architecture, sm_count: int) -> lis
 def _sensible(p: PackedProblem, arch: Architecture, sm_count: int) -> list[PackedPlan]:
     others = {"sm100": _in_tensor_memory, "sm120": _by_mma_sync}.get(arch.generation, _multiplying)
     found = (_streaming if can_take(p) else others)(p, arch, sm_count)
+    if others is _multiplying:
+        found = map(functools.partial(in_order, p), found)
     if p.quantized and PACKINGS[p.packing][DTYPES[p.dtype]].in_rows:
         found = _decoding_x(found)
     return [plan for plan in dict.fromkeys(found) if not (refused(p, plan) or can_implement(plan))]
@@ -182,6 +185,20 @@ def _decoding_x(plans: Iterator[PackedPlan]) -> Iterator[PackedPlan]:
     for plan in plans:
         yield plan
         yield replace(plan, config=replace(plan.config, decodes_x=True))
+
+
+def in_order(p: PackedProblem, plan: PackedPlan) -> PackedPlan:
+    """``plan`` with its tiles in the order of which all CTAs together read fewer bytes at a time: first those with the
+    same rows of x, or first those with the same weights."""
+    c = plan.config
+    if plan.streams or c.scheduler != "static":
+        return plan
+    workers = plan.workers * c.cluster_rows
+    along_m, along_n = -(-p.rows // c.tile_m), -(-p.m // c.tile_n)
+    weights, x = c.tile_m * c.weights.tile_bytes / TILE_CODES, c.tile_n * c.x_item
+    by_m = min(along_m, workers) * weights + min(along_n, -(-workers // along_m)) * x
+    by_n = min(along_n, workers) * x + min(along_m, -(-workers // along_n)) * weights
+    return replace(plan, config=replace(c, raster="n")) if by_n < by_m else plan
 
 
 def staged(p: PackedProblem, tiling: dict[str, int]) -> dict[str, int]:
