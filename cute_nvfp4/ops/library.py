@@ -14,7 +14,7 @@ from ..errors import OperandError
 from ..formats import NVFP4
 from ..operand import BlockScaledTensor
 from ..prepared_weight import PreparedWeight
-from ..row_scaled import RowScaledTensor
+from ..row_scaled import FP8, RowScaledTensor
 from ..scale_layout import blocked_view
 from . import gradients
 from .dequantize import DEQUANTIZE
@@ -32,7 +32,7 @@ from .prepared_weight.gemm import PREPARED_GEMM, quantized_scale
 from .quantize import QUANTIZE
 from .quantize_request import checked_global_scale, choose_backend
 from .quantize_rows import QUANTIZE_ROWS
-from .quantized_operators import DequantizedValues, QuantizedParts, Quantizer, SiluMulParts
+from .quantized_operators import DequantizedValues, QuantizedParts, Quantizer
 from .rmsnorm_quantize import RMSNORM
 from .silu_mul_quantize import SILU_MUL
 
@@ -194,7 +194,6 @@ _QUANTIZATION = (
     '{}str backend="auto"'
 )
 _FUSED = _QUANTIZATION.format("", "bool return_values=False, ")
-_OUT_PARTS = {"out": "Tensor(a!)", "out_scale": "Tensor(b!)", "out_global_scale": "Tensor(c!)?"}
 
 TABLE = {
     "quantize": Quantizer(
@@ -202,8 +201,6 @@ TABLE = {
         QUANTIZE,
         "Tensor x, Tensor? global_scale=None, *, "
         + _QUANTIZATION.format("SymInt? seed=None, int[]? signs=None, bool block_2d=False, ", ""),
-        "(Tensor, Tensor, Tensor)",
-        _OUT_PARTS,
     ),
     "quantize_rows": RecordOutput(
         "quantize_rows", QUANTIZE_ROWS, 'Tensor x, *, str backend="auto"', RowScaledTensor, ("out", "out_scale")
@@ -213,15 +210,13 @@ TABLE = {
         RMSNORM,
         "Tensor x, Tensor? weight=None, Tensor? residual=None, Tensor? global_scale=None, *, float eps=1e-06, "
         + _FUSED,
-        "(Tensor, Tensor, Tensor, Tensor, Tensor)",
-        {**_OUT_PARTS, "values_out": "Tensor(d!)?", "residual_out": "Tensor(e!)?"},
+        ("residual_out", "values_out"),
     ),
-    "silu_mul_quantize": SiluMulParts(
+    "silu_mul_quantize": QuantizedParts(
         "silu_mul_quantize",
         SILU_MUL,
         f"Tensor gate, Tensor? up=None, Tensor? global_scale=None, *, {_FUSED}",
-        "(Tensor, Tensor, Tensor, Tensor)",
-        {**_OUT_PARTS, "values_out": "Tensor(d!)?"},
+        ("values_out",),
     ),
     "dequantize": DequantizedValues(
         "dequantize",
@@ -312,6 +307,9 @@ def _quantize(request: Any) -> Operator | None:
 for _row in TABLE.values():
     _row.serve()
 QUANTIZE.operator = _quantize
+for _fused in (RMSNORM, SILU_MUL):
+    # a graph records what is computed for rows in FP8, and then that these are quantized
+    _fused.operator = lambda r, name=_fused.name: None if r.format == FP8 else TABLE[name]
 DEQUANTIZE.operator = lambda request: None
 GATED.operator = _gated
 CONTIGUOUS.operator = lambda r: TABLE[

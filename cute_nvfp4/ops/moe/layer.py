@@ -10,6 +10,7 @@ from ...errors import OperandError, OperandTypeError
 from ...grouped_rows import GroupedRows
 from ...operand import BlockScaledTensor, row_alignment
 from ...planning.packed_groups import sorts_slots
+from ...planning.summed import sums_with_product
 from ...runtime.backend import Backend
 from ...target import Target
 from ...tensors import check_tensor
@@ -23,6 +24,7 @@ from .experts import DTYPES, FP8, Experts
 from .maps import ID_DTYPES, Maps, routing_maps
 from .product import expert_product, in_16_bits
 from .rows import activated, combined, gathered
+from .summed import summed_product
 
 MAX_EXPERTS = 1024
 
@@ -117,9 +119,15 @@ def quantized_product(
 
 
 def few_slots(r: Any, ids: torch.Tensor, shared: torch.Tensor | None, backend: Backend) -> torch.Tensor:
-    """The result of a request of few slots, in three launches, which sort the slots themselves."""
-    e, (_, top) = r.experts, ids.shape
-    rows = slot_rows(readable(r.x.detach()), ids, r.topk_weights.detach().contiguous(), e, r.offset, backend)
+    """The result of a request of few slots, in three launches, which sort the slots themselves; in two for one token of
+    experts of which all that it reads of the second product waits in registers."""
+    e, (tokens, top) = r.experts, ids.shape
+    x, weights = readable(r.x.detach()), r.topk_weights.detach().contiguous()
+    if tokens == 1 and e.dtype in DTYPES and sums_with_product(top * e.down.packed.shape[-2]):
+        inner = slot_inner(x, ids, e, r.offset, backend)
+        rest = e.down_factor, e.down_bias, shared, r.offset, r.out
+        return summed_product(inner, e.down, ids.view(-1), weights, *rest, backend=backend)
+    rows = slot_rows(x, ids, weights, e, r.offset, backend)
     return combined(rows, None, None, ids.view(-1), e.count, top, shared, r.out, backend, r.offset)
 
 
@@ -127,12 +135,16 @@ def slot_rows(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, e: Experts, offset: int = 0, backend: Backend = "auto"
 ) -> torch.Tensor:
     """weight · down(activation(gate_up(x))) of each of few slots, (T · top, H), in the order of their experts."""
-    top, slots = ids.shape[1], ids.view(-1)
-    first = e.gate_up_factor, e.gate_up_bias, e.activation
-    options = {"first": offset, "backend": backend}
-    inner = expert_product(x, e.gate_up, None, slots, top, True, *first, **options)
+    inner = slot_inner(x, ids, e, offset, backend)
     second = e.down_factor, e.down_bias, None, weights
-    return expert_product(inner, e.down, None, slots, top, False, *second, **options)
+    options = {"first": offset, "backend": backend}
+    return expert_product(inner, e.down, None, ids.view(-1), ids.shape[1], False, *second, **options)
+
+
+def slot_inner(x: torch.Tensor, ids: torch.Tensor, e: Experts, offset: int, backend: Backend) -> torch.Tensor:
+    """activation(gate_up(x)) of each of few slots, (T · top, I), in the order of their experts."""
+    first, options = (e.gate_up_factor, e.gate_up_bias, e.activation), {"first": offset, "backend": backend}
+    return expert_product(x, e.gate_up, None, ids.view(-1), ids.shape[1], True, *first, **options)
 
 
 def layer(r: Any, out: torch.Tensor | None, backend: Backend) -> torch.Tensor:
@@ -150,7 +162,7 @@ def layer(r: Any, out: torch.Tensor | None, backend: Backend) -> torch.Tensor:
         routed = maps.offsets, maps.slots, top
         inner = expert_product(x, e.gate_up, *routed, True, *first, backend=backend)
         if e.dtype is FP8 and not in_16_bits(e.down, ids.numel()):
-            rows = CONTIGUOUS.run(inner, e.down, maps.offsets, "", e.down_factor, None, x.dtype, None, None, backend)
+            rows = expert_product(inner, e.down, *routed, False, e.down_factor, backend=backend)
             return combined(rows, weights, e.down_bias, whole, e.count, top, shared, out, backend)
         second = e.down_factor, e.down_bias, None, weights
         sums = out if added else None

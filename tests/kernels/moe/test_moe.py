@@ -136,7 +136,7 @@ def test_widths(name: str, widths: tuple[int, ...], arch: str, poisoned: None, m
     products."""
     monkeypatch.setattr(packed_groups, "FEW_ROWS", 0.0)
     monkeypatch.setattr(packed_groups, "WIDTHS", (widths,))
-    monkeypatch.setattr(packed_groups, "GATHERED_WIDTHS", ())
+    monkeypatch.setattr(packed_groups, "EXPERT_WIDTHS", ())
     layer = FP8 if name == "FP8" else NAMED[name]
     problem = Problem(dataclasses.replace(layer, tokens=83, top=2, experts=3))
     assert problem.right(problem.run(backend=backends.backend()))

@@ -89,6 +89,13 @@ def test_what_is_refused() -> None:
             rmsnorm_quantize(x, None, residual_out=other, **FP8)
         with pytest.raises(OperandError, match="multiple of 16"):
             rmsnorm_quantize(x[:, :8], None, **FP8)
+        with pytest.raises(OperandError, match=r"shape of data of out: got \(2, 32\), expected \(4, 32\)"):
+            silu_mul_quantize(x, other, out=empty(x[:2]), **FP8)
+        wide = empty(x.new_empty(4, 64))
+        with pytest.raises(OperandError, match="strides of the data of out"):
+            silu_mul_quantize(x, other, out=RowScaledTensor(wide.data[:, :32], wide.scale), **FP8)
+        with pytest.raises(OperandTypeError, match="out: got BlockScaledTensor"):
+            silu_mul_quantize(x, other, out=quantize(x), **FP8)
 
 
 MUTANTS = (

@@ -29,6 +29,7 @@ from ..barriers import Ring
 from ..grouped_scheduler import Table
 from ..operand_source import address_of_map, map_pointer
 from ..operands import TmaCopy
+from ..packed.first_kernel import first_kernel
 from ..packed.loaders import CopiesOf, StageOrder, XSlices, partition
 from ..packed.mainloop import Mainloop, OperandMemory
 from ..packed.rows import copy_rows
@@ -50,7 +51,7 @@ from .groups import (
     arguments_of,
 )
 from .products import SWIZZLES, TYPES
-from .wgmma import LOADING_THREADS, WgmmaGemm, WgmmaMemory, first_kernel
+from .wgmma import LOADING_THREADS, WgmmaGemm, WgmmaMemory
 
 WARP = 32
 
