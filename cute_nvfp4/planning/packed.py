@@ -3,7 +3,6 @@ same on mma.sync (sm_120a)."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -101,7 +100,7 @@ def _sensible(p: PackedProblem, arch: Architecture, sm_count: int) -> list[Packe
     others = {"sm100": _in_tensor_memory, "sm120": _by_mma_sync}.get(arch.generation, _multiplying)
     found = (_streaming if can_take(p) else others)(p, arch, sm_count)
     if others is _multiplying:
-        found = map(functools.partial(in_order, p), found)
+        found = (plan if plan.streams else in_order(p, plan, sm_count) for plan in found)
     if p.quantized and PACKINGS[p.packing][DTYPES[p.dtype]].in_rows:
         found = _decoding_x(found)
     return [plan for plan in dict.fromkeys(found) if not (refused(p, plan) or can_implement(plan))]
@@ -187,18 +186,19 @@ def _decoding_x(plans: Iterator[PackedPlan]) -> Iterator[PackedPlan]:
         yield replace(plan, config=replace(plan.config, decodes_x=True))
 
 
-def in_order(p: PackedProblem, plan: PackedPlan) -> PackedPlan:
-    """``plan`` with its tiles in the order of which all CTAs together read fewer bytes at a time: first those with the
-    same rows of x, or first those with the same weights."""
+def in_order(p: PackedProblem, plan: PackedPlan, sm_count: int) -> PackedPlan:
+    """``plan`` with its tiles in the order of which all CTAs together read fewer bytes at a time: those with the same
+    weights one after the other, or those with the same rows of x."""
     c = plan.config
-    if plan.streams or c.scheduler != "static":
-        return plan
-    workers = plan.workers * c.cluster_rows
     along_m, along_n = -(-p.rows // c.tile_m), -(-p.m // c.tile_n)
+    if c.scheduler != "static" or min(along_m, along_n) == 1:
+        return plan
+    # clusters along K have several CTAs for a tile
+    ctas = min(plan.workers * c.cluster_rows, sm_count * c.ctas_per_sm // c.split_k)
     weights, x = c.tile_m * c.weights.tile_bytes / TILE_CODES, c.tile_n * c.x_item
-    by_m = min(along_m, workers) * weights + min(along_n, -(-workers // along_m)) * x
-    by_n = min(along_n, workers) * x + min(along_m, -(-workers // along_n)) * weights
-    return replace(plan, config=replace(c, raster="n")) if by_n < by_m else plan
+    by_m = min(along_m, ctas) * weights + -(-ctas // along_m) * x
+    by_n = min(along_n, ctas) * x + -(-ctas // along_n) * weights
+    return replace(plan, config=replace(c, raster="n")) if by_n <= by_m else plan
 
 
 def staged(p: PackedProblem, tiling: dict[str, int]) -> dict[str, int]:
