@@ -27,7 +27,7 @@ from ..arguments import STATUS, TENSOR
 from ..checks import DTYPE_NAMES
 from ..operation import Operation
 from ..planned import PlannedCall
-from .activation import ActivationFunction
+from .experts import ActivationFunction
 from .maps import ID_DTYPES, Maps, routing_maps
 
 
