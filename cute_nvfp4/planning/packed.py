@@ -191,7 +191,8 @@ def in_order(p: PackedProblem, plan: PackedPlan, sm_count: int) -> PackedPlan:
     weights one after the other, or those with the same rows of x."""
     c = plan.config
     along_m, along_n = -(-p.rows // c.tile_m), -(-p.m // c.tile_n)
-    if c.scheduler != "static" or min(along_m, along_n) == 1:
+    # of narrow tiles another order would be another kernel to compile, for nothing
+    if c.scheduler != "static" or min(along_m, along_n) == 1 or c.tile_n < WIDE:
         return plan
     # clusters along K have several CTAs for a tile
     ctas = min(plan.workers * c.cluster_rows, sm_count * c.ctas_per_sm // c.split_k)
