@@ -98,7 +98,7 @@ class FusedOperation(Operation):
             arguments,
             describe=self._described,
             check=self._checked_out,
-            reference=self._exactly,
+            reference=self._computed_exactly,
             plan=self._planned_for,
             target=lambda r, out: resolve(r.backend, r[0].device),
             store=None,
@@ -218,7 +218,7 @@ class FusedOperation(Operation):
                 copies[name] = readable(x) if x.ndim == 1 else readable(x).reshape(*r[0].shape[:-1], -1)
         return self.run(*r._replace(**copies))
 
-    def _exactly(self, r: Any) -> Fused:
+    def _computed_exactly(self, r: Any) -> Fused:
         """Computes the request in exact torch."""
         values, residual = self._compute(r, r.described.matrices)
         return Fused(quantized_values(values, r), residual, values.reshape(self.shape_of(r)).contiguous())

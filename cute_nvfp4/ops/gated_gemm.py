@@ -35,7 +35,7 @@ from .checks import (
 )
 from .gemm_launch import HOST, check_operands, gemm_call, operand_record, output_record, strides
 from .operation import Operation
-from .planned import PlannedCall
+from .planned import PlannedCall, Preparation
 from .prepared_weight.gemm import PREPARED_GEMM, check_gated, quantized_product
 from .prepared_weight.pack_then_multiply import PackThenMultiply
 from .prepared_weight.plain import can_read, plan_rows, stores
@@ -235,15 +235,14 @@ def _can_implement(config: GemmConfig) -> str:
     return can_implement(config)
 
 
-def _instead(r: Any) -> Any:
+def _prepared(r: Any) -> Preparation:
     if r.b2 is not None or not isinstance(r.b1, PreparedWeight):
         got = f"{type(r.b1).__name__} and {type(r.b2).__name__}"
         expected = "a PreparedWeight of both, for a call that decides nothing any more"
         raise OperandTypeError.of("b1 and b2", got=got, expected=expected)
     check_gate(r.gate)
-    return PREPARED_GEMM, PREPARED_GEMM.request(
-        r.a, r.b1, r.alpha, None, r.out, r.out_dtype, r.config, r.backend, r.gate
-    )
+    product = r.a, r.b1, r.alpha, None, r.out, r.out_dtype, r.config, r.backend, r.gate
+    return PREPARED_GEMM.preparation_of(PREPARED_GEMM.request(*product))
 
 
 def interleave(b1: BlockScaledTensor, b2: BlockScaledTensor) -> BlockScaledTensor:
@@ -319,7 +318,7 @@ GATED = Operation(
     plan=_plan,
     store=_store,
     overlaps=_check_memory,
-    instead=_instead,
+    prepared=_prepared,
     preparable=True,
 )
 _SCALE = GATED.fields.index("out_global_scale") - 1

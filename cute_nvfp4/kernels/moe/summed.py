@@ -110,7 +110,7 @@ class Summed:
             cute.make_tensor(arguments.out + at, cute.make_layout(1))[0] = total.to(dtype)
 
     def rows(self, arguments: SummedArguments, lane: Int32) -> Rows:
-        """The rows that there are, and what each is multiplied by; zeros in lanes that have none."""
+        """The rows of experts that are here, and what each is multiplied by; zeros in lanes that have none."""
         cfg = self.config
         ids = SlotIds(arguments.ids, Int32(cfg.top), arguments.experts, arguments.first)
         of_slot = ids.expert(lane)

@@ -8,14 +8,14 @@ import torch
 
 from ...errors import OperandError, OperandTypeError
 from ...grouped_rows import GroupedRows
-from ...operand import BlockScaledTensor, row_alignment
+from ...operand import BlockScaledTensor
 from ...planning.packed_groups import sorts_slots
 from ...planning.summed import sums_with_product
 from ...runtime.backend import Backend, sm_count
 from ...target import Target
 from ...tensors import check_tensor
 from ..arguments import TENSOR, TYPED, Argument
-from ..checks import DTYPE_NAMES, check_overlap, checked_output
+from ..checks import DTYPE_NAMES, check_overlap, check_rows_aligned, checked_output
 from ..fused import readable
 from ..grouped_gemm_contiguous import CONTIGUOUS
 from ..operation import Operation
@@ -94,9 +94,7 @@ def _check(r: Any) -> torch.Tensor:
     if experts.count > MAX_EXPERTS:
         raise OperandError.of("experts", got=experts.count, expected=f"at most {MAX_EXPERTS}")
     out = checked_output(_read(r), x.device, (len(x), experts.hidden), r.out, x.dtype)
-    if r.out is not None and (out.stride(1) != 1 or row_alignment(out, 16) < 16):
-        got = f"address {out.data_ptr():#x}, strides {out.stride()}"
-        raise OperandError.of("out", got=got, expected="1 along H, rows at multiples of 16 bytes")
+    check_rows_aligned("out", out)
     return out
 
 
@@ -222,7 +220,7 @@ MOE = Operation(
         "x": TENSOR,
         "topk_ids": TENSOR,
         "topk_weights": TENSOR,
-        "shared": TENSOR._replace(on_cpu=""),
+        "shared": TENSOR,
         "experts": Argument("{x}.key", "", "", ""),
         "deterministic": TYPED,
     },

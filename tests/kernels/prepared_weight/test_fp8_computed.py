@@ -64,6 +64,13 @@ def test_rmsnorm(rows: int, k: int, residual: bool) -> None:
             assert torch.equal(old, other.residual)
 
 
+def test_a_weight_that_the_kernel_cannot_read_is_copied() -> None:
+    x, weight, _ = matrices(4, 48, torch.bfloat16)
+    with simulating("sm_90a"):
+        odd = rmsnorm_quantize(x[:, :32].contiguous(), weight[0, 1:33], **FP8)
+        assert equal(odd, rmsnorm_quantize(x[:, :32].contiguous(), weight[0, 1:33].clone(), **FP8))
+
+
 def test_into_a_product() -> None:
     """What a layer does: norm, quantize and multiply in two launches."""
     x, w, _ = matrices(8, 256, torch.bfloat16)
