@@ -223,7 +223,8 @@ def quantized_scale(out: Any, out_dtype: torch.dtype | None, given: Any) -> Any:
         return given
     if not isinstance(out, BlockScaledTensor):
         raise OperandTypeError.of("out", got=type(out).__name__, expected="BlockScaledTensor, for a quantized result")
-    if given is not None or out.global_scale is None:
-        got = " and ".join("none" if x is None else "one" for x in (given, out.global_scale))
-        raise OperandError.of("out_global_scale, and that of out", got=got, expected="none, and one")
+    if given is not None:
+        raise OperandError.of("out_global_scale", got="one, with out", expected="None: that of out is used")
+    if out.global_scale is None:
+        raise OperandError.of("global scale of out", got="none", expected="one to quantize with")
     return out.global_scale
