@@ -150,9 +150,7 @@ def _result(r: Any, n: int) -> torch.Tensor | BlockScaledTensor:
     shape = (a.batch, a.rows, n) if a.is_batched else (a.rows, n)
     if r.out_global_scale is None and not isinstance(out, BlockScaledTensor):
         return checked_output(reads(r), a.device, shape, out, r.out_dtype)
-    scale = quantized_scale(out, r.out_dtype, r.out_global_scale)
-    if n % NVFP4.block:
-        raise OperandError.of("N of a quantized result", got=n, expected=f"a multiple of {NVFP4.block}")
+    scale = quantized_scale(r, n)
     if out is None:
         return _new(a, n, None, scale)
     check_format("out", out, (NVFP4,))
