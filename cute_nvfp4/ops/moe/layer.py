@@ -11,7 +11,7 @@ from ...grouped_rows import GroupedRows
 from ...operand import BlockScaledTensor
 from ...planning.packed_groups import sorts_slots
 from ...planning.summed import sums_with_product
-from ...runtime.backend import Backend
+from ...runtime.backend import Backend, sm_count
 from ...target import Target
 from ...tensors import check_tensor
 from ..arguments import TENSOR, TYPED, Argument
@@ -117,16 +117,18 @@ def quantized_product(
 
 
 def few_slots(r: Any, ids: torch.Tensor, shared: torch.Tensor | None, backend: Backend) -> torch.Tensor:
-    """The result of a request of few slots, in three launches, which sort the slots themselves; in two for one token of
-    experts of which all that it reads of the second product waits in registers."""
-    e, (tokens, top) = r.experts, ids.shape
-    x, weights = readable(r.x.detach()), r.topk_weights.detach().contiguous()
-    if tokens == 1 and e.dtype in DTYPES and sums_with_product(top * e.down.packed.shape[-2]):
-        inner = slot_inner(x, ids, e, r.offset, backend)
-        rest = e.down_factor, e.down_bias, shared, r.offset, r.out
-        return summed_product(inner, e.down, ids.view(-1), weights, *rest, backend=backend)
-    rows = slot_rows(x, ids, weights, e, r.offset, backend)
+    """The result of a request of few slots, in three launches, which sort the slots themselves."""
+    e, (_, top) = r.experts, ids.shape
+    rows = slot_rows(readable(r.x.detach()), ids, r.topk_weights.detach().contiguous(), e, r.offset, backend)
     return combined(rows, None, None, ids.view(-1), e.count, top, shared, r.out, backend, r.offset)
+
+
+def one_token(r: Any, ids: torch.Tensor, shared: torch.Tensor | None, backend: Backend) -> torch.Tensor:
+    """The result of a request of one token, in two launches: the second product makes the sum."""
+    e, weights = r.experts, r.topk_weights.detach().contiguous()
+    inner = slot_inner(readable(r.x.detach()), ids, e, r.offset, backend)
+    rest = e.down_factor, e.down_bias, shared, r.offset, r.out
+    return summed_product(inner, e.down, ids.view(-1), weights, *rest, backend=backend)
 
 
 def slot_rows(
@@ -182,6 +184,14 @@ def _streams(experts: Experts, slots: int) -> bool:
     return experts.dtype is not None and sorts_slots(slots, experts.count)
 
 
+def _sums(r: Any, target: Target) -> bool:
+    """Whether the second product of experts that sort their slots makes the sum, too."""
+    e, (tokens, top) = r.experts, r.topk_ids.shape
+    if tokens > 1 or e.dtype not in DTYPES:
+        return False
+    return sums_with_product(e.hidden, top * e.down.packed.shape[-2], sm_count(target, e.device))
+
+
 def _plan(r: Any, target: Target) -> Any:
     generation = target.arch.generation
     if r.experts.dtype is None and generation == "sm90":
@@ -190,6 +200,7 @@ def _plan(r: Any, target: Target) -> Any:
         raise OperandError.of("experts", got="block-scaled weights", expected=expected, hint=hint)
 
     few = generation == "sm90" and _streams(r.experts, r.topk_ids.numel())
+    of_few = one_token if few and _sums(r, target) else few_slots
 
     def call(*given: Any) -> torch.Tensor:
         request = MOE.request(*given)
@@ -197,7 +208,7 @@ def _plan(r: Any, target: Target) -> Any:
             check_overlap(_read(request), request.out)
         if few:
             shared = None if request.shared is None else readable(request.shared.detach())
-            return few_slots(request, request.topk_ids.contiguous(), shared, request.backend)
+            return of_few(request, request.topk_ids.contiguous(), shared, request.backend)
         return layer(request, request.out, request.backend)
 
     return call
