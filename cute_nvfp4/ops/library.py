@@ -41,7 +41,7 @@ class QuantizedOutput(RecordOutput):
     """An operator whose results are codes and scales of NVFP4, with a global scale that is given."""
 
     def adapted(self, request: Any) -> Any:
-        scale = quantized_scale(request.out, request.out_dtype, request.out_global_scale)
+        scale = quantized_scale(request, 0)
         if request.out is None and torch.is_grad_enabled():
             refuse_gradients({"out_global_scale": scale})
         return request._replace(out_global_scale=checked_global_scale(scale, request.a.device))
