@@ -35,7 +35,7 @@ _PUBLIC = {
     "gemv": "ops.gemv",
     "grouped_gemm": "ops.grouped_gemm",
     "grouped_gemm_contiguous": "ops.grouped_gemm_contiguous",
-    "interleave": "ops.interleave",
+    "interleave": "ops.gated_gemm",
     "load_exported": "runtime.exported",
     "load_ipython_extension": "display.magic",
     "moe": "ops.moe.layer",

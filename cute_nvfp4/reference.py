@@ -7,7 +7,6 @@ output dtype. Operands are decoded a slab at a time, so that a reference costs l
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable
 
@@ -105,9 +104,9 @@ def silu_mul_reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 def rmsnorm_reference(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
     """x / sqrt(mean(x²) + eps) · weight in float64, rounded once to the dtype of x, (M, K)."""
     wide = x.double()
-    # the kernel's range, not float64's
+    # the kernel's range and its eps, not float64's
     total = wide.square().sum(-1, keepdim=True).float().double()
-    normed = wide * torch.rsqrt(total / x.shape[-1] + ctypes.c_float(eps).value)
+    normed = wide * torch.rsqrt(total / x.shape[-1] + wide.new_full((), eps, dtype=torch.float32))
     return (normed if weight is None else normed * weight.double()).to(x.dtype)
 
 

@@ -28,12 +28,12 @@ from ..operand import BlockScaledTensor, OperandKey
 from ..quantization.hadamard import Hadamard, resolve_hadamard
 from ..runtime.backend import Backend, resolve
 from ..runtime.kernel import Kernel
-from ..runtime.launch import Launcher, SimLauncher, Tensors
+from ..runtime.launch import Launcher, Tensors
 from ..target import Target
 from .arguments import OPERAND
 from .checks import DTYPE_NAMES, checked_output, inputs, reads, tensors
 from .operation import Operation
-from .planned import PlannedCall, PlannedLaunch, allocator
+from .planned import PlannedCall, allocator
 
 
 def dequantize(
@@ -133,44 +133,6 @@ def group_rows_dequantization(
     x, out = names
     parts = f"{x}.data", f"{x}.scale", f"{x}.offsets"
     return config, GroupRowsArguments(*parts, out, a.rows, a.k, a.data.stride(0), a.atoms, a.groups)
-
-
-class DecodedFirst:
-    """A launch that reads numbers, for an operand whose numbers another launch decodes first.
-
-    ``values`` and ``owners`` are those of ``launch``, but for the address of the numbers, ``place`` among the values:
-    that of data and that of scales stand there, and ``owners`` begin with the operand. Global scales stay apart.
-    """
-
-    def __init__(self, x: BlockScaledTensor, dtype: torch.dtype, target: Target, launch: Launcher, place: int) -> None:
-        new = torch.empty((x.rows, x.k), dtype=dtype, device=x.device)
-        config, arguments = dequantization(x.key, dtype, target, False)
-        planned = PlannedLaunch(KERNEL, config, target, x.device, arguments, ("x", "out"), (x, new))
-        self._decode, self._new, self._launch, self._place = planned.launch, allocator(new), launch, place
-        self.reads_owners = isinstance(launch, SimLauncher)
-
-    def __call__(self, values: tuple, owners: tuple) -> None:
-        decoded = self._new()
-        first, then = self._values(values, decoded)
-        self._decode(first, (owners[0], decoded))
-        self._launch(then, (*owners, decoded))
-
-    def fixed(self, values: tuple, owners: tuple) -> Callable[[], None]:
-        """The call with these values, and memory of its own for the numbers."""
-        decoded = self._new()
-        first, then = self._values(values, decoded)
-        decode = self._decode.fixed(first, (owners[0], decoded))
-        launch = self._launch.fixed(then, (*owners, decoded))
-
-        def call(kept: torch.Tensor = decoded) -> None:
-            decode()
-            launch()
-
-        return call
-
-    def _values(self, values: tuple, decoded: torch.Tensor) -> tuple[tuple, tuple]:
-        place, at = self._place, decoded.data_ptr()
-        return (*values[place : place + 2], at), (*values[:place], at, *values[place + 2 :])
 
 
 class ListDequantizeCall:

@@ -11,7 +11,6 @@ from typing import Any
 
 from ..errors import OperandError
 from ..runtime.exported import VERSION, described
-from .dequantize import DecodedFirst
 from .prepare import preparation
 
 
@@ -32,13 +31,6 @@ def export(path: str | Path, operation: Callable[..., Any], *operands: Any, **op
         OperandError, OperandTypeError, TargetError: what ``prepare`` raises.
     """
     made = preparation(operation, *operands, **options)
-    if isinstance(made.launch, DecodedFirst):
-        raise OperandError.of(
-            "call to export",
-            got="rows of NVFP4 that another launch decodes",
-            expected="one launch",
-            hint="Use fewer rows, or bfloat16 or float16.",
-        )
     if isinstance(made.operands["out"], list):
         expected = "one product, or quantize"
         raise OperandError.of("call to export", got="a list of groups", expected=expected)

@@ -1,4 +1,7 @@
-"""What ``rmsnorm_quantize`` and ``silu_mul_quantize`` share: checks, and how what they compute is quantized."""
+"""Operations that quantize what they compute, in one launch: what ``rmsnorm_quantize`` and ``silu_mul_quantize`` share.
+
+Their results are block-scaled, or rows in FP8: E4M3 with a float32 scale for each row.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,32 @@ import torch
 
 from ..errors import OperandError
 from ..kernels.quantize.arguments import Strides
+from ..kernels.quantize.fp8_config import (
+    Fp8ComputedArguments,
+    Fp8ComputedConfig,
+    Fp8RowsArguments,
+    OtherRows,
+    can_implement,
+    rows_config,
+)
 from ..kernels.quantize.fused import Matrix
+from ..lazy import Lazily
 from ..operand import BlockScaledTensor, row_alignment
 from ..planning.quantize import QuantizeProblem
+from ..row_scaled import FP8, RowScaledTensor
+from ..runtime.backend import resolve, sm_count
 from ..runtime.kernel import Kernel
 from ..target import Target
 from ..tensors import check_tensor
-from .checks import DTYPE_NAMES, check_overlap
+from .arguments import Argument
+from .checks import DTYPE_NAMES, check_memory, check_overlap
+from .dispatch import is_recorded
+from .operation import Operation
 from .planned import PlannedCall, allocator
 from .quantize import QUANTIZE
-from .quantize_launch import Results, quantize_arguments, quantized_output, readable_by
+from .quantize_launch import Results, byte_strides, quantize_arguments, quantized_output, readable_by
 from .quantize_request import (
+    COUNT_RESULT,
     QuantizeRequest,
     check_out,
     check_out_gradient,
@@ -27,35 +45,183 @@ from .quantize_request import (
     checked_request,
     kind_of_scale,
 )
+from .quantize_rows import check_out as check_out_rows
+from .quantize_rows import check_rows, quantize_rows, rows_of
 
 
 class Fused(NamedTuple):
     """What a fused operation gives: the operand, the new residual, what was quantized. The last two may be None."""
 
-    quantized: BlockScaledTensor
+    quantized: BlockScaledTensor | RowScaledTensor
     residual: torch.Tensor | None
     values: torch.Tensor | None
 
 
 class FusedRequest(NamedTuple):
-    """What a fused operation is asked for. matrices: all that its kernel reads or writes beside the operand, (M, K)
-    each; quantized: what is done with the values; kind: of their global scale, as ``kind_of_scale`` says it."""
+    """What a fused operation is asked for. matrices: all that its kernel reads or writes beside the operand, a record
+    of (M, K), or of a weight (K,), or None, the first of them shaped as the values are; quantized: what is done with
+    these, None for rows in FP8; kind: of their global scale, as ``kind_of_scale`` says it, or FP8."""
 
-    matrices: tuple[torch.Tensor | None, ...]
-    quantized: QuantizeRequest
+    matrices: Any
+    quantized: QuantizeRequest | None
     kind: str
 
 
-def check_written(
-    read: Mapping[str, torch.Tensor], given: Any, out: BlockScaledTensor | None, residual_out: torch.Tensor | None
-) -> None:
-    """Raises if what is written overlaps itself or what is read; but the new residual may be x, or the old one."""
-    if residual_out is not None:
-        # a thread reads a block before it writes it: they may be the same memory, but not lie across it
-        check_overlap({name: None if same(x, residual_out) else x for name, x in read.items()}, residual_out)
-    if out is not None:
-        check_out_gradient(out)
-        check_out_memory(out, {**read, "residual_out": residual_out}, given)
+class FusedOperation(Operation):
+    """An operation that quantizes what it computes.
+
+    kernel: does it for block-scaled results. source: what is computed, as in ``Fp8ComputedConfig``. values: the option
+    that asks for what is quantized. matrices: those of a request (``FusedRequest``), which it checks; the functions
+    after it take the request and them. choose: a plan of the kernel, for a quantization on so many multiprocessors.
+    record: the fields of the kernel's record that are its own. compute: the values (M, K), and the new residual, in
+    exact torch.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: Mapping[str, Argument],
+        kernel: Kernel,
+        *,
+        source: str,
+        values: str,
+        matrices: Callable[[Any], Any],
+        choose: Callable[..., Any],
+        record: Callable[..., dict[str, Any]],
+        compute: Callable[..., tuple[torch.Tensor, torch.Tensor | None]],
+        **options: Any,
+    ) -> None:
+        self._kernel, self._source, self.wanted, self._matrices = kernel, source, values, matrices
+        self._choose, self._record, self._compute = choose, record, compute
+        super().__init__(
+            function,
+            arguments,
+            describe=self._described,
+            check=self._checked_out,
+            reference=self._computed_exactly,
+            plan=self._planned_for,
+            target=lambda r, out: resolve(r.backend, r[0].device),
+            store=None,
+            overlaps=self._check_memory,
+            follows=False,
+            **({"count": COUNT_RESULT} | options),
+        )
+
+    def shape_of(self, r: Any) -> tuple[int, ...]:
+        """The shape of what a request has quantized."""
+        return *r[0].shape[:-1], r.described.matrices[0].shape[1]
+
+    def _described(self, r: Any) -> FusedRequest:
+        matrices = self._matrices(r)
+        if r.format != FP8:
+            return FusedRequest(matrices, *checked_quantization(matrices[0], r))
+        if (r.global_scale, r.rule, r.scale_layout, getattr(r, self.wanted)) != (None, "max", "blocked", False):
+            got = f"global_scale={r.global_scale!r}, rule={r.rule!r}, scale_layout={r.scale_layout!r}"
+            got += f", {self.wanted}={getattr(r, self.wanted)}"
+            raise OperandError.of(f"options for {FP8}", got=got, expected="global_scale=None, and no other option")
+        for x in matrices:
+            if x is not None and x.ndim == 2:
+                check_rows(x if r[0].ndim == 2 else x[0])
+        check_out_rows(r.out, matrices[0])
+        return FusedRequest(matrices, None, FP8)
+
+    def _checked_out(self, r: Any) -> BlockScaledTensor | RowScaledTensor | None:
+        if not is_recorded(r.described.matrices[0]):
+            self._check_memory(r)
+        return r.out
+
+    def _check_memory(self, r: Any) -> None:
+        """Raises if what is written overlaps itself or what is read; but the new residual may be x, or the old one."""
+        new = getattr(r, "residual_out", None)
+        read = {name: getattr(r, name) for name in r.described.matrices._fields if name != "residual_out"}
+        if new is not None:
+            # a thread reads a block before it writes it: they may be the same memory, but not lie across it
+            check_overlap({name: None if same(x, new) else x for name, x in read.items()}, new)
+        read["residual_out"] = new
+        if isinstance(r.out, RowScaledTensor):
+            check_memory(read, r.out)
+        elif r.out is not None:
+            check_out_gradient(r.out)
+            check_out_memory(r.out, read, r.global_scale)
+
+    def _planned_for(self, r: Any, target: Target) -> Callable[..., Fused]:
+        matrices, request, kind = r.described
+        if kind == "computed":
+            return self._in_two_steps
+        if any(x is not None and readable(x) is not x for x in matrices):
+            return self._copied_first
+        own = self._record(r, matrices)
+        if kind == FP8:
+            return self._planned_rows(r, target, own)
+        x, values = matrices[0], getattr(r, self.wanted)
+        plan = self._choose(r, fused_problem(request, kind, matrices), target.arch, sm_count(target, x.device))
+        results = Results(request, r.global_scale)
+        out = results.maker(self.fields)(*r) if r.out is None else r.out
+        arguments = self._kernel.arguments(
+            quantize=quantize_arguments(request, x, self.fields[0], out, kind, plan),
+            values=dense_matrix(x, "values") if values else None,
+            **own,
+        )
+        options = quantized_output(self, r, results)
+        return self._planned_call(self._kernel, plan.config, target, arguments, r, out, values, **options)
+
+    def _planned_rows(self, r: Any, target: Target, own: Mapping[str, Any]) -> PlannedCall:
+        """The planned call that gives rows in FP8."""
+        x = r.described.matrices[0]
+        like, made = rows_of(x)
+        has = {name for name, field in own.items() if field is not None}
+        variant = {"source": self._source, "residual": "residual" in has, "weighted": "weight" in has}
+        config = Fp8ComputedConfig(**vars(rows_config(DTYPE_NAMES[x.dtype], x.shape[1], target.arch)), **variant)
+        rows = Fp8RowsArguments(self.fields[0], "out.data", "out.scale", *x.shape, byte_strides(x).row)
+        others = {name: OtherRows(x.pointer, x.strides.row) for name, x in own.items() if isinstance(x, Matrix)}
+        arguments = Fp8ComputedArguments(**dict.fromkeys(Fp8ComputedArguments._fields) | own | others | {"rows": rows})
+        out = like if r.out is None else r.out
+        return self._planned_call(FP8_ROWS, config, target, arguments, r, out, False, new_of=made)
+
+    def _planned_call(
+        self,
+        kernel: Kernel,
+        config: Any,
+        target: Target,
+        arguments: Any,
+        r: Any,
+        out: BlockScaledTensor | RowScaledTensor,
+        values: bool,
+        **options: Any,
+    ) -> PlannedCall:
+        """The planned call of one launch. out: like the result; values: whether they are wanted, too."""
+        x, residual = r.described.matrices[0], getattr(arguments, "residual_out", None) is not None
+        like = torch.empty(self.shape_of(r), dtype=x.dtype, device=x.device)
+        options["result"] = f"out, {'residual_out' if residual else None}, {'values' if values else None}"
+        if residual:
+            options["new"] = {"residual_out": allocator(torch.empty_like(like))}
+        if values:
+            make = allocator(like)
+            options["extra"] = "values", lambda given, kept: make(), like
+        return self.planned(kernel, config, target, arguments, r._replace(out=out), wrap=Fused, **options)
+
+    def _in_two_steps(self, *given: Any) -> Fused:
+        """The planned call whose global scale is computed from all values: ``quantize`` takes them."""
+        r = self.request(*given)
+        if r.out is not None:
+            self.overlapping(*given)
+        found = self.run(*r._replace(**{"global_scale": None, "out": None, self.wanted: True}))
+        return found._replace(quantized=quantized_values(found.values, r))
+
+    def _copied_first(self, *given: Any) -> Fused:
+        """The planned call that copies what a kernel cannot read."""
+        self.overlapping(*given)
+        r = self.request(*given)
+        copies = {}
+        for name, x in r.described.matrices._asdict().items():
+            if x is not None and name != "residual_out":
+                copies[name] = readable(x) if x.ndim == 1 else readable(x).reshape(*r[0].shape[:-1], -1)
+        return self.run(*r._replace(**copies))
+
+    def _computed_exactly(self, r: Any) -> Fused:
+        """Computes the request in exact torch."""
+        values, residual = self._compute(r, r.described.matrices)
+        return Fused(quantized_values(values, r), residual, values.reshape(self.shape_of(r)).contiguous())
 
 
 def checked_quantization(values: torch.Tensor, r: Any) -> tuple[QuantizeRequest, str]:
@@ -71,14 +237,15 @@ def checked_quantization(values: torch.Tensor, r: Any) -> tuple[QuantizeRequest,
     return request, kind_of_scale(request.format, r.global_scale, values.device)
 
 
-def quantized_values(values: torch.Tensor, r: Any, backend: str) -> BlockScaledTensor:
+def quantized_values(values: torch.Tensor, r: Any) -> BlockScaledTensor | RowScaledTensor:
     """``values`` quantized by ``quantize`` as the request of an operation says."""
-    names = ("format", "rule", "global_scale", "scale_layout", "out")
-    given = {name: getattr(r, name) for name in names}
-    return QUANTIZE.call(*QUANTIZE.request_of(x=values, backend=backend, **given))
+    if r.format == FP8:
+        return quantize_rows(values, r.out, r.backend)
+    names = ("format", "rule", "global_scale", "scale_layout", "out", "backend")
+    return QUANTIZE.call(*QUANTIZE.request_of(x=values, **{name: getattr(r, name) for name in names}))
 
 
-def fused_problem(request: QuantizeRequest, kind: str, *read: torch.Tensor | None) -> QuantizeProblem:
+def fused_problem(request: QuantizeRequest, kind: str, read: Any) -> QuantizeProblem:
     """What the choice of a kernel depends on. read: all matrices."""
     _, rows, k = request.source.matrices.shape
     return QuantizeProblem(
@@ -91,55 +258,6 @@ def fused_problem(request: QuantizeRequest, kind: str, *read: torch.Tensor | Non
         scale_layout=request.scale_layout,
         global_scale=kind,
     )
-
-
-def computed_scale(operation: Any, values: str) -> Callable[..., Fused]:
-    """The planned call whose global scale is computed from all values: those are stored, and ``quantize`` takes them.
-    values: the option that asks for them."""
-    plain = {"global_scale": None, "out": None, values: True}
-
-    def call(*given: Any) -> Fused:
-        r = operation.request(*given)
-        if r.out is not None:
-            operation.overlapping(*given)
-        found = operation.run(*r._replace(**plain))
-        return found._replace(quantized=quantized_values(found.values, r, r.backend))
-
-    return call
-
-
-def readable_first(operation: Any, copied: Callable[[Any], Any]) -> Callable[..., Fused]:
-    """The planned call that copies what a kernel cannot read, as ``copied`` does it with a request."""
-
-    def call(*given: Any) -> Fused:
-        operation.overlapping(*given)
-        return operation.run(*copied(operation.request(*given)))
-
-    return call
-
-
-def fused_call(
-    operation: Any, kernel: Kernel, plan: Any, r: Any, target: Target, values: bool, **own: Any
-) -> PlannedCall:
-    """The planned call of one launch. values: whether they are a result, too. own: fields of the record; with a
-    "residual_out" that is a result, too."""
-    x, request, kind = r.described.matrices[0], r.described.quantized, r.described.kind
-    shape = (*r[0].shape[:-1], x.shape[1])
-    like, results = torch.empty(shape, dtype=x.dtype, device=x.device), Results(request, r.global_scale)
-    out = results.maker(operation.fields)(*r) if r.out is None else r.out
-    arguments = kernel.arguments(
-        quantize=quantize_arguments(request, x, operation.fields[0], out, kind, plan),
-        values=matrix(like.reshape(x.shape), "values") if values else None,
-        **own,
-    )
-    options, residual = quantized_output(operation, r, results), own.get("residual_out") is not None
-    options["result"] = f"out, {'residual_out' if residual else None}, {'values' if values else None}"
-    if residual:
-        options["new"] = {"residual_out": allocator(torch.empty_like(like))}
-    if values:
-        make = allocator(like)
-        options["extra"] = "values", lambda given, kept: make(), like
-    return operation.planned(kernel, plan.config, target, arguments, r._replace(out=out), wrap=Fused, **options)
 
 
 def checked_matrix(name: str, x: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
@@ -171,3 +289,13 @@ def readable(x: torch.Tensor) -> torch.Tensor:
 def matrix(x: torch.Tensor | None, name: str) -> Matrix | None:
     """The argument for a matrix (M, K) that a variant may lack. name: what is at its address."""
     return None if x is None else Matrix(name, Strides(x.stride(0) * x.element_size(), 0))
+
+
+def dense_matrix(like: torch.Tensor, name: str) -> Matrix:
+    """The argument for a new matrix shaped as ``like``."""
+    return Matrix(name, Strides(like.shape[1] * like.element_size(), 0))
+
+
+FP8_ROWS = Kernel(
+    "quantize_fp8_computed", Fp8ComputedArguments, Lazily("kernels.quantize.fp8_computed", "Fp8Computed"), can_implement
+)

@@ -17,13 +17,15 @@ from ..prepared_weight import PreparedWeight
 from ..reference import GATES, gemm_reference
 from ..runtime.backend import Backend
 from ..runtime.kernel import Kernel
-from ..scale_layout import blocked_bytes, blocked_view
+from ..scale_layout import blocked_bytes, blocked_flat, blocked_view
 from ..target import Target
 from .arguments import ACTIVATIONS, OPERAND, TENSOR, TYPED
 from .checks import (
     check_format,
+    check_formats,
     check_gate,
     check_memory,
+    check_product,
     check_types,
     checked_output,
     factor,
@@ -32,10 +34,9 @@ from .checks import (
     split_alpha,
 )
 from .gemm_launch import HOST, check_operands, gemm_call, operand_record, output_record, strides
-from .interleave import check_halves, check_weights
 from .operation import Operation
-from .planned import PlannedCall
-from .prepared_weight.gemm import PREPARED_GEMM, check_gated, quantized_product
+from .planned import PlannedCall, Preparation
+from .prepared_weight.gemm import PREPARED_GEMM, check_gated, quantized_product, quantized_scale
 from .prepared_weight.pack_then_multiply import PackThenMultiply
 from .prepared_weight.plain import can_read, plan_rows, stores
 from .quantize import quantize
@@ -149,22 +150,15 @@ def _result(r: Any, n: int) -> torch.Tensor | BlockScaledTensor:
     shape = (a.batch, a.rows, n) if a.is_batched else (a.rows, n)
     if r.out_global_scale is None and not isinstance(out, BlockScaledTensor):
         return checked_output(reads(r), a.device, shape, out, r.out_dtype)
-    if r.out_dtype is not None:
-        raise OperandTypeError.of("out_dtype", got=r.out_dtype, expected="None for a quantized result")
-    if n % NVFP4.block:
-        raise OperandError.of("N of a quantized result", got=n, expected=f"a multiple of {NVFP4.block}")
+    scale = quantized_scale(r, n)
     if out is None:
-        return _new(a, n, None, r.out_global_scale)
-    if not isinstance(out, BlockScaledTensor):
-        raise OperandTypeError.of("out", got=type(out).__name__, expected="BlockScaledTensor, for a quantized result")
-    if r.out_global_scale is not None:
-        raise OperandError.of("out_global_scale", got="one, with out", expected="None: that of out is used")
+        return _new(a, n, None, scale)
     check_format("out", out, (NVFP4,))
     if (*out.data.shape[:-1], out.k) != shape:
         raise OperandError.of("shape of out", got=(*out.data.shape[:-1], out.k), expected=shape)
-    if out.scale_layout != "blocked" or out.global_scale is None or out.device != a.device:
-        got = f"{out.scale_layout} scales, {'no' if out.global_scale is None else 'a'} global scale, {out.device}"
-        raise OperandError.of("out", got=got, expected=f"blocked scales and a global scale on {a.device}")
+    if out.scale_layout != "blocked" or out.device != a.device:
+        got = f"{out.scale_layout} scales on {out.device}"
+        raise OperandError.of("out", got=got, expected=f"blocked scales on {a.device}")
     _check_memory(r)
     return out
 
@@ -234,15 +228,74 @@ def _can_implement(config: GemmConfig) -> str:
     return can_implement(config)
 
 
-def _instead(r: Any) -> Any:
+def _prepared(r: Any) -> Preparation:
     if r.b2 is not None or not isinstance(r.b1, PreparedWeight):
         got = f"{type(r.b1).__name__} and {type(r.b2).__name__}"
         expected = "a PreparedWeight of both, for a call that decides nothing any more"
         raise OperandTypeError.of("b1 and b2", got=got, expected=expected)
     check_gate(r.gate)
-    return PREPARED_GEMM, PREPARED_GEMM.request(
-        r.a, r.b1, r.alpha, None, r.out, r.out_dtype, r.config, r.backend, r.gate
-    )
+    product = r.a, r.b1, r.alpha, None, r.out, r.out_dtype, r.config, r.backend, r.gate
+    return PREPARED_GEMM.preparation_of(PREPARED_GEMM.request(*product))
+
+
+def interleave(b1: BlockScaledTensor, b2: BlockScaledTensor) -> BlockScaledTensor:
+    """Makes one weight of 2N rows from two of N: blocks of 128 rows of b1 and b2 in turn. A copy; for loading a model.
+
+    Both have N rows, a multiple of 128, blocked scales, and equal global scales or none. On a GPU nothing waits for the
+    device: global scales that differ make the result's global scale, and so every value, NaN.
+
+    Raises:
+        OperandError: operands that do not fit together; on the CPU also global scales that differ.
+    """
+    check_weights(b1, {"b1": b1, "b2": b2})
+    for name, b in (("b1", b1), ("b2", b2)):
+        check_halves(f"rows of {name}", b.rows, INTERLEAVED_ROWS)
+    global_scale = _common_global_scale(b1.global_scale, b2.global_scale)
+    block = (-1, INTERLEAVED_ROWS)
+    data = torch.stack([as_bytes(b.data).unflatten(-2, block) for b in (b1, b2)], -3).flatten(-4, -2)
+    # (32, 4, rest_m, 4, rest_k, L): whole atoms along the rows, which are the slowest but the batch
+    scale = torch.stack([as_bytes(b.blocked_scale()) for b in (b1, b2)], 3).flatten(2, 3)
+    flat = blocked_flat(scale)
+    columns = b1.format.scale_columns(b1.k)
+    return BlockScaledTensor(data, blocked_view(flat, 2 * b1.rows, columns, b1.batch), global_scale, b1.format)
+
+
+def _common_global_scale(one: torch.Tensor | None, two: torch.Tensor | None) -> torch.Tensor | None:
+    """The global scale of two weights that become one, both of which have one or neither."""
+    if one is None or one.data_ptr() == two.data_ptr():
+        return one
+    if one.device.type != "cpu":
+        return torch.where(one.reshape(()) == two.reshape(()), one.reshape(()), torch.nan)
+    if float(one) != float(two):
+        raise OperandError.of(
+            "global scales of b1 and b2",
+            got=f"{float(one)} and {float(two)}",
+            expected="equal ones",
+            hint="Quantize both with the larger amax's: quantize(…, global_scale=…).",
+        )
+    return one
+
+
+def check_halves(what: str, rows: int, multiple: int) -> None:
+    """Raises unless ``rows`` are whole blocks of the weights that they are made of."""
+    if rows % multiple:
+        expected = f"a multiple of {multiple}: scales come in atoms of {INTERLEAVED_ROWS} rows"
+        raise OperandError.of(what, got=rows, expected=expected, hint="Give b1 and b2 as two tensors.")
+
+
+def check_weights(a: BlockScaledTensor, weights: dict[str, BlockScaledTensor]) -> None:
+    """Raises unless the one or two weights can be multiplied with ``a``, and are alike."""
+    check_product(a, weights)
+    first, last = weights.values() if len(weights) == 2 else [*weights.values()] * 2
+    both = {
+        "rows": [b.rows for b in (first, last)],
+        "formats": [b.format.name for b in (first, last)],
+        "global scales": ["none" if b.global_scale is None else "one" for b in (first, last)],
+    }
+    for what, (one, two) in both.items():
+        if one != two:
+            raise OperandError.of(f"{what} of b1 and b2", got=f"{one} and {two}", expected="the same")
+    check_formats("a", a, "b1" if len(weights) == 2 else "b", first)
 
 
 KERNEL = Kernel("gated_gemm", GemmArguments, HOST, _can_implement)
@@ -258,7 +311,7 @@ GATED = Operation(
     plan=_plan,
     store=_store,
     overlaps=_check_memory,
-    instead=_instead,
+    prepared=_prepared,
     preparable=True,
 )
 _SCALE = GATED.fields.index("out_global_scale") - 1

@@ -118,21 +118,17 @@ def _reference(r: Any) -> torch.Tensor:
     return total.add_(r.bias.double().unsqueeze(-2)).to(r.out.dtype)
 
 
-def _instead(r: Any) -> Any:
-    if not isinstance(r.b, PreparedWeight):
-        return None
-    return PREPARED_GEMM, PREPARED_GEMM.request(*r, "")
-
-
-def _prepared(r: Any, call: Any) -> Preparation:
-    if isinstance(call, PackThenMultiply):
+def _prepared(r: Any) -> Preparation:
+    if isinstance(r.b, PreparedWeight):
+        return PREPARED_GEMM.preparation_of(PREPARED_GEMM.request(*r, ""))
+    if isinstance(GEMM.kernel_call(r), PackThenMultiply):
         raise OperandError.of(
             "b of a prepared call on sm_90a",
             got="an operand that each call packs",
             expected="a PreparedWeight",
             hint="prepare_weight(b) packs it once.",
         )
-    return call.preparation(r, ("a", "b", "out"))
+    return GEMM.preparation_of(r)
 
 
 KERNEL = Kernel("gemm", GemmArguments, HOST, can_implement)
@@ -143,7 +139,6 @@ GEMM = Operation(
     check=_check,
     reference=_reference,
     plan=_plan,
-    instead=_instead,
     prepared=_prepared,
     preparable=True,
 )

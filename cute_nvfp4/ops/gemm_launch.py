@@ -9,7 +9,7 @@ import torch
 
 from ..errors import OperandError
 from ..formats import as_bytes
-from ..kernels.gemm.arguments import Bias, GemmArguments, Operand, Output, PartialSums, data_alignment
+from ..kernels.gemm.arguments import Bias, GemmArguments, Operand, Output, data_alignment
 from ..kernels.gemm.config import CTA_ROWS, UNPACKED_K, epilogue_threads, kind_of
 from ..lazy import ByGeneration, Lazily
 from ..operand import BlockScaledTensor, row_alignment
@@ -21,7 +21,7 @@ from ..target import Target
 from .checks import DTYPE_NAMES
 from .operation import Operation
 from .planned import PlannedCall
-from .scratch import scratch_for
+from .scratch import partial_sums, scratch_for
 
 K_MULTIPLE = 32
 """TMA wants rows of a multiple of sixteen bytes: 32 elements of four bits."""
@@ -124,10 +124,10 @@ def gemm_call(
     sizes = {"m": a.rows, "k": a.k, "batch": a.batch, "factors": len(factors[0])}
     whole = GemmProblem(a_format=a.format.name, **sizes, **described, **problem)
     plan = plan_for(whole, target.arch, sm_count(target, a.device), r.config)
-    left, partials = (operand_record(a, "a"),), None
+    left, size = (operand_record(a, "a"),), None
     if plan.config.scheduler == "stream_k":
-        partials = PartialSums("scratch.sums", "scratch.flags")
-        options = {**options, "extra": scratch_for(_stream_k_size(plan), target, a.device)}
+        size = _stream_k_size(plan)
+        options = {**options, "extra": scratch_for(size, target, a.device)}
     if target.backend == "sim":
         options = {**options, "before": check_signs_of}
     arguments = GemmArguments(
@@ -137,7 +137,7 @@ def gemm_call(
         bias=None if bias is None else Bias("bias", bias.stride(0) if bias.ndim == 2 else 0),
         alpha=scalar,
         factors=factors,
-        partials=partials,
+        partials=None if size is None else partial_sums(size),
         k=a.k,
         batch=a.batch,
         workers=plan.workers,

@@ -13,21 +13,31 @@ from ..planning.gemm_problem import Plan
 from ..prepared_weight import PreparedWeight
 from ..reference import gemm_reference
 from ..runtime.backend import Backend
+from ..runtime.bounded import Bounded
 from ..runtime.simulating import surroundings
 from ..target import Target
 from .arguments import ACTIVATIONS, LIST, OUTPUT, TENSOR
-from .checks import ALL_FORMATS, check_format, check_formats, inputs, refuse_gate, span, split_alpha
+from .checks import ALL_FORMATS, as_alpha, check_format, check_formats, inputs, refuse_gate, span, split_alpha
 from .gemm_launch import check_operands, check_signs
 from .grouped_launch import BlockScaledList
-from .groups import GroupsCall, alpha_of_group, check_spans, checked_outputs, each_group, rows_of, store_each
+from .groups import (
+    addresses,
+    alpha_of_group,
+    alpha_of_live,
+    check_spans,
+    checked_outputs,
+    each_group,
+    maker,
+    rows_of,
+    store_each,
+    tensors_of,
+)
 from .list_fast_path import remember, repeated
 from .list_launch import ListRequest, Pair, arranged
-from .list_prepared import preparation_of_list
 from .operation import Operation
 from .planned import Preparation
-from .prepared_weight.activations import natural_dtype
 from .prepared_weight.groups import PreparedList, check_group
-from .prepared_weight.operands import exact_product
+from .prepared_weight.operands import exact_product, natural_dtype
 from .prepared_weight.pack_then_multiply import PackThenMultiplyList
 from .prepared_weight.plain import PlainList, can_read
 
@@ -168,19 +178,51 @@ def _check_apart(groups: Sequence[Pair], outs: Sequence[torch.Tensor], alpha: An
     check_spans(spans)
 
 
-def _plan(r: Any, target: Target) -> GroupsCall:
-    launch, before = PreparedList, None
-    if not is_prepared(r.problems) and target.arch.generation == "sm90":
-        launch = plain_or_packed
-    elif not is_prepared(r.problems):
-        launch = BlockScaledList
-        each_group(lambda pair: _check_scales(pair, target.backend), r.problems)
-        before = _check_signs if target.backend == "sim" else None
+class GroupsCall:
+    """A planned call: the launch of the groups that have rows, and what to check before it.
 
-    def plan(pairs: Sequence[Pair], outs: Sequence[torch.Tensor], alpha: torch.Tensor | None) -> Any:
-        return launch(ListRequest(pairs, outs, alpha, target, r.config, r.gate))
+    whole: whether all have rows. new: makes results. signed: whether signs of scales are checked, which a call in the
+    simulator does. launch: None where no group has rows.
+    """
 
-    return GroupsCall(r.problems, r.out, r.alpha, plan, _check_apart, before, remember)
+    def __init__(self, r: Any, target: Target) -> None:
+        kind = PreparedList
+        if not is_prepared(r.problems):
+            kind = plain_or_packed if target.arch.generation == "sm90" else BlockScaledList
+        self.signed = kind is BlockScaledList and target.backend == "sim"
+        if kind is BlockScaledList:
+            each_group(lambda pair: _check_scales(pair, target.backend), r.problems)
+        self._live = [i for i, pair in enumerate(r.problems) if all(map(rows_of, pair))]
+        self.whole, self._apart = len(self._live) == len(r.out), Bounded()
+        self.new = maker([tuple(x.shape) for x in r.out], r.out[0].dtype, r.out[0].device)
+        self.launch = None
+        if self._live:
+            groups = self._of_live(r.problems, r.out, as_alpha(r.alpha)[1])
+            self.launch = kind(ListRequest(*groups, target, r.config, r.gate))
+
+    def _of_live(self, groups: Sequence[Any], outs: Sequence[torch.Tensor], alpha: torch.Tensor | None) -> tuple:
+        if not self.whole:
+            groups, outs = [groups[i] for i in self._live], [outs[i] for i in self._live]
+        return groups, outs, alpha_of_live(self._live, self.whole, alpha)
+
+    def __call__(
+        self, problems: Sequence[Pair], gate: str, alpha: Any, out: Sequence[torch.Tensor] | None, *options: Any
+    ) -> list[torch.Tensor]:
+        if self.signed:
+            _check_signs(problems)
+        scalar, factors = as_alpha(alpha)
+        outs = self.new() if out is None else list(out)
+        if out is not None:
+            places = addresses(factors, *outs, *tensors_of(problems))
+            # addresses that were found to be apart stay so
+            if places not in self._apart:
+                _check_apart(problems, outs, alpha)
+                self._apart[places] = True
+        if self.launch is not None:
+            groups, results, factors = self._of_live(problems, outs, factors)
+            self.launch.multiply(groups, results, scalar, factors)
+        remember(self, outs, problems, gate, alpha, out, *options)
+        return outs
 
 
 def plain_or_packed(r: ListRequest) -> PlainList | PackThenMultiplyList:
@@ -215,15 +257,18 @@ def _matrix(x: BlockScaledTensor) -> BlockScaledTensor:
     return x if not x.is_batched else BlockScaledTensor(x.data[0], x.rowmajor_scale()[0], x.global_scale, x.format)
 
 
-def _prepared(r: Any, call: GroupsCall) -> Preparation:
-    return preparation_of_list(r.problems, r.out, r.alpha, call)
-
-
-def _instead(r: Any) -> None:
-    """Raises unless the weights are prepared ones."""
+def _prepared(r: Any) -> Preparation:
     if not is_prepared(r.problems):
         expected = "pairs of x and a PreparedWeight, for a call that decides nothing any more"
         raise OperandTypeError.of("problems", got=_kinds(r.problems), expected=expected)
+    call = GROUPED.kernel_call(r)
+    if not call.whole:
+        empty = next(i for i, (x, _) in enumerate(r.problems) if not rows_of(x))
+        hint = "Leave the group out: it has no result."
+        raise OperandError.of(f"group {empty}: rows of a of a prepared call", got=0, expected="at least 1", hint=hint)
+    scalar, alpha = as_alpha(r.alpha)
+    outs, alpha = call.new() if r.out is None else list(r.out), None if alpha is None else alpha.reshape(-1)
+    return call.launch.preparation(r.problems, outs, scalar, alpha)
 
 
 def _kinds(problems: Any) -> str:
@@ -239,11 +284,10 @@ GROUPED = Operation(
     {"problems": LIST, "alpha": TENSOR, "out": LIST},
     check=_check,
     reference=_reference,
-    plan=_plan,
+    plan=GroupsCall,
     store=store_each,
     overlaps=lambda r: _check_apart(r.problems, r.out, r.alpha),
     key=_key,
-    instead=_instead,
     prepared=_prepared,
     preparable=True,
 )

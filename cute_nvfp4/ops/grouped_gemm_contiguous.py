@@ -37,8 +37,7 @@ from .grouped_launch import KERNEL, aligned, group_record, planned_groups
 from .groups import alpha_of_group, check_rows, checked_status, status_of, store_rows
 from .operation import Operation
 from .planned import PlannedCall
-from .prepared_weight.activations import natural_dtype
-from .prepared_weight.operands import exact_product, exact_values
+from .prepared_weight.operands import exact_product, exact_values, natural_dtype
 from .prepared_weight.pack_then_multiply import packed_first
 from .prepared_weight.plain import can_read_stack, plan_stack
 from .prepared_weight.rows import check_prepared_rows, offsets_of, plan_prepared_rows

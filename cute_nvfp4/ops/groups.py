@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from ..errors import OperandError, OperandTypeError
-from ..runtime.bounded import Bounded
 from ..tensors import check_dense
-from .checks import as_alpha, check_dtype, checked_output, factor, inputs
+from .checks import check_dtype, checked_output, factor, inputs
 from .planned import allocator
 
 
@@ -142,55 +141,6 @@ def alpha_of_live(live: Sequence[int], whole: bool, alpha: torch.Tensor | None) 
         return alpha[first:last]
     each = alpha.split(1)
     return torch.cat([each[i] for i in live])
-
-
-class GroupsCall:
-    """A planned call: the launch of the groups that have rows, and what to check before it.
-
-    outs: results like which ``new`` makes some. live: the groups that have rows; whole: all. plan: makes the launch of
-    pairs, results and factors. check: raises where given outputs overlap each other or an input. before: is called with
-    the groups first, or None; after: with this call, its results, and what it was called with.
-    """
-
-    def __init__(
-        self,
-        problems: Sequence[Any],
-        outs: Sequence[torch.Tensor],
-        alpha: Any,
-        plan: Callable[..., Any],
-        check: Callable[[Sequence[Any], Sequence[torch.Tensor], Any], None],
-        before: Callable[[Sequence[Any]], None] | None = None,
-        after: Callable[..., None] = lambda call, results, *given: None,
-    ) -> None:
-        self._live = [i for i, pair in enumerate(problems) if all(map(rows_of, pair))]
-        self.whole = len(self._live) == len(outs)
-        self.new = maker([tuple(x.shape) for x in outs], outs[0].dtype, outs[0].device)
-        self._check, self.before, self._after, self._apart = check, before, after, Bounded()
-        self.launch = plan(*self._of_live(problems, outs, as_alpha(alpha)[1])) if self._live else None
-
-    def _of_live(self, groups: Sequence[Any], outs: Sequence[torch.Tensor], alpha: torch.Tensor | None) -> tuple:
-        if not self.whole:
-            groups, outs = [groups[i] for i in self._live], [outs[i] for i in self._live]
-        return groups, outs, alpha_of_live(self._live, self.whole, alpha)
-
-    def __call__(
-        self, groups: Sequence[Any], gate: str, alpha: Any, out: Sequence[torch.Tensor] | None, *options: Any
-    ) -> list[torch.Tensor]:
-        if self.before is not None:
-            self.before(groups)
-        scalar, factors = as_alpha(alpha)
-        given, outs = groups, self.new() if out is None else list(out)
-        if out is not None:
-            places = addresses(factors, *outs, *tensors_of(groups))
-            # addresses that were found to be apart stay so
-            if places not in self._apart:
-                self._check(groups, outs, alpha)
-                self._apart[places] = True
-        if self.launch is not None:
-            groups, results, factors = self._of_live(groups, outs, factors)
-            self.launch.multiply(groups, results, scalar, factors)
-        self._after(self, outs, given, gate, alpha, out, *options)
-        return outs
 
 
 def addresses(*given: torch.Tensor | None) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from ..errors import OperandError
 from ..formats import NVFP4
 from ..operand import BlockScaledTensor
 from ..prepared_weight import PreparedWeight
-from ..row_scaled import RowScaledTensor
+from ..row_scaled import FP8, RowScaledTensor
 from ..scale_layout import blocked_view
 from . import gradients
 from .dequantize import DEQUANTIZE
@@ -32,24 +32,19 @@ from .prepared_weight.gemm import PREPARED_GEMM, quantized_scale
 from .quantize import QUANTIZE
 from .quantize_request import checked_global_scale, choose_backend
 from .quantize_rows import QUANTIZE_ROWS
-from .quantized_operators import DequantizedValues, QuantizedParts, Quantizer, SiluMulParts
+from .quantized_operators import DequantizedValues, QuantizedParts, Quantizer
 from .rmsnorm_quantize import RMSNORM
 from .silu_mul_quantize import SILU_MUL
 
 
-class QuantizedOutput(Operator):
+class QuantizedOutput(RecordOutput):
     """An operator whose results are codes and scales of NVFP4, with a global scale that is given."""
 
     def adapted(self, request: Any) -> Any:
-        scale = quantized_scale(request.out, request.out_dtype, request.out_global_scale)
+        scale = quantized_scale(request, 0)
         if request.out is None and torch.is_grad_enabled():
             refuse_gradients({"out_global_scale": scale})
         return request._replace(out_global_scale=checked_global_scale(scale, request.a.device))
-
-    def written(self, request: Any) -> dict[str, Any] | None:
-        if request.out is None:
-            return None
-        return {"out": request.out.data, "out_scale": flat_scale(request.out)}
 
     def result(self, request: Any, found: Any) -> BlockScaledTensor:
         if request.out is not None:
@@ -59,14 +54,14 @@ class QuantizedOutput(Operator):
         view = blocked_view(scale, rows, data.shape[-1] // NVFP4.block_bytes, batch)
         return BlockScaledTensor(data, view, request.out_global_scale, NVFP4)
 
-    def returned(self, request: Any, made: BlockScaledTensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return made.data, flat_scale(made)
-
     def given(self, values: dict[str, Any]) -> None:
         if values["out"] is not None:
             scale = values["out_global_scale"]
             values["out"] = BlockScaledTensor(values["out"], values["out_scale"], scale, NVFP4)
             values["out_global_scale"] = None
+
+    def _parts(self, record: BlockScaledTensor) -> tuple[torch.Tensor, ...]:
+        return record.data, flat_scale(record)
 
 
 class ListOutput(Operator):
@@ -194,7 +189,6 @@ _QUANTIZATION = (
     '{}str backend="auto"'
 )
 _FUSED = _QUANTIZATION.format("", "bool return_values=False, ")
-_OUT_PARTS = {"out": "Tensor(a!)", "out_scale": "Tensor(b!)", "out_global_scale": "Tensor(c!)?"}
 
 TABLE = {
     "quantize": Quantizer(
@@ -202,8 +196,6 @@ TABLE = {
         QUANTIZE,
         "Tensor x, Tensor? global_scale=None, *, "
         + _QUANTIZATION.format("SymInt? seed=None, int[]? signs=None, bool block_2d=False, ", ""),
-        "(Tensor, Tensor, Tensor)",
-        _OUT_PARTS,
     ),
     "quantize_rows": RecordOutput(
         "quantize_rows", QUANTIZE_ROWS, 'Tensor x, *, str backend="auto"', RowScaledTensor, ("out", "out_scale")
@@ -213,15 +205,13 @@ TABLE = {
         RMSNORM,
         "Tensor x, Tensor? weight=None, Tensor? residual=None, Tensor? global_scale=None, *, float eps=1e-06, "
         + _FUSED,
-        "(Tensor, Tensor, Tensor, Tensor, Tensor)",
-        {**_OUT_PARTS, "values_out": "Tensor(d!)?", "residual_out": "Tensor(e!)?"},
+        ("residual_out", "values_out"),
     ),
-    "silu_mul_quantize": SiluMulParts(
+    "silu_mul_quantize": QuantizedParts(
         "silu_mul_quantize",
         SILU_MUL,
         f"Tensor gate, Tensor? up=None, Tensor? global_scale=None, *, {_FUSED}",
-        "(Tensor, Tensor, Tensor, Tensor)",
-        {**_OUT_PARTS, "values_out": "Tensor(d!)?"},
+        ("values_out",),
     ),
     "dequantize": DequantizedValues(
         "dequantize",
@@ -241,8 +231,8 @@ TABLE = {
         "gated_gemm_quantized",
         GATED,
         _GATED.replace("=None", "") + f", Tensor out_global_scale, *, {_GATED_OPTIONS}",
-        "(Tensor, Tensor)",
-        {"out": "Tensor(a!)", "out_scale": "Tensor(b!)"},
+        BlockScaledTensor,
+        ("out", "out_scale"),
     ),
     "packed_gemm": Operator(
         "packed_gemm",
@@ -312,6 +302,9 @@ def _quantize(request: Any) -> Operator | None:
 for _row in TABLE.values():
     _row.serve()
 QUANTIZE.operator = _quantize
+for _fused in (RMSNORM, SILU_MUL):
+    # a graph records what is computed for rows in FP8, and then that these are quantized
+    _fused.operator = lambda r, name=_fused.name: None if r.format == FP8 else TABLE[name]
 DEQUANTIZE.operator = lambda request: None
 GATED.operator = _gated
 CONTIGUOUS.operator = lambda r: TABLE[

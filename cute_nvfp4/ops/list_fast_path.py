@@ -20,7 +20,6 @@ from ..runtime.bounded import Bounded
 from ..runtime.overlap import overlap
 from ..runtime.simulating import surroundings
 from .dispatch import increment_versions, modes
-from .groups import GroupsCall
 from .list_launch import NO_ROOM, Pair, reader
 from .tensor_guards import TensorGuards
 
@@ -41,7 +40,7 @@ def repeated(problems: Any, gate: str, out: Any, out_dtype: Any, backend: Any) -
 
 
 def remember(
-    call: GroupsCall,
+    call: Any,
     results: list[Tensor],
     problems: Any,
     gate: str,
@@ -52,7 +51,7 @@ def remember(
     backend: Any,
 ) -> None:
     """Keeps ``call``, which gave ``results``, if later ones of its kind can be as short."""
-    if alpha is config is None and call.whole and call.before is None and call.launch.repeatable:
+    if alpha is config is None and call.whole and not call.signed and call.launch.repeatable:
         again = RepeatedCall(call, problems, results, out is not None)
         if again.usable:
             CALLS[_key(problems, gate, out, out_dtype, backend)] = again
@@ -67,7 +66,7 @@ def _key(problems: Sequence[Pair], gate: str, out: Any, out_dtype: Any, backend:
 class RepeatedCall:
     """A call whose groups all have rows, for operands like those of ``problems``. usable: whether those are aligned."""
 
-    def __init__(self, call: GroupsCall, problems: Sequence[Pair], outs: list[Tensor], given: bool) -> None:
+    def __init__(self, call: Any, problems: Sequence[Pair], outs: list[Tensor], given: bool) -> None:
         launch = self._launch = call.launch
         self._run, self._new = getattr(launch.launch, "of_values", None), call.new
         self._decodes = not launch.only_addresses

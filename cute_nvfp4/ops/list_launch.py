@@ -10,12 +10,15 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from ..kernels.gemm.arguments import MAP_BYTES, GroupFactor
+from ..operand import span_bytes
 from ..runtime.kernel import Kernel
 from ..runtime.launch import SimLauncher, Tensors
+from ..runtime.overlap import OverlapCheck
 from ..target import Target
 from .checks import tensors
 from .dequantize import ListDequantizeCall
 from .groups import addresses
+from .planned import Preparation
 
 Pair = tuple[Any, Any]
 Owners = tuple[Sequence[Pair], Sequence[torch.Tensor], "torch.Tensor | None"]
@@ -174,6 +177,42 @@ class ListLaunch:
             launch()
 
         return call
+
+    def preparation(
+        self, pairs: Sequence[Pair], outs: Sequence[torch.Tensor], scalar: float, alpha: torch.Tensor | None
+    ) -> Preparation:
+        """The launches with these, for ``prepare``: its operands "a", "b" and "out" are lists. The addresses of global
+        scales that are gathered follow the values."""
+        values, n = [*self.values(pairs, outs, scalar, alpha)], self._count
+        slots: dict[str, list] = {name: [[] for _ in pairs] for name in "ab"}
+        sizes: dict[int, int] = {}
+
+        def read(place: int, part: Part, group: int, size: int) -> None:
+            slots["ab"[part.side]][group].append((part.name, place))
+            sizes[place] = size
+
+        for column, part in enumerate(self.operands):
+            for i, pair in enumerate(pairs):
+                read(column * n + i, part, i, span_bytes(part.of(pair)))
+        for place, part in enumerate(self.factors, self.alpha_at + 1):
+            if part is None:
+                sizes[place] = span_bytes(alpha)
+            elif self.scales[part] != "apart":
+                read(place, part, 0, 4 * n if self.scales[part] == "row" else 4)
+            else:
+                for i, scale in enumerate(map(part.of, pairs)):
+                    if scale is not None:
+                        read(len(values), part, i, 4)
+                        values.append(scale.data_ptr())
+        slots["out"] = [[(None, self.outs_at + i)] for i in range(n)]
+        return Preparation(
+            self,
+            tuple(values),
+            {"a": [a for a, _ in pairs], "b": [b for _, b in pairs], "out": outs},
+            slots,
+            OverlapCheck(sizes, [(self.outs_at + i, span_bytes(x)) for i, x in enumerate(outs)]),
+            lambda given: ([*zip(given["a"], given["b"])], given["out"], alpha),
+        )
 
     @property
     def reads_owners(self) -> bool:

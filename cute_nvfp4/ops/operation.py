@@ -89,8 +89,8 @@ class Operation:
     such a request and a target to the call. key: makes the key, where it is not that of the arguments. target: where a
     request with such an output runs. store: writes an exact result to an output; None: the reference makes or writes
     the output itself. overlaps: raises where a given output overlaps an input. vary: what may vary in a call that
-    ``prepare`` made; preparable: whether it takes the operation; prepared: makes the preparation of a call. instead:
-    the operation and the request that a request is in fact, or None. follows: whether torch is asked for a gradient of
+    ``prepare`` made; preparable: whether it takes the operation; prepared: makes the preparation of a request, where it
+    is no matter of course (``preparation_of``). follows: whether torch is asked for a gradient of
     arguments that require one. outs: the arguments that are written; count: the expression that tells autograd of them.
     """
 
@@ -112,8 +112,7 @@ class Operation:
         overlaps: Callable[[Any], None] = lambda r: check_memory(reads(r), r.out),
         vary: Sequence[str] = ("a", "b", "out"),
         preparable: bool = False,
-        prepared: Callable[[Any, Any], Preparation] | None = None,
-        instead: Callable[[Any], tuple[Operation, Any] | None] = lambda request: None,
+        prepared: Callable[[Any], Preparation] | None = None,
         follows: bool = True,
         outs: Sequence[str] = ("out",),
         count: str = "increment_versions((out,)) if type(out) is Tensor else written_to(out)",
@@ -124,7 +123,7 @@ class Operation:
         self.defaults = {name: None if x.default is x.empty else x.default for name, x in parameters}
         self.request = _request_type(self.fields, describe)
         self._check, self._reference, self._plan, self._store = check, reference, plan, store
-        self._overlaps, self._vary, self._instead, self._prepared = overlaps, vary, instead, prepared
+        self._overlaps, self._vary, self._prepared = overlaps, vary, prepared or self.preparation_of
         self._target = target or _target_of_output
         self._follows, self._outs = follows, outs
         self.calls = Bounded()
@@ -145,8 +144,8 @@ class Operation:
         source, any_out = f"key({given})", " or ".join(f"{x} is not None" for x in self._outs)
         if key is None:
             places = [kind.on_cpu.format(x=x) for x, kind in kinds.items() if kind.on_cpu]
-            # an operand says it sooner than a tensor
-            place = max(reversed(places), key=lambda x: ".key." in x)
+            # an operand says it sooner than a tensor; of tensors the first is never None
+            place = max(places, key=lambda x: ".key." in x)
             around = f"surroundings(True) if {place} else session_number() if SESSIONS in modules else 0"
             source = f"({of_all('key', ', ')}, {around})"
         scope = _SCOPE | {"operation": self, "key": key}
@@ -238,15 +237,15 @@ class Operation:
         Raises:
             OperandError: one that has no such call.
         """
-        request = self.request_of(**self._signature.bind(*operands, **options).arguments)
-        other = self._instead(request)
-        return self._preparation_of(request) if other is None else other[0]._preparation_of(other[1])
+        return self._prepared(self.request_of(**self._signature.bind(*operands, **options).arguments))
 
-    def _preparation_of(self, request: Any) -> Preparation:
-        call = kernels_only(self.found(*request) or self._planned(request))
-        if self._prepared is not None:
-            return self._prepared(request, call)
-        return call.preparation(request, self._vary)
+    def kernel_call(self, request: Any) -> Any:
+        """The planned call of a request, which runs a kernel."""
+        return kernels_only(self.found(*request) or self._planned(request))
+
+    def preparation_of(self, request: Any) -> Preparation:
+        """The call of a request, for ``prepare``: one launch."""
+        return self.kernel_call(request).preparation(request, self._vary)
 
     def planned(
         self,
@@ -259,11 +258,10 @@ class Operation:
         new: Mapping[str, Callable[[], Any]] | None = None,
         extra: tuple[str, Callable[[tuple, bool], Any], Any] | None = None,
         read_only: Sequence[str] = (),
-        decoded: Any = None,
         **options: Any,
     ) -> PlannedCall:
-        """A planned call of one launch. arguments, read_only, decoded: as in ``PlannedLaunch``. extra: the name and the
-        maker of a further field of it, and one like it to plan with; new, options, which also may be ``new_of``: as in
+        """A planned call of one launch. arguments, read_only: as in ``PlannedLaunch``. extra: the name and the maker of
+        a further field of it, and one like it to plan with; new, options, which also may be ``new_of``: as in
         ``PlannedCall``."""
         fields, out, new = self.fields, request.out, dict(new or {})
         if "new_of" not in options:
@@ -273,7 +271,7 @@ class Operation:
         if extra is not None:
             fields, example = (*fields, extra[0]), (*example, extra[2])
             options["extra"] = extra[1]
-        launch = PlannedLaunch(kernel, config, target, out.device, arguments, fields, example, read_only, decoded)
+        launch = PlannedLaunch(kernel, config, target, out.device, arguments, fields, example, read_only)
         return PlannedCall(launch, new, self._outs, self.overlapping, **options)
 
 

@@ -17,7 +17,7 @@ import torch
 
 from ..operand import span_bytes
 from ..runtime.kernel import Kernel
-from ..runtime.launch import Launcher, SimLauncher, Tensors
+from ..runtime.launch import SimLauncher, Tensors
 from ..runtime.overlap import OverlapCheck
 from ..target import Target
 
@@ -42,8 +42,7 @@ class PlannedLaunch:
 
     arguments: the kernel's record, of plain numbers; a varying one is a name: "out" is the address of a tensor of the
     call, "a.data" that of a part of a field, "b1.data + 64" lies 64 bytes further; the name of a number is that number.
-    What is no name is the same in every call. read_only: parts of results that are only read. decoded: instead of an
-    address by that name, those of the parts that are decoded first, and the launcher that decodes them.
+    What is no name is the same in every call. read_only: parts of results that are only read.
     """
 
     def __init__(
@@ -56,18 +55,12 @@ class PlannedLaunch:
         fields: Sequence[str],
         example: Sequence[Any],
         read_only: Sequence[str] = (),
-        decoded: tuple[Sequence[str], Callable[[Launcher, int], Launcher]] | None = None,
     ) -> None:
-        self.fields, self._decoded = tuple(fields), decoded is not None
+        self.fields = tuple(fields)
         signature = kernel.signature(config)
         flat = signature.values(arguments, 0)
         sources = [flat[i] for i in signature.varying]
-        launch = kernel.launcher(config, target, device, arguments, self.touched)
-        if decoded is not None:
-            parts, wrap = decoded
-            place = sources.index("decoded")
-            launch, sources[place : place + 1] = wrap(launch, place), parts
-        self.launch = launch
+        self.launch = kernel.launcher(config, target, device, arguments, self.touched)
         tensors: dict[str, torch.Tensor] = {}
         terms, self._places = [], {}
         for place, source in enumerate(sources):
@@ -103,7 +96,6 @@ class PlannedLaunch:
     def touched(self, *given: Any) -> Tensors:
         """Every tensor that the launch may touch, by name. given: the fields of a call."""
         found = {path: self._at(path, given).detach() for path in self._places.values()}
-        found |= {"decoded": given[-1]} if self._decoded else {}
         # what is read where it is written counts once
         in_place = {_where(found[path]) for path in self._written}
         return {

@@ -217,12 +217,16 @@ def _overlaps(r: Any) -> None:
         _check_memory(r)
 
 
-def _prepared(r: Any, call: Any) -> Preparation:
+def _prepared(r: Any) -> Preparation:
     """One launch, the same in every call.
 
     Raises:
-        OperandError: a request that takes more, or rounds at random.
+        OperandError: a request that takes more, or rounds at random; an option that a prepared call cannot have.
     """
+    for name in ("generator", "hessian"):
+        if getattr(r, name) is not None:
+            raise OperandError.of("option of a prepared quantize", got=name, expected=f"one of {', '.join(_OPTIONS)}")
+    call = QUANTIZE.kernel_call(r)
     if r.out is not None and isinstance(r.global_scale, torch.Tensor) and r.global_scale is not r.out.global_scale:
         raise OperandError.of("global scale with out", got="another tensor", expected="out.global_scale, which is read")
     if not isinstance(call, PlannedCall) or call.extra is not None:
@@ -232,18 +236,11 @@ def _prepared(r: Any, call: Any) -> Preparation:
     return call.preparation(r, ("x", "out"))
 
 
-def _refuse_options(r: Any) -> None:
-    """Raises for options that a prepared call cannot have."""
-    for name in ("generator", "hessian"):
-        if getattr(r, name) is not None:
-            raise OperandError.of("option of a prepared quantize", got=name, expected=f"one of {', '.join(_OPTIONS)}")
-
-
 _OPTIONS = ("block_2d", "rounding", "hadamard", "transpose", "axis", "pad", "scale_layout")
 QUANTIZE = quantizing(
     quantize,
     {
-        **{"x": MATRIX, "global_scale": SCALE, "hessian": TENSOR._replace(plain="", followed="", on_cpu="")},
+        **{"x": MATRIX, "global_scale": SCALE, "hessian": TENSOR._replace(plain="", followed="")},
         **{"generator": Argument("{x} is None"), "hadamard": TYPED, "axis": TYPED, "out": RESULT},
     },
     describe=lambda r: checked_request(r),
@@ -253,7 +250,6 @@ QUANTIZE = quantizing(
     target=_target,
     overlaps=_overlaps,
     count=COUNT_RESULT,
-    instead=_refuse_options,
     prepared=_prepared,
     preparable=True,
 )

@@ -14,18 +14,17 @@ from ..scale_layout import blocked_bytes, blocked_view
 from .fused import Fused
 from .operator import Operator, flat_scale, operand
 from .quantize_request import checked_global_scale, kind_of_scale
-from .silu_mul_quantize import halves
 
 
 class QuantizedParts(Operator):
-    """An operator whose results are data, scales (blocked ones in one dimension), the global scale, the new residual
-    and what was quantized. Results that are not asked for are empty tensors.
+    """An operator whose results are data, scales (blocked ones in one dimension), the global scale, and ``more`` of
+    "residual_out", the new residual, and "values_out", what was quantized. Results that are not asked for are empty
+    tensors."""
 
-    results: their names. wanted: the argument of the function that asks for what was quantized.
-    """
-
-    results: tuple[str, ...] = ("out", "out_scale", "out_global_scale", "residual_out", "values_out")
-    wanted = "return_normed"
+    def __init__(self, name: str, operation: Any, arguments: str, more: tuple[str, ...] = ()) -> None:
+        self.results, self._wanted = ("out", "out_scale", "out_global_scale", *more), getattr(operation, "wanted", "")
+        written = {x: f"Tensor({'abcde'[i]}!)" + "?" * (i > 1) for i, x in enumerate(self.results)}
+        super().__init__(name, operation, arguments, f"({', '.join(['Tensor'] * len(written))})", written)
 
     def call(self, request: Any) -> Any:
         """The result of a request, of which torch records that it was computed."""
@@ -37,7 +36,7 @@ class QuantizedParts(Operator):
         if out is None and residual_out is None:
             parts = dict(zip(self.results, self._packet.default(*tensors, **options)))
         else:
-            parts = self.new(values)
+            parts = self.new(request, values)
             if out is not None:
                 data, scale = (x[None] if x.ndim == 2 < values["ndim"] else x for x in (out.data, flat_scale(out)))
                 parts |= {"out": data, "out_scale": scale, "out_global_scale": out.global_scale}
@@ -57,7 +56,7 @@ class QuantizedParts(Operator):
         format = resolve_format(request.format)
         kind = kind_of_scale(format, request.global_scale, x.device)
         values["global_scale"] = checked_global_scale(request.global_scale, x.device) if kind == "given" else None
-        values["return_values"] = getattr(request, self.wanted, False)
+        values["return_values"] = getattr(request, self._wanted, False)
         return values | {"format": format.name, "compute_global_scale": kind == "computed", "ndim": 2}
 
     def found(self, request: Any, values: dict[str, Any], parts: dict[str, torch.Tensor]) -> Any:
@@ -79,13 +78,13 @@ class QuantizedParts(Operator):
         residual = parts.get("residual_out") if getattr(request, "residual", None) is not None else None
         return Fused(quantized, residual, parts["values_out"] if values["return_values"] else None)
 
-    def shape(self, values: dict[str, Any]) -> tuple[int, ...]:
+    def shape(self, request: Any, values: dict[str, Any]) -> tuple[int, ...]:
         """The shape of what is quantized."""
-        return values["x"].shape
+        return self._operation.shape_of(request)
 
-    def new(self, values: dict[str, Any]) -> dict[str, torch.Tensor]:
+    def new(self, request: Any, values: dict[str, Any]) -> dict[str, torch.Tensor]:
         """New results, by name."""
-        x, shape, format = values[self.tensors[0]], self.shape(values), resolve_format(values["format"])
+        x, shape, format = request[0], self.shape(request, values), resolve_format(values["format"])
         *batch, rows, k = shape if len(shape) > 1 else (1, *shape)
         columns = format.scale_columns(k)
         blocked = values["scale_layout"] == "blocked"
@@ -104,7 +103,7 @@ class QuantizedParts(Operator):
             own = values["global_scale"] if own is None else own
             values["out"] = operand(values["out"], values["out_scale"], own, values["format"])
         values["global_scale"] = "auto" if values["compute_global_scale"] else values["global_scale"]
-        values[self.wanted] = values.get("return_values", False) or values.get("values_out") is not None
+        values[self._wanted] = values.get("return_values", False) or values.get("values_out") is not None
 
     def _run(self, *args: Any, **options: Any) -> Any:
         request = self._request(args, options)
@@ -117,33 +116,21 @@ class QuantizedParts(Operator):
         x = request[0]
         computed = quantized.global_scale if options.get("compute_global_scale") else None
         computed = x.new_empty(0, dtype=torch.float32) if computed is None else computed
-        values = values if getattr(request, self.wanted, False) else None
+        values = values if getattr(request, self._wanted, False) else None
         rest = (x.new_empty(0) if part is None else part for part in (residual, values))
-        parts = zip(QuantizedParts.results, (quantized.data, flat_scale(quantized), computed, *rest))
-        return tuple(part for name, part in parts if name in self.results)
+        named = dict(zip(("residual_out", "values_out"), rest))
+        return (quantized.data, flat_scale(quantized), computed, *(named[name] for name in self.results[3:]))
 
     def _fake(self, *args: Any, **options: Any) -> Any:
         values = self._defaults | dict(zip(self.tensors, args)) | options
-        self._operation.checked(self._request(args, options))
-        made = self.new(values)
+        request = self._request(args, options)
+        self._operation.checked(request)
+        made = self.new(request, values)
         return tuple(made[name] for name in self.results)
-
-
-class SiluMulParts(QuantizedParts):
-    """The operator of ``silu_mul_quantize``, which has no residual."""
-
-    results = ("out", "out_scale", "out_global_scale", "values_out")
-    wanted = "return_activation"
-
-    def shape(self, values: dict[str, Any]) -> tuple[int, ...]:
-        first, _ = halves(values["gate"], values["up"])
-        return (*values["gate"].shape[:-1], first.shape[1])
 
 
 class Quantizer(QuantizedParts):
     """The operator of ``quantize``: x has three dimensions, rotations are lists of signs."""
-
-    results = ("out", "out_scale", "out_global_scale")
 
     def described(self, request: Any) -> dict[str, Any]:
         described = request.described
@@ -151,6 +138,9 @@ class Quantizer(QuantizedParts):
         values = super().described(request) | {"x": source.matrices, "rule": described.rule.name, "ndim": 3}
         values["seed"] = request.generator if described.rounding == "stochastic" else None
         return values | {"block_2d": described.tile, "signs": None if rotation is None else list(rotation.signs)}
+
+    def shape(self, request: Any, values: dict[str, Any]) -> tuple[int, ...]:
+        return values["x"].shape
 
     def given(self, values: dict[str, Any]) -> None:
         super().given(values)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -13,31 +12,17 @@ from ..formats import Format
 from ..kernels.quantize.fused import RmsnormArguments
 from ..lazy import Lazily
 from ..operand import BlockScaledTensor
-from ..planning.fused import RmsnormProblem, choose_rmsnorm
+from ..planning.fused import FusedPlan, RmsnormProblem, choose_rmsnorm
+from ..planning.quantize import QuantizeProblem
 from ..reference import rmsnorm_reference
 from ..row_scaled import FP8, RowScaledTensor
-from ..runtime.backend import Backend, sm_count
+from ..runtime.backend import Backend
 from ..runtime.kernel import Kernel
-from ..target import Target
+from ..target import Architecture
 from ..tensors import check_tensor
 from .arguments import TYPED, Argument
-from .checks import DTYPE_NAMES
-from .fp8_computed import computed_rows, refuse_options
-from .fused import (
-    Fused,
-    FusedRequest,
-    check_written,
-    checked_matrix,
-    checked_quantization,
-    computed_scale,
-    fused_call,
-    fused_problem,
-    matrix,
-    quantized_values,
-    readable,
-    readable_first,
-)
-from .operation import quantizing
+from .checks import DTYPE_NAMES, check_rows_aligned
+from .fused import FusedOperation, checked_matrix, dense_matrix, matrix
 from .quantize_request import COUNT_RESULT, MATRIX, RESULT, SCALE
 
 
@@ -102,10 +87,6 @@ def rmsnorm_quantize(
         OperandError, OperandTypeError: an argument that does not fit; results that overlap.
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
-    if format == FP8:
-        refuse_options(global_scale, rule, scale_layout, return_normed)
-        rows, new = computed_rows(x, residual, weight, "rmsnorm", eps, out, residual_out, backend)
-        return rows if residual is None else RmsnormQuantized(rows, new, None)
     options = global_scale, eps, residual, format, rule, scale_layout, return_normed
     found = RMSNORM.call(x, weight, *options, out, residual_out, backend)
     if residual is None and not return_normed:
@@ -116,105 +97,76 @@ def rmsnorm_quantize(
     return RmsnormQuantized(found.quantized, new, found.values if return_normed else None)
 
 
-def _describe(r: Any) -> FusedRequest:
-    matrices = checked_inputs(r.x, r.weight, r.residual, r.eps, r.residual_out)
-    return FusedRequest(matrices, *checked_quantization(matrices[0], r))
+class Normed(NamedTuple):
+    """x, the residual and the place of the new one, (M, K); and the weight (K,)."""
+
+    x: torch.Tensor
+    weight: torch.Tensor | None
+    residual: torch.Tensor | None
+    residual_out: torch.Tensor | None
 
 
-def _check(r: Any) -> BlockScaledTensor | None:
-    (_, _, new), request, _ = r.described
-    if not request.recorded:
-        if new is not None and readable(new) is not new:
-            got = f"address {new.data_ptr():#x}, strides {new.stride()}"
-            raise OperandError.of("residual_out", got=got, expected="contiguous rows at multiples of 16 bytes")
-        _check_memory(r)
-    return r.out
+def _matrices(r: Any) -> Normed:
+    """The matrices of a request whose arguments fit together."""
+    rows = checked_matrix("x to norm", r.x)
+    if r.weight is not None:
+        dtypes = dict.fromkeys((rows.dtype, rows.dtype if r.format == FP8 else torch.float32))
+        check_tensor("weight", r.weight, dtypes=dtypes, shapes=[rows.shape[1:]], device=rows.device)
+    old = None if r.residual is None else checked_matrix("residual", r.residual, rows)
+    if isinstance(r.eps, bool) or not isinstance(r.eps, (int, float)) or not (0 <= r.eps < math.inf):
+        raise OperandError.of("eps", got=repr(r.eps), expected="a finite number that is not negative")
+    new = r.residual_out
+    if new is not None:
+        if old is None:
+            raise OperandError.of("residual_out", got="one, without a residual", expected="None")
+        new = checked_matrix("residual_out", new, rows)
+        check_rows_aligned("residual_out", new)
+    weight = None if r.weight is None else r.weight.detach()
+    return Normed(rows, weight, old, new)
 
 
-def _check_memory(r: Any) -> None:
-    """Raises if what is written overlaps itself or what is read."""
-    check_written({"x": r.x, "weight": r.weight, "residual": r.residual}, r.global_scale, r.out, r.residual_out)
+def _choose(r: Any, problem: QuantizeProblem, arch: Architecture, sms: int) -> FusedPlan:
+    weight = "" if r.weight is None else DTYPE_NAMES[r.weight.dtype]
+    return choose_rmsnorm(RmsnormProblem(problem, r.return_normed, r.residual is not None, weight), arch, sms)
 
 
-def _plan(r: Any, target: Target) -> Callable[..., Fused]:
-    (rows, old, new), request, kind = r.described
-    if kind == "computed":
-        return computed_scale(RMSNORM, "return_normed")
-    if any(x is not None and readable(x) is not x for x in (rows, old, r.weight)):
-        return readable_first(RMSNORM, _copied)
-    problem = RmsnormProblem(
-        # the new residual and the weight have addresses of their own
-        fused_problem(request, kind, rows, old, new, r.weight),
-        values=r.return_normed,
-        residual=old is not None,
-        weight="" if r.weight is None else DTYPE_NAMES[r.weight.dtype],
-    )
-    plan = choose_rmsnorm(problem, target.arch, sm_count(target, r.x.device))
-    if old is not None and new is None:
-        new = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
-    record = {
-        "weight": None if r.weight is None else "weight",
-        "residual": matrix(old, "residual"),
-        "residual_out": matrix(new, "residual_out"),
+def _record(r: Any, m: Normed) -> dict[str, Any]:
+    new = matrix(m.residual_out, "residual_out")
+    return {
+        "weight": None if m.weight is None else "weight",
+        "residual": matrix(m.residual, "residual"),
+        "residual_out": dense_matrix(m.x, "residual_out") if m.residual is not None and new is None else new,
         "eps": r.eps,
-        "inverse_k": 1.0 / rows.shape[1],
+        "inverse_k": 1.0 / m.x.shape[1],
     }
-    return fused_call(RMSNORM, KERNEL, plan, r, target, r.return_normed, **record)
 
 
-def _copied(r: Any) -> Any:
-    """A request whose inputs the kernel can read."""
-    copies = {name: getattr(r, name) for name in ("x", "weight", "residual")}
-    return r._replace(**{name: None if x is None else readable(x.detach()) for name, x in copies.items()})
-
-
-def _reference(r: Any) -> Fused:
-    """Computes the request in exact torch."""
-    x, weight, residual = (None if t is None else t.detach() for t in (r.x, r.weight, r.residual))
-    rows, new = x if x.ndim == 2 else x[None], r.residual_out
-    if residual is not None:
-        rows = rows + residual.reshape(rows.shape)
-        new = torch.empty(x.shape, dtype=x.dtype, device=x.device) if new is None else new
-        new.detach().copy_(rows.reshape(new.shape))
-    normed = rmsnorm_reference(rows, weight, r.eps).reshape(x.shape).contiguous()
-    return Fused(quantized_values(normed, r, "reference"), new, normed)
-
-
-def checked_inputs(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    eps: float,
-    residual_out: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """x, the residual and the place of the new one as (M, K), of arguments that fit together."""
-    rows = checked_matrix("x to norm", x)
-    old = None if residual is None else checked_matrix("residual", residual, rows)
-    if weight is not None:
-        dtypes = dict.fromkeys((rows.dtype, torch.float32))
-        check_tensor("weight", weight, dtypes=dtypes, shapes=[rows.shape[1:]], device=rows.device)
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not (0 <= eps < math.inf):
-        raise OperandError.of("eps", got=repr(eps), expected="a finite number that is not negative")
-    if residual_out is not None and residual is None:
-        raise OperandError.of("residual_out", got="one, without a residual", expected="None")
-    return rows, old, None if residual_out is None else checked_matrix("residual_out", residual_out, rows)
+def _compute(r: Any, m: Normed) -> tuple[torch.Tensor, torch.Tensor | None]:
+    x, new = m.x, r.residual_out
+    if m.residual is not None:
+        x = x + m.residual
+        new = torch.empty(r.x.shape, dtype=x.dtype, device=x.device) if new is None else new
+        new.detach().copy_(x.reshape(new.shape))
+    return rmsnorm_reference(x, m.weight, r.eps), new
 
 
 KERNEL = Kernel("rmsnorm_quantize", RmsnormArguments, Lazily("kernels.quantize.rmsnorm", "RmsnormQuantize"))
 _SAME = "{{x}}.data_ptr() == {0}.data_ptr() and {{x}}.stride() == {0}.stride()"
 # whether it is x, or the old residual: without one it is refused
 _RESIDUAL_OUT = f"(None if {{x}} is None else ({MATRIX.key}, {_SAME.format('x')}, {_SAME.format('residual')}))"
-RMSNORM = quantizing(
+RMSNORM = FusedOperation(
     rmsnorm_quantize,
     {
         **{"x": MATRIX, "weight": MATRIX.or_none(), "residual": MATRIX.or_none(), "global_scale": SCALE, "eps": TYPED},
         **{"out": RESULT, "residual_out": Argument(_RESIDUAL_OUT)},
     },
-    describe=_describe,
-    check=_check,
-    reference=_reference,
-    plan=_plan,
-    overlaps=_check_memory,
+    KERNEL,
+    source="rmsnorm",
+    values="return_normed",
+    matrices=_matrices,
+    choose=_choose,
+    record=_record,
+    compute=_compute,
     outs=("out", "residual_out"),
     count=f"(out and {COUNT_RESULT}, None if residual_out is None else increment_versions((residual_out,)))",
 )

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..kernels.gemm.arguments import PartialSums
 from ..runtime.backend import device_index
 from ..runtime.simulating import session_number
 from ..runtime.torch_private import raw_stream
@@ -33,14 +34,21 @@ class Scratch:
             tensor.record_stream(stream)
 
 
+def partial_sums(size: tuple[int, int]) -> PartialSums:
+    """Where a launch with scratch memory of this size has its partial sums and flags; one without has none."""
+    return PartialSums("scratch.sums", "scratch.flags") if size[1] else PartialSums(0, 0)
+
+
 def scratch_for(
     size: tuple[int, int], target: Target, device: torch.device, **places: tuple[tuple[int, ...], torch.dtype]
-) -> tuple[str, Callable[[tuple, bool], Any], Any]:
+) -> tuple[str, Callable[[tuple, bool], Any], Any] | None:
     """The ``extra`` of ``Operation.planned`` for a launch with scratch memory: "scratch.sums" and "scratch.flags", so
-    many floats and words, and by their names new tensors of these shapes and dtypes.
+    many floats and words, and by their names new tensors of these shapes and dtypes; None for one without.
 
     Sums and flags are those of the stream, or of the graph that records it; those of a prepared call are its own.
     """
+    if not (size[1] or places):
+        return None
     memory, none = namedtuple("Memory", ("sums", "flags", *places)), torch.empty(0, device="meta")
     like = memory(none, none, *(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in places.values()))
     new = [functools.partial(torch.empty, shape, dtype=dtype, device=device) for shape, dtype in places.values()]

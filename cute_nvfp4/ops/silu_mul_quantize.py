@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,27 +13,11 @@ from ..lazy import Lazily
 from ..operand import BlockScaledTensor
 from ..planning.fused import FusedProblem, choose_silu_mul
 from ..reference import silu_mul_reference
-from ..row_scaled import FP8, RowScaledTensor
-from ..runtime.backend import Backend, sm_count
+from ..row_scaled import RowScaledTensor
+from ..runtime.backend import Backend
 from ..runtime.kernel import Kernel
-from ..target import Target
-from .fp8_computed import computed_rows, refuse_options
-from .fused import (
-    Fused,
-    FusedRequest,
-    check_written,
-    checked_matrix,
-    checked_quantization,
-    computed_scale,
-    fused_call,
-    fused_problem,
-    matrix,
-    quantized_values,
-    readable,
-    readable_first,
-)
-from .operation import quantizing
-from .quantize_request import COUNT_RESULT, MATRIX, RESULT, SCALE
+from .fused import FusedOperation, checked_matrix, matrix
+from .quantize_request import MATRIX, RESULT, SCALE
 
 
 class SiluMulQuantized(NamedTuple):
@@ -82,82 +65,43 @@ def silu_mul_quantize(
         OperandError, OperandTypeError: an argument that does not fit; results that overlap.
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
-    if format == FP8:
-        refuse_options(global_scale, rule, scale_layout, return_activation)
-        both = halves(gate, up)
-        return computed_rows(both[0], both[1], None, "silu_mul", 0.0, out, None, backend)[0]
     options = global_scale, format, rule, scale_layout, return_activation
     found = SILU_MUL.call(gate, up, *options, out, backend)
     return SiluMulQuantized(found.quantized, found.values) if return_activation else found.quantized
 
 
-def _describe(r: Any) -> FusedRequest:
-    matrices = halves(r.gate, r.up)
-    return FusedRequest(matrices, *checked_quantization(matrices[0], r))
-
-
-def _check(r: Any) -> BlockScaledTensor | None:
-    if not r.described.quantized.recorded:
-        _check_memory(r)
-    return r.out
-
-
-def _check_memory(r: Any) -> None:
-    """Raises if what is written overlaps itself or what is read."""
-    check_written({"gate": r.gate, "up": r.up}, r.global_scale, r.out, None)
-
-
-def _plan(r: Any, target: Target) -> Callable[..., Fused]:
-    (gate, up), request, kind = r.described
-    if kind == "computed":
-        return computed_scale(SILU_MUL, "return_activation")
-    if any(readable(x) is not x for x in (gate, up)):
-        return readable_first(SILU_MUL, _copied)
-    problem = FusedProblem(fused_problem(request, kind, gate, up), values=r.return_activation)
-    plan = choose_silu_mul(problem, target.arch, sm_count(target, r.gate.device))
-    half = gate.shape[1] * gate.element_size()
-    second = matrix(up, "up" if r.up is not None else f"gate + {half}")
-    return fused_call(SILU_MUL, KERNEL, plan, r, target, r.return_activation, up=second)
-
-
-def _copied(r: Any) -> Any:
-    """A request whose inputs the kernel can read."""
-    gate, up = (readable(x).reshape(_shape(r, x)) for x in r.described.matrices)
-    return r._replace(gate=gate, up=up)
-
-
-def _shape(r: Any, half: torch.Tensor) -> tuple[int, ...]:
-    """The shape of the activation."""
-    return (*r.gate.shape[:-1], half.shape[1])
-
-
-def _reference(r: Any) -> Fused:
-    """Computes the request in exact torch."""
-    gate, up = halves(r.gate, r.up)
-    activation = silu_mul_reference(gate, up)
-    values = activation.reshape(_shape(r, gate)).contiguous()
-    return Fused(quantized_values(activation, r, "reference"), None, values)
-
-
-def halves(gate: torch.Tensor, up: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+class Halves(NamedTuple):
     """Gate and up, (M, N) each."""
+
+    gate: torch.Tensor
+    up: torch.Tensor
+
+
+def _record(r: Any, both: Halves) -> dict[str, Any]:
+    half = both.gate.shape[1] * both.gate.element_size()
+    return {"up": matrix(both.up, "up" if r.up is not None else f"gate + {half}")}
+
+
+def halves(gate: torch.Tensor, up: torch.Tensor | None = None) -> Halves:
+    """Gate and up, which may be one tensor."""
     gates = checked_matrix("gate", gate)
     if up is not None:
-        return gates, checked_matrix("up", up, gates)
+        return Halves(gates, checked_matrix("up", up, gates))
     n = gates.shape[1]
     if n % 2:
         raise OperandError.of("columns of gate and up in one tensor", got=n, expected="an even number")
-    return gates[:, : n // 2], gates[:, n // 2 :]
+    return Halves(gates[:, : n // 2], gates[:, n // 2 :])
 
 
 KERNEL = Kernel("silu_mul_quantize", SiluMulArguments, Lazily("kernels.quantize.silu_mul", "SiluMulQuantize"))
-SILU_MUL = quantizing(
+SILU_MUL = FusedOperation(
     silu_mul_quantize,
     {"gate": MATRIX, "up": MATRIX.or_none(), "global_scale": SCALE, "out": RESULT},
-    describe=_describe,
-    check=_check,
-    reference=_reference,
-    plan=_plan,
-    overlaps=_check_memory,
-    count=COUNT_RESULT,
+    KERNEL,
+    source="silu_mul",
+    values="return_activation",
+    matrices=lambda r: halves(r.gate, r.up),
+    choose=lambda r, problem, *gpu: choose_silu_mul(FusedProblem(problem, r.return_activation), *gpu),
+    record=_record,
+    compute=lambda r, both: (silu_mul_reference(*both), None),
 )

@@ -16,8 +16,9 @@ from ..target import Architecture
 MAX_TILES = 16
 # Elements of b held at once. A longer K is walked in chunks of this, with a barrier between them.
 MAX_CAPACITY = 16384
-# Warps of a CTA, and what changing from one tile to the next costs a warp, in slices.
-_WARPS = 16
+# Warps of a CTA: of one that has an SM of sm_100a for itself, where a warp for each tile is the fastest by the clock
+# (benchmarks/records/gemv.md), and of others. What changing from one tile to the next costs a warp, in slices.
+_MOST_WARPS, _WARPS = 32, 16
 _TILE_COST = 0.3
 # CTAs of a cluster that may share tiles along K, and the part of the work that this must spare
 _CLUSTER, _CLUSTER_GAIN = 2, 0.05
@@ -88,15 +89,15 @@ def can_implement(problem: GemvProblem) -> str:
     return ""
 
 
-def _split(tiles: int, slices: int) -> int:
-    """Warps that share a tile along K, so that the busiest of the ``_WARPS`` warps of a CTA has the least to do.
+def _split(tiles: int, slices: int, warps: int) -> int:
+    """Warps that share a tile along K, so that the busiest of the ``warps`` of a CTA has the least to do.
 
     Work is counted in slices, and a tile costs a warp ``_TILE_COST`` more. Measured on an H200, one warp along K (128
     bytes of a row at a time) is slower than two or more, which hardly differ.
     """
-    most = min(slices, _WARPS, MAX_CAPACITY // SLICE_K)
+    most = min(slices, warps, MAX_CAPACITY // SLICE_K)
     candidates = [1 << i for i in range(1 if most > 1 else 0, most.bit_length())]
-    return min(candidates, key=lambda wk: -(-tiles * wk // _WARPS) * (-(-slices // wk) + _TILE_COST))
+    return min(candidates, key=lambda wk: -(-tiles * wk // warps) * (-(-slices // wk) + _TILE_COST))
 
 
 def _cluster(tiles: int, slices: int, ctas: int) -> int:
@@ -113,9 +114,9 @@ def _cluster(tiles: int, slices: int, ctas: int) -> int:
 def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> GemvPlan:
     """The plan for ``problem`` on ``sm_count`` multiprocessors of ``arch``.
 
-    As many CTAs as fit on the device at once (one a multiprocessor with stages in shared memory, two with
-    stages in registers), each with an equal share of the tiles (but at most ``MAX_TILES``), so that no wave of CTAs is
-    left half empty and b is decoded once or twice a multiprocessor.
+    As many CTAs as fit on the device at once (one a multiprocessor with stages in shared memory, two with stages in
+    registers, on sm_120a, which has less shared memory), each with an equal share of the tiles (but at most
+    ``MAX_TILES``), so that no wave of CTAs is left half empty and b is decoded once or twice a multiprocessor.
 
     Raises:
         OperandError: the problem is beyond the kernel's limits.
@@ -124,7 +125,7 @@ def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> GemvPlan:
     if reason:
         raise OperandError(reason)
     tiles = count_tiles(problem.m)
-    registers = arch.vector_bytes >= 32
+    registers, many = arch.generation == "sm120", arch.generation == "sm100"
     resident = 2 if registers else 1
     ctas = min(max(1, resident * sm_count // problem.batch, -(-tiles // MAX_TILES)), tiles)
     slices = -(-problem.k // SLICE_K)
@@ -138,17 +139,19 @@ def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> GemvPlan:
     ctas = clusters * cluster
     cta_slices = -(-slices // cluster)
     # the last CTA of a cluster may have fewer
-    warps_k = _split(cta_tiles, slices - (cluster - 1) * cta_slices)
+    warps = _MOST_WARPS if many else _WARPS
+    warps_k = _split(cta_tiles, slices - (cluster - 1) * cta_slices, warps)
+    warps_m = warps // warps_k
     # a capacity of few sizes keeps the variants few; K itself is compiled in where the layout of rows is plain
     capacity = min(MAX_CAPACITY, SLICE_K << (cta_slices - 1).bit_length())
     # of a ragged problem ptxas spills 8 bytes at 64 registers, but not inside the loop over chunks, be it run once
     ragged = problem.m % ATOM_ROWS != 0 or problem.k % SLICE_K != 0
     config = problem.config(
         arch,
-        warps_m=_WARPS // warps_k,
+        warps_m=min(warps_m, cta_tiles) if many else warps_m,
         warps_k=warps_k,
         tiles=min(MAX_TILES, 1 << (cta_tiles - 1).bit_length()),
-        stages=1 if registers else 3,
+        stages=1 if registers else 2 if many else 3,
         shared_stages=not registers,
         capacity=capacity,
         chunked=cta_slices * SLICE_K > capacity or (registers and ragged),

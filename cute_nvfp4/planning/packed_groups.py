@@ -52,9 +52,9 @@ WIDTHS = (
 )
 """Widths of a tile that are tried on sm_90a: sizes of groups lie near one another, and rows of a tile beyond its group
 are multiplied in vain."""
-GATHERED_WIDTHS = (24,), (40,), (56,)
-"""Those that are tried, too, for rows that are gathered: TMA would copy so many in boxes of eight. Their times are
-taken to lie between those of 16, 32, 48 and 64, and experts of 16 or 32 rows on average rarely have more."""
+EXPERT_WIDTHS = (24,), (40,), (56,)
+"""Those that are tried, too, for rows of experts: of 16 or 32 rows on average few have more than 24 or 40. Their times
+are taken to lie between those of 16, 32, 48 and 64."""
 MOST_STEPS = 1 << 32
 """What the steps of a launch of the streaming kernel times those of a work tile must be below: it divides by it."""
 
@@ -235,8 +235,8 @@ def choose_tiles(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedPl
     tiles: tuple[tuple[int, ...], ...] = WIDTHS
     if arch.generation != "sm90" or p.promoted:
         tiles = ((8,), (16,), (32,), (64,), (32, 64, 96, 128), (96, 128, 192, 256))
-    elif p.routed is not None and p.routed.gathered:
-        tiles = (*WIDTHS, *GATHERED_WIDTHS)
+    elif p.routed is not None:
+        tiles = (*WIDTHS, *EXPERT_WIDTHS)
     most = max(MMA_SYNC_TILE_N if arch.generation == "sm120" else GROUP_TILE_N)
     plans = [_plan(p, arch, sm_count, widths) for widths in tiles if widths[-1] <= most]
     possible = [plan for plan in plans if not can_implement_groups(plan.config)]

@@ -100,6 +100,17 @@ def test_the_same_kind_is_planned_once() -> None:
         assert len(ODD.calls) == 2
 
 
+def test_a_tensor_that_may_be_left_out_has_a_key() -> None:
+    def scaled(x, weight=None, out=None, backend="auto"): ...
+
+    def never(*given): ...
+
+    made = Operation(scaled, {"x": TENSOR, "weight": TENSOR}, check=never, reference=never, plan=never)
+    OPERATIONS.pop(scaled)
+    left_out = made.key(X, None, None, "auto")
+    assert left_out == made.key(X + 1, None, None, "auto") != made.key(X, X, None, "auto")
+
+
 def test_mutants_are_planned_anew() -> None:
     """Within it no call is found that was planned before, and afterwards none that was planned within it."""
     ODD.calls.clear()

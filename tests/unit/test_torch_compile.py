@@ -80,6 +80,13 @@ def norm_and_gate(x: torch.Tensor, residual: torch.Tensor, out: BlockScaledTenso
     return normed, out, silu_mul_quantize(x, residual, global_scale="auto", return_activation=True)
 
 
+def rows_in_fp8(x: torch.Tensor, residual: torch.Tensor) -> tuple:
+    options = {"global_scale": None, "format": "fp8_e4m3"}
+    normed = rmsnorm_quantize(x, None, residual=residual, **options)
+    activation = silu_mul_quantize(x, residual, **options)
+    return *(y for z in (normed.quantized, activation) for y in (z.data.float(), z.scale)), normed.residual
+
+
 FUNCTIONS: dict[str, tuple[Callable, tuple]] = {
     "rmsnorm_quantize, in place": (
         norm_in_place,
@@ -87,6 +94,7 @@ FUNCTIONS: dict[str, tuple[Callable, tuple]] = {
     ),
     "rmsnorm_quantize and silu_mul_quantize": (norm_and_gate, (normal(40, 64), normal(40, 64, seed=1), A)),
     "silu_mul_quantize": (lambda x: silu_mul_quantize(x, global_scale=0.02), (normal(40, 128),)),
+    "rows in FP8": (rows_in_fp8, (normal(4, 64).bfloat16(), normal(4, 64, seed=1).bfloat16())),
     "gemv": (lambda a, b: gemv(a, b, alpha=2.0), (A, B)),
     "gemm": (lambda a, b, alpha: gemm(a, b, alpha=alpha, out_dtype=torch.float32), (A, B, torch.tensor([0.5]))),
     "gemm, out": (lambda a, b, out: gemm(a, b, out=out), (A, B, OUT)),

@@ -4,7 +4,7 @@ Bytes decide: each element of A is half a byte, read once. The arithmetic only h
 
 Who does what. A warp takes a *tile* of 16 rows and walks K in *slices* of 256. In a slice a quad of four lanes has
 two of the rows; lane q of the quad has their elements 64q … 64q+63: 32 contiguous bytes a row (one 256-bit load on
-sm_100a, two 128-bit loads on sm_90a), so that a warp's load touches whole 128-byte lines. The four blocks of 64
+sm_120a, two 128-bit copies elsewhere), so that a warp's load touches whole 128-byte lines. The four blocks of 64
 elements have exactly the four scales that a row has in one scale atom. The 16 rows of a tile are r, r+32, r+64 and
 r+96 for four consecutive r: in the blocked layout their scales are 64 contiguous bytes of each atom, whole sectors,
 and a lane reads those of its two rows (r, r+32) in one 64-bit load.

@@ -1,4 +1,5 @@
-"""Loader with stages in registers: each lane loads its own 32 bytes of its two rows. For 256-bit loads (sm_100a).
+"""Loader with stages in registers: each lane loads its own 32 bytes of its two rows, by 256-bit loads. For sm_120a,
+whose shared memory has no room for :mod:`.ring_loader`'s stages of enough warps.
 
 With 128-bit loads a lane's 32 bytes take two instructions, each of which touches every sector by half: L2 is asked
 for everything twice. There :mod:`.ring_loader` is the loader.

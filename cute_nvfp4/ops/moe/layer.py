@@ -8,13 +8,14 @@ import torch
 
 from ...errors import OperandError, OperandTypeError
 from ...grouped_rows import GroupedRows
-from ...operand import BlockScaledTensor, row_alignment
+from ...operand import BlockScaledTensor
 from ...planning.packed_groups import sorts_slots
-from ...runtime.backend import Backend
+from ...planning.summed import sums_with_product
+from ...runtime.backend import Backend, sm_count
 from ...target import Target
 from ...tensors import check_tensor
 from ..arguments import TENSOR, TYPED, Argument
-from ..checks import DTYPE_NAMES, check_overlap, checked_output
+from ..checks import DTYPE_NAMES, check_overlap, check_rows_aligned, checked_output
 from ..fused import readable
 from ..grouped_gemm_contiguous import CONTIGUOUS
 from ..operation import Operation
@@ -23,6 +24,7 @@ from .experts import DTYPES, FP8, Experts
 from .maps import ID_DTYPES, Maps, routing_maps
 from .product import expert_product, in_16_bits
 from .rows import activated, combined, gathered
+from .summed import summed_product
 
 MAX_EXPERTS = 1024
 
@@ -51,7 +53,8 @@ def moe(
         shared: None, or what shared experts gave for the same rows: (T, H) of x's dtype.
         deterministic: whether the k summands of an element are added in the order of the choices. If not, prepared
             experts in 16 bits, without ``shared``, add them as they come, in three launches instead of four, and round
-            after each. (Up to 32 choices of experts with few rows each take three on sm_90a, in order.)
+            after each. (Up to 32 choices of experts with few rows each take three on sm_90a, in order, and one token
+            whose weights fit into registers two, in a fixed order, rounded once.)
         out: where to put the result, (T, H) of x's dtype, rows at multiples of 16 bytes.
         backend: as for ``gemm``.
 
@@ -92,9 +95,7 @@ def _check(r: Any) -> torch.Tensor:
     if experts.count > MAX_EXPERTS:
         raise OperandError.of("experts", got=experts.count, expected=f"at most {MAX_EXPERTS}")
     out = checked_output(_read(r), x.device, (len(x), experts.hidden), r.out, x.dtype)
-    if r.out is not None and (out.stride(1) != 1 or row_alignment(out, 16) < 16):
-        got = f"address {out.data_ptr():#x}, strides {out.stride()}"
-        raise OperandError.of("out", got=got, expected="1 along H, rows at multiples of 16 bytes")
+    check_rows_aligned("out", out)
     return out
 
 
@@ -123,16 +124,28 @@ def few_slots(r: Any, ids: torch.Tensor, shared: torch.Tensor | None, backend: B
     return combined(rows, None, None, ids.view(-1), e.count, top, shared, r.out, backend, r.offset)
 
 
+def one_token(r: Any, ids: torch.Tensor, shared: torch.Tensor | None, backend: Backend) -> torch.Tensor:
+    """The result of a request of one token, in two launches: the second product makes the sum."""
+    e, weights = r.experts, r.topk_weights.detach().contiguous()
+    inner = slot_inner(readable(r.x.detach()), ids, e, r.offset, backend)
+    rest = e.down_factor, e.down_bias, shared, r.offset, r.out
+    return summed_product(inner, e.down, ids.view(-1), weights, *rest, backend=backend)
+
+
 def slot_rows(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, e: Experts, offset: int = 0, backend: Backend = "auto"
 ) -> torch.Tensor:
     """weight · down(activation(gate_up(x))) of each of few slots, (T · top, H), in the order of their experts."""
-    top, slots = ids.shape[1], ids.view(-1)
-    first = e.gate_up_factor, e.gate_up_bias, e.activation
-    options = {"first": offset, "backend": backend}
-    inner = expert_product(x, e.gate_up, None, slots, top, True, *first, **options)
+    inner = slot_inner(x, ids, e, offset, backend)
     second = e.down_factor, e.down_bias, None, weights
-    return expert_product(inner, e.down, None, slots, top, False, *second, **options)
+    options = {"first": offset, "backend": backend}
+    return expert_product(inner, e.down, None, ids.view(-1), ids.shape[1], False, *second, **options)
+
+
+def slot_inner(x: torch.Tensor, ids: torch.Tensor, e: Experts, offset: int, backend: Backend) -> torch.Tensor:
+    """activation(gate_up(x)) of each of few slots, (T · top, I), in the order of their experts."""
+    first, options = (e.gate_up_factor, e.gate_up_bias, e.activation), {"first": offset, "backend": backend}
+    return expert_product(x, e.gate_up, None, ids.view(-1), ids.shape[1], True, *first, **options)
 
 
 def layer(r: Any, out: torch.Tensor | None, backend: Backend) -> torch.Tensor:
@@ -150,7 +163,7 @@ def layer(r: Any, out: torch.Tensor | None, backend: Backend) -> torch.Tensor:
         routed = maps.offsets, maps.slots, top
         inner = expert_product(x, e.gate_up, *routed, True, *first, backend=backend)
         if e.dtype is FP8 and not in_16_bits(e.down, ids.numel()):
-            rows = CONTIGUOUS.run(inner, e.down, maps.offsets, "", e.down_factor, None, x.dtype, None, None, backend)
+            rows = expert_product(inner, e.down, *routed, False, e.down_factor, backend=backend)
             return combined(rows, weights, e.down_bias, whole, e.count, top, shared, out, backend)
         second = e.down_factor, e.down_bias, None, weights
         sums = out if added else None
@@ -172,6 +185,14 @@ def _streams(experts: Experts, slots: int) -> bool:
     return experts.dtype is not None and sorts_slots(slots, experts.count)
 
 
+def _sums(r: Any, target: Target) -> bool:
+    """Whether the second product of experts that sort their slots makes the sum, too."""
+    e, (tokens, top) = r.experts, r.topk_ids.shape
+    if tokens > 1 or e.dtype not in DTYPES:
+        return False
+    return sums_with_product(e.hidden, top * e.down.packed.shape[-2], sm_count(target, e.device))
+
+
 def _plan(r: Any, target: Target) -> Any:
     generation = target.arch.generation
     if r.experts.dtype is None and generation == "sm90":
@@ -180,6 +201,7 @@ def _plan(r: Any, target: Target) -> Any:
         raise OperandError.of("experts", got="block-scaled weights", expected=expected, hint=hint)
 
     few = generation == "sm90" and _streams(r.experts, r.topk_ids.numel())
+    of_few = one_token if few and _sums(r, target) else few_slots
 
     def call(*given: Any) -> torch.Tensor:
         request = MOE.request(*given)
@@ -187,7 +209,7 @@ def _plan(r: Any, target: Target) -> Any:
             check_overlap(_read(request), request.out)
         if few:
             shared = None if request.shared is None else readable(request.shared.detach())
-            return few_slots(request, request.topk_ids.contiguous(), shared, request.backend)
+            return of_few(request, request.topk_ids.contiguous(), shared, request.backend)
         return layer(request, request.out, request.backend)
 
     return call
@@ -199,7 +221,7 @@ MOE = Operation(
         "x": TENSOR,
         "topk_ids": TENSOR,
         "topk_weights": TENSOR,
-        "shared": TENSOR._replace(on_cpu=""),
+        "shared": TENSOR,
         "experts": Argument("{x}.key", "", "", ""),
         "deterministic": TYPED,
     },

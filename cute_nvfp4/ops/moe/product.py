@@ -21,10 +21,9 @@ from ..checks import DTYPE_NAMES
 from ..groups import alpha_of_group
 from ..operation import Operation
 from ..planned import PlannedCall
-from ..prepared_weight.activations import natural_dtype
-from ..prepared_weight.operands import exact_values
+from ..prepared_weight.operands import exact_values, natural_dtype
 from ..prepared_weight.rows import plan_prepared_rows
-from .activation import ActivationFunction
+from .experts import ActivationFunction
 from .maps import ID_DTYPES, Maps, routing_maps
 
 
@@ -86,8 +85,13 @@ def _plan(r: Any, target: Target) -> PlannedCall:
     )
     ids = ID_DTYPES[r.slots.dtype] if r.offsets is None else ""
     names = "row_weights" if routed.weighted else None, "bias" if routed.biased else None
-    record = RoutedRows("slots", r.top, *names, r.first if ids else None)
+    record = RoutedRows("slots", r.top, *names, r.first if ids else None) if _routes(r) else None
     return plan_prepared_rows(EXPERT_PRODUCT, r, target, "silu" if r.b.gated else "", routed, record, ids)
+
+
+def _routes(r: Any) -> bool:
+    """Whether the kernel needs to know of which slots rows are."""
+    return r.gathered or any(x is not None for x in (r.bias, r.activation, r.row_weights))
 
 
 def _reference(r: Any) -> torch.Tensor:

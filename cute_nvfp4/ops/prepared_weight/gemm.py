@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,14 +11,13 @@ from torch import Tensor
 
 from ...errors import OperandError, OperandTypeError
 from ...formats import NVFP4
-from ...kernels.gemm.arguments import PartialSums
 from ...kernels.gemm.packed.stream_arguments import FewRows, StreamArguments
 from ...kernels.gemm.packed.stream_config import can_implement as can_stream
 from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight, RowBias, RowWeight, WgmmaArguments
 from ...kernels.gemm.sm90.config import WgmmaConfig
 from ...kernels.gemm.sm90.config import can_implement as can_wgmma
 from ...lazy import ByGeneration, Lazily
-from ...operand import BlockScaledTensor, row_alignment
+from ...operand import BlockScaledTensor
 from ...planning.packed import PackedPlan, PackedProblem, choose
 from ...planning.packed_problem import helped_steps
 from ...prepared_weight import PreparedWeight
@@ -39,20 +37,20 @@ from ..checks import (
     reads,
     split_alpha,
 )
-from ..dequantize import DecodedFirst
 from ..operation import Operation
 from ..planned import PlannedCall
 from ..quantize import quantize
-from ..scratch import scratch_for
-from .activations import XRows, natural_dtype
+from ..scratch import partial_sums, scratch_for
 from .operands import (
-    MMA_DTYPES,
     X,
+    XRows,
     check_no_gradient,
     check_products,
     check_x,
     exact_product,
     factors_of_products,
+    natural_dtype,
+    of_problem,
     row_stride,
 )
 
@@ -96,46 +94,37 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         m=out.shape[0],
         n=weight.rows,
         k=weight.k,
-        dtype=MMA_DTYPES[weight.dtype],
-        out=DTYPE_NAMES[out.dtype],
         quantized=quantized,
-        vector=row_alignment(out, 16) >= 16,
-        factors=len(factors[0]),
         bias="" if r.bias is None else DTYPE_NAMES[r.bias.dtype],
         gate=r.gate,
-        packing=weight.packing,
-        promoted=weight.promoted,
+        **of_problem(weight, out, factors[0]),
     )
     plan = choose(problem, target.arch, sm_count(target, weight.device), r.config)
-    k_tiles, options = weight.packed.shape[1], {}
-    # decoded first, exactly; its global scale is a factor
-    if block_scaled and not plan.streams:
-        rows = XRows.decoded_before(x, weight.dtype, target)
+    k_tiles = weight.packed.shape[1]
+    if not plan.streams:
+        packed, rows = PackedWeight("b.packed", weight.rows, k_tiles, 0), XRows.of(x, weight, target)
+        return wgmma_call(PREPARED_GEMM, r, target, problem, plan, packed, rows, scalar, factors)
+    if plan.config.quantized_x:
+        stride = row_stride(x.data.stride(0), problem.m, weight.k)
+        rows, few = XRows("", stride), FewRows("a.data", "a.scale", problem.m, stride)
     else:
         rows = XRows.of(x, weight, target)
-        if block_scaled and not quantized:
-            options["decoded"] = ("a.data", "a.scale"), functools.partial(DecodedFirst, x, weight.dtype, target)
-    if not plan.streams:
-        packed = PackedWeight("b.packed", weight.rows, k_tiles, 0)
-        return wgmma_call(PREPARED_GEMM, r, target, problem, plan, packed, rows, scalar, factors, **options)
-    few = FewRows(rows.data, None, problem.m, rows.stride)
-    if plan.config.quantized_x:
-        few = FewRows("a.data", "a.scale", problem.m, row_stride(x.data.stride(0), problem.m, weight.k))
+        few = FewRows(rows.data, None, problem.m, rows.stride)
     size = plan.scratch(weight.rows)
-    if size.flags:
-        options["extra"] = scratch_for(size, target, weight.device)
     arguments = StreamArguments(
         weight=PackedWeight("b.packed", weight.rows, k_tiles, None),
         x=few,
         out="out",
         out_stride=out.stride(0),
+        floats=rows.floats,
         alpha=scalar,
         factors=factors,
-        partials=PartialSums("scratch.sums", "scratch.flags") if size.flags else PartialSums(0, 0),
+        partials=partial_sums(size),
         k=weight.k,
         ctas=plan.workers,
     )
-    return PREPARED_GEMM.planned(STREAM, plan.config, target, arguments, r, **options)
+    extra, config = scratch_for(size, target, weight.device, **rows.places), replace(plan.config, first=rows.first)
+    return PREPARED_GEMM.planned(STREAM, config, target, arguments, r, extra=extra)
 
 
 def wgmma_call(
@@ -148,13 +137,9 @@ def wgmma_call(
     x: XRows,
     scalar: float | str,
     factors: Sequence[tuple[str, ...]],
-    **options: Any,
 ) -> PlannedCall:
     """The call of a product that is not streamed. scalar, factors: as of ``factors_of_products``."""
     size, bias, batched = plan.scratch(problem.n), getattr(r, "bias", None), problem.batch > 1
-    if size.flags or x.places:
-        options["extra"] = scratch_for(size, target, r.out.device, **x.places)
-    sums = PartialSums("scratch.sums", "scratch.flags") if size.flags else PartialSums(0, 0)
     arguments = WgmmaArguments(
         weight=weight,
         x=x.rows or Activations(x.data, problem.m, x.stride, x.batch_stride),
@@ -164,13 +149,14 @@ def wgmma_call(
         floats=x.floats,
         row_scales=x.scales,
         factors=factors,
-        partials=None if plan.config.scheduler == "static" else sums,
+        partials=None if plan.config.scheduler == "static" else partial_sums(size),
         helped=helped_steps(problem, plan) if plan.config.scheduler == "helped" else None,
         k=problem.k,
         batch=problem.batch,
         workers=plan.workers,
     )
-    return operation.planned(WGMMA, replace(plan.config, first=x.first), target, arguments, r, **options)
+    extra = scratch_for(size, target, r.out.device, **x.places)
+    return operation.planned(WGMMA, replace(plan.config, first=x.first), target, arguments, r, extra=extra)
 
 
 def _reference(r: Any) -> Tensor:
@@ -219,9 +205,7 @@ def quantized_product(r: Any) -> BlockScaledTensor:
     """``gated_gemm`` of a prepared weight, quantized by a launch of its own: the float32 result, what a kernel that did
     both would write."""
     weight, out = r.b1, r.out
-    if weight.rows % NVFP4.block and r.out_dtype is None:
-        raise OperandError.of("N of a quantized result", got=weight.rows, expected=f"a multiple of {NVFP4.block}")
-    scale = quantized_scale(out, r.out_dtype, r.out_global_scale)
+    scale = quantized_scale(r, weight.rows)
     product = PREPARED_GEMM(r.a, weight, r.alpha, None, None, torch.float32, r.config, r.backend, r.gate)
     if out is not None:
         # after the product, which has refused what has no memory to compare
@@ -229,15 +213,19 @@ def quantized_product(r: Any) -> BlockScaledTensor:
     return quantize(product, NVFP4, "max", global_scale=scale, out=out, backend=r.backend)
 
 
-def quantized_scale(out: Any, out_dtype: torch.dtype | None, given: Any) -> Any:
-    """The global scale of a quantized result: the one that is given, or that of ``out``."""
-    if out_dtype is not None:
-        raise OperandTypeError.of("out_dtype", got=out_dtype, expected="None for a quantized result")
+def quantized_scale(r: Any, n: int) -> Any:
+    """The global scale of a quantized result of so many columns: the one that is given, or that of ``out``."""
+    out, given = r.out, r.out_global_scale
+    if r.out_dtype is not None:
+        raise OperandTypeError.of("out_dtype", got=r.out_dtype, expected="None for a quantized result")
+    if n % NVFP4.block:
+        raise OperandError.of("N of a quantized result", got=n, expected=f"a multiple of {NVFP4.block}")
     if out is None:
         return given
     if not isinstance(out, BlockScaledTensor):
         raise OperandTypeError.of("out", got=type(out).__name__, expected="BlockScaledTensor, for a quantized result")
-    if given is not None or out.global_scale is None:
-        got = " and ".join("none" if x is None else "one" for x in (given, out.global_scale))
-        raise OperandError.of("out_global_scale, and that of out", got=got, expected="none, and one")
+    if given is not None:
+        raise OperandError.of("out_global_scale", got="one, with out", expected="None: that of out is used")
+    if out.global_scale is None:
+        raise OperandError.of("global scale of out", got="none", expected="one to quantize with")
     return out.global_scale

@@ -17,11 +17,10 @@ from ...planning.packed_groups import PackedGroups, choose_groups, tile_us
 from ...prepared_weight import PreparedWeight
 from ...runtime.backend import sm_count
 from ...target import Target
-from ..checks import DTYPE_NAMES
 from ..dequantize import ListDequantizeCall
 from ..groups import rows_of
 from ..list_launch import ListLaunch, ListRequest, Pair, Part
-from .operands import MMA_DTYPES, X, check_products, check_x, row_stride
+from .operands import X, check_products, check_x, of_problem, row_stride
 from .rows import KERNEL
 
 
@@ -60,21 +59,18 @@ class PreparedList(ListLaunch):
         self.operands = (Part(1, "packed"), *([Part(0, "data"), Part(0, "scale")] if keys else [Part(0, None)]))
         return ListDequantizeCall(keys, first.dtype, target) if keys else None
 
-    def _problem(self, pairs: Sequence[Pair], **fields: Any) -> PackedGroups:
-        """The problem with these fields, and those that the weights decide."""
-        first = pairs[0][1]
-        dtype = MMA_DTYPES[first.dtype]
-        return PackedGroups(dtype=dtype, packing=first.packing, promoted=first.promoted, **fields)
+    def _read_as(self, weight: Any) -> Any:
+        """How the kernel reads a weight: what a problem says of it."""
+        return weight
 
     def _plan(self, r: ListRequest, strides: Sequence[Sequence[int]]) -> tuple[PackedPlan, Sequence[int]]:
-        problem = self._problem(
-            r.pairs,
+        # the output whose rows are aligned the least
+        out = min(r.outs, key=lambda x: row_alignment(x, 16))
+        problem = PackedGroups(
             sizes=tuple((rows_of(x), b.rows, b.k) for x, b in r.pairs),
-            out=DTYPE_NAMES[r.outs[0].dtype],
-            vector=all(row_alignment(out, 16) >= 16 for out in r.outs),
-            factors=len(strides[0]),
             gate=r.gate,
             decoded=self._decode is not None,
+            **of_problem(self._read_as(r.pairs[0][1]), out, strides[0]),
         )
         plan = choose_groups(problem, r.target.arch, sm_count(r.target, r.outs[0].device), r.config)
         order: Sequence[int] = range(len(r.pairs))

@@ -1,21 +1,28 @@
-"""Operands of a product with a prepared weight: what is checked, and what they are in memory."""
+"""Operands of a product with a prepared weight: what is checked, and where a kernel finds x: as it is, decoded before,
+or in FP8."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ...errors import OperandError, OperandTypeError
 from ...formats import NVFP4
 from ...grouped_rows import GroupedRows
-from ...operand import BlockScaledTensor, is_wrapper, row_alignment
+from ...kernels.dequantize.config import DequantizeArguments, DequantizeConfig, GroupRowsArguments
+from ...kernels.gemm.sm90.arguments import RowScales, RowsOfX
+from ...kernels.quantize.fp8_config import Fp8RowsArguments, Fp8RowsConfig, short_rows_config
+from ...operand import BlockScaledTensor, row_alignment
 from ...prepared_weight import PreparedWeight
 from ...reference import GATES, times
 from ...row_scaled import RowScaledTensor
+from ...target import Target
 from ...weight_layout import DTYPES
-from ..checks import check_format, check_gate, factors_of
+from ..checks import DTYPE_NAMES, check_format, check_gate, check_rows_aligned, factors_of
+from ..dequantize import dequantization, group_rows_dequantization
 from ..operator import refuse_gradients
 from ..quantize_rows import check_rows
 
@@ -93,15 +100,8 @@ def check_x(x: X, weight: PreparedWeight, stack: bool = False) -> int:
             raise OperandTypeError.of(
                 "dtype of a", got=x.dtype, expected=f"{weight.dtype}, which the weight was prepared for"
             )
-        if x.ndim == 2 and x.shape[1] > 1 and x.stride(1) != 1:
-            raise OperandError.of("stride of a along K", got=x.stride(1), expected="1", hint=".contiguous() copies.")
-        if x.ndim == 2 and not is_wrapper(x) and x.numel() and row_alignment(x, 16) < 16:
-            raise OperandError.of(
-                "alignment of a",
-                got=f"address {x.data_ptr():#x}, strides {x.stride()}",
-                expected="rows at multiples of 16 bytes, which TMA needs",
-                hint=".clone() aligns.",
-            )
+        if x.ndim == 2:
+            check_rows_aligned("a", x)
     else:
         raise OperandTypeError.of("a", got=type(x).__name__, expected="torch.Tensor or BlockScaledTensor")
     if len(shape) != 2 or shape[1] != weight.k or shape[0] < 1:
@@ -137,6 +137,19 @@ def exact_product(
     return GATES[gate](products[0]) * products[1] if gate else products[0]
 
 
+def of_problem(weight: Any, out: torch.Tensor, factors: Sequence[Any]) -> dict[str, Any]:
+    """What a problem of one product, or of groups, says of a weight, prepared or ``Readable``, and of the output.
+    factors: what multiplies alpha."""
+    return {
+        "dtype": MMA_DTYPES[weight.dtype],
+        "packing": weight.packing,
+        "promoted": weight.promoted,
+        "out": DTYPE_NAMES[out.dtype],
+        "vector": row_alignment(out, 16) >= 16,
+        "factors": len(factors),
+    }
+
+
 def row_stride(stride: int, rows: int, k: int) -> int:
     """Elements from a row of x to the next, for its tensor map: one row has no stride of its own, but maps want one, of
     whole 16 bytes."""
@@ -148,3 +161,64 @@ def factors_of_products(request: Any, products: int) -> tuple[float | str, tuple
     scalar, shared = factors_of(request, "a")
     scales = ("b.global_scale", "b.up_global_scale")[:products]
     return scalar, tuple((*shared, scale) if request.b.global_scale is not None else shared for scale in scales)
+
+
+class XRows(NamedTuple):
+    """x (M, K) of a planned call, by names of its tensors. stride: elements from a row to the next. scales: of the
+    weight's rows and of x's, in FP8. first, floats: the kernel that quantizes or decodes x before, and its record, or
+    None;
+    places: the scratch memory (``scratch_for``) that it fills. rows: x in NVFP4, where the kernel reads it as it lies.
+    batch_stride: elements from a matrix to the next."""
+
+    data: str
+    stride: int
+    scales: RowScales | None = None
+    first: Fp8RowsConfig | DequantizeConfig | None = None
+    floats: Fp8RowsArguments | DequantizeArguments | GroupRowsArguments | None = None
+    places: Mapping[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    rows: RowsOfX | None = None
+    batch_stride: int = 0
+
+    @classmethod
+    def of(cls, x: Any, weight: PreparedWeight, target: Target) -> XRows:
+        """Makes it of ``a``, which a launch before decodes to scratch memory where it is block-scaled, and for a weight
+        for FP8 is in FP8, or in 16 bits and then quantized to scratch memory."""
+        rows, k = len(x) if isinstance(x, torch.Tensor) else x.rows, weight.k
+        if isinstance(x, RowScaledTensor):
+            return cls("a.data", row_stride(x.data.stride(0), rows, k), RowScales("b.row_factor", "a.scale"))
+        if isinstance(x, GroupedRows):
+            return cls.of_groups(x, weight.dtype, target)
+        if not isinstance(x, torch.Tensor):
+            return cls.decoded_before(x, weight.dtype, target)
+        stride = row_stride(x.stride(0), rows, k)
+        if weight.row_factor is None:
+            return cls("a", stride)
+        floats = Fp8RowsArguments("a", "scratch.data", "scratch.scale", rows, k, stride * x.element_size())
+        places = {"data": ((rows, k), torch.float8_e4m3fn), "scale": ((rows,), torch.float32)}
+        scales = RowScales("b.row_factor", "scratch.scale")
+        return cls("scratch.data", k, scales, short_rows_config(DTYPE_NAMES[x.dtype], k, target.arch), floats, places)
+
+    @classmethod
+    def decoded_before(cls, x: BlockScaledTensor, dtype: torch.dtype, target: Target, order: str = "columns") -> XRows:
+        """Makes it of a block-scaled x (M, K) or (L, M, K), which a launch before decodes to scratch memory."""
+        first, decode = dequantization(x.key, dtype, target, False, ("a", "scratch.x"), order)
+        places = {"x": ((x.batch, x.rows, x.k), dtype)}
+        return cls("scratch.x", x.k, None, first, decode, places, batch_stride=x.rows * x.k if x.batch > 1 else 0)
+
+    @classmethod
+    def of_groups(cls, x: GroupedRows, dtype: torch.dtype, target: Target, order: str = "columns") -> XRows:
+        """Makes it of block-scaled rows of groups, which a launch before decodes to scratch memory."""
+        first, decode = group_rows_dequantization(x, dtype, target, ("a", "scratch.x"), order)
+        return cls("scratch.x", x.k, None, first, decode, {"x": ((x.rows, x.k), dtype)})
+
+    @classmethod
+    def in_16_bits(cls, x: torch.Tensor, weight: PreparedWeight) -> XRows:
+        """Makes it of ``a`` as it is, for a weight for FP8 that is decoded to 16 bits."""
+        return cls("a", row_stride(x.stride(0), len(x), weight.k), RowScales("b.row_factor", None))
+
+
+def natural_dtype(x: Any, weight: PreparedWeight) -> torch.dtype:
+    """The dtype of a result for which nobody asks another: that of the products, or in FP8 that of x, or bfloat16."""
+    if weight.row_factor is None:
+        return weight.dtype
+    return x.dtype if isinstance(x, torch.Tensor) and x.dtype in DTYPE_NAMES else torch.bfloat16

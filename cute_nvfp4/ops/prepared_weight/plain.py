@@ -28,19 +28,20 @@ from ..dequantize import ListDequantizeCall
 from ..list_launch import Pair, Part
 from ..operation import Operation
 from ..planned import PlannedCall
-from .activations import XRows
 from .gemm import wgmma_call
 from .groups import PreparedList
-from .operands import MMA_DTYPES
+from .operands import XRows, of_problem
 from .rows import KERNEL, factors_of_groups, one_of_rows, rows_call
 
 
 class Readable(NamedTuple):
-    """How weights of a format are read: their packing, the dtype that they are multiplied in, and formats of x."""
+    """How weights of a format are read: their packing, the dtype that they are multiplied in, and formats of x.
+    promoted: as of prepared weights."""
 
     packing: str
     dtype: torch.dtype
     formats: tuple[Format, ...]
+    promoted: bool = False
 
 
 READABLE = {
@@ -85,15 +86,11 @@ def plan_rows(operation: Operation, r: Any, target: Target, *names: str) -> Plan
         m=a.rows,
         n=out.shape[-1],
         k=a.k,
-        dtype=MMA_DTYPES[how.dtype],
-        out=DTYPE_NAMES[out.dtype],
         quantized=a.format is NVFP4 and row_alignment(a.data, 16) >= 16,
-        vector=row_alignment(out, 16) >= 16,
-        factors=len(factors),
         bias="" if bias is None else DTYPE_NAMES[bias.dtype],
         gate=getattr(r, "gate", ""),
-        packing=how.packing,
         batch=a.batch,
+        **of_problem(how, out, factors),
     )
     plan = choose(problem, target.arch, sm_count(target, out.device), r.config)
     x = _in_place(a) if plan.config.decodes_x else XRows.decoded_before(a, how.dtype, target, "fragments")
@@ -110,16 +107,7 @@ def plan_stack(operation: Operation, r: Any, target: Target) -> PlannedCall:
     """The planned call of rows of groups with a stack that ``can_read_stack`` takes."""
     a, b, out, how = r.a, r.b, r.out, READABLE[r.b.format]
     scalar, factors = factors_of(r, "a", "b")
-    problem = PackedGroups(
-        sizes=((a.rows, b.rows, a.k),),
-        stack=b.batch,
-        dtype=MMA_DTYPES[how.dtype],
-        out=DTYPE_NAMES[out.dtype],
-        vector=row_alignment(out, 16) >= 16,
-        factors=len(factors),
-        packing=how.packing,
-        decoded=True,
-    )
+    problem = PackedGroups(sizes=((a.rows, b.rows, a.k),), stack=b.batch, decoded=True, **of_problem(how, out, factors))
     plan = choose_groups(problem, target.arch, sm_count(target, out.device), r.config)
     x = XRows.of_groups(a, how.dtype, target, "fragments")
     matrices = RowBatch(b.key.strides[1], b.key.scale_strides[1])
@@ -167,9 +155,8 @@ class PlainList(PreparedList):
     def _decoder(self, pairs: Sequence[Pair], target: Target) -> ListDequantizeCall:
         return ListDequantizeCall([x.key for x, _ in pairs], READABLE[pairs[0][1].format].dtype, target, "fragments")
 
-    def _problem(self, pairs: Sequence[Pair], **fields: Any) -> PackedGroups:
-        how = READABLE[pairs[0][1].format]
-        return PackedGroups(dtype=MMA_DTYPES[how.dtype], packing=how.packing, **fields)
+    def _read_as(self, weight: BlockScaledTensor) -> Readable:
+        return READABLE[weight.format]
 
     def _record(self, plan: PackedPlan, x: BlockScaledTensor, b: BlockScaledTensor, out: Tensor) -> PackedGroup:
         weight = RowWeight(0, 0, None, b.rows, _row_stride(b), _atoms(b), None)

@@ -10,14 +10,13 @@ import torch
 
 from ...errors import OperandError, OperandTypeError
 from ...grouped_rows import GroupedRows, checked_offsets
-from ...kernels.gemm.arguments import GroupFactor, PartialSums
+from ...kernels.gemm.arguments import GroupFactor
 from ...kernels.gemm.packed.grouped_stream_config import GroupedStreamArguments
 from ...kernels.gemm.packed.grouped_stream_config import can_implement_groups as can_stream_groups
 from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight, RowWeight
 from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RoutedRows, RowsOfGroups
 from ...kernels.gemm.sm90.grouped_config import can_implement_groups
 from ...lazy import ByGeneration, Lazily
-from ...operand import row_alignment
 from ...planning.packed import PackedPlan
 from ...planning.packed_groups import PackedGroups, RoutedGroups, choose_groups
 from ...row_scaled import RowScaledTensor
@@ -28,9 +27,8 @@ from ..checks import DTYPE_NAMES
 from ..groups import status_of
 from ..operation import Operation
 from ..planned import PlannedCall
-from ..scratch import scratch_for
-from .activations import XRows
-from .operands import MMA_DTYPES, check_decodable, check_products, check_x, factors_of_products
+from ..scratch import partial_sums, scratch_for
+from .operands import XRows, check_decodable, check_products, check_x, factors_of_products, of_problem
 
 Rows = torch.Tensor | GroupedRows | RowScaledTensor
 
@@ -73,8 +71,8 @@ def plan_prepared_rows(
     slots: RoutedRows | None = None,
     ids: str = "",
 ) -> PlannedCall:
-    """The planned call of a request. routed, slots: where rows are slots of a mixture of experts. ids: as in
-    ``PackedGroups``."""
+    """The planned call of a request. routed: where rows are slots of a mixture of experts; slots: where the kernel
+    needs to know which. ids: as in ``PackedGroups``."""
     a, b, out = r.a, r.b, r.out
     scalar, factors = factors_of_products(r, len(b.global_scales))
     rows = out.shape[0] if slots is None else len(r.slots)
@@ -84,17 +82,12 @@ def plan_prepared_rows(
     problem = PackedGroups(
         sizes=((rows, b.rows, b.k),),
         stack=b.batch,
-        dtype=MMA_DTYPES[b.dtype],
-        out=DTYPE_NAMES[out.dtype],
-        vector=row_alignment(out, 16) >= 16,
-        factors=len(factors[0]),
         gate=gate,
-        packing=b.packing,
         routed=routed,
-        promoted=b.promoted,
         decoded=isinstance(a, GroupedRows),
         ids=ids,
         floats=floats,
+        **of_problem(b, out, factors[0]),
     )
     plan = choose_groups(problem, target.arch, sm_count(target, b.device), r.config)
     x = XRows.in_16_bits(a, b) if floats and plan.streams else XRows.of(a, b, target)
@@ -103,13 +96,13 @@ def plan_prepared_rows(
     weight = PackedWeight("b.packed", b.rows, b.packed.shape[-2], b.packed.stride(0))
     one, of_groups = one_of_rows(r, weight, x, rows), factors_of_groups(r, factors)
     if plan.streams:
-        sums = PartialSums("scratch.sums", "scratch.flags")
-        streamed = GroupedStreamArguments(groups, one, slots, scalar, of_groups, sums, plan.workers)
-        options = {"new": status_of(b.device), "extra": scratch_for(plan.scratch(b.rows), target, b.device)}
+        size = plan.scratch(b.rows)
+        streamed = GroupedStreamArguments(groups, one, slots, scalar, of_groups, partial_sums(size), plan.workers)
+        options = {"new": status_of(b.device), "extra": scratch_for(size, target, b.device)}
         return operation.planned(STREAM_GROUPS, plan.config, target, streamed, r, **options)
     arguments = GroupedWgmmaArguments(groups, one, slots, x.floats, scalar, of_groups, plan.workers)
-    kernel = KERNEL if routed is None else ROUTED
-    if routed is not None and x.first is not None:
+    kernel = KERNEL if slots is None else ROUTED
+    if slots is not None and x.first is not None:
         # the launch before makes the routing maps
         x = x._replace(first=replace(x.first, early=True))
     return rows_call(operation, kernel, r, target, plan, arguments, x)
@@ -141,7 +134,7 @@ def rows_call(
 ) -> PlannedCall:
     """The call of a product of rows of groups that is not streamed."""
     device = r.b.device
-    extra = scratch_for((0, 0), target, device, **x.places) if x.places else None
+    extra = scratch_for((0, 0), target, device, **x.places)
     config = replace(plan.config, first=x.first)
     return operation.planned(kernel, config, target, arguments, r, extra=extra, new=status_of(device))
 

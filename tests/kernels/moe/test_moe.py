@@ -137,7 +137,7 @@ def test_widths(name: str, widths: tuple[int, ...], arch: str, poisoned: None, m
     products."""
     monkeypatch.setattr(packed_groups, "FEW_ROWS", 0.0)
     monkeypatch.setattr(packed_groups, "WIDTHS", (widths,))
-    monkeypatch.setattr(packed_groups, "GATHERED_WIDTHS", ())
+    monkeypatch.setattr(packed_groups, "EXPERT_WIDTHS", ())
     layer = FP8 if name == "FP8" else NAMED[name]
     problem = Problem(dataclasses.replace(layer, tokens=83, top=2, experts=3))
     assert problem.right(problem.run(backend=backends.backend()))
@@ -341,7 +341,7 @@ BAD = (
     (lambda: moe(X, IDS, WEIGHTS, EXPERTS, offset=-1), OperandError, "offset: got -1"),
     (lambda: moe(X, IDS, WEIGHTS, EXPERTS, offset=True), OperandTypeError, "offset: got bool"),
     (lambda: moe(X, IDS, WEIGHTS, EXPERTS, out=X), OperandError, "overlap x"),
-    (lambda: moe(X, IDS, WEIGHTS, EXPERTS, out=torch.empty(32, 3).bfloat16().t()), OperandError, "out: got address"),
+    (lambda: moe(X, IDS, WEIGHTS, EXPERTS, out=torch.empty(32, 3).bfloat16().t()), OperandError, "stride of out"),
     (lambda: moe(X, IDS, WEIGHTS, EXPERTS, out=torch.empty(3, 32)), OperandTypeError, "out_dtype"),
     (lambda: moe(X.clone().requires_grad_(), IDS, WEIGHTS, EXPERTS), OperandError, "x: got a tensor that requires"),
     (lambda: moe(X, IDS, WEIGHTS, BIASED.experts, backend="sim"), OperandError, "expected prepared ones on sm90"),

@@ -64,6 +64,13 @@ def test_rmsnorm(rows: int, k: int, residual: bool) -> None:
             assert torch.equal(old, other.residual)
 
 
+def test_a_weight_that_the_kernel_cannot_read_is_copied() -> None:
+    x, weight, _ = matrices(4, 48, torch.bfloat16)
+    with simulating("sm_90a"):
+        odd = rmsnorm_quantize(x[:, :32].contiguous(), weight[0, 1:33], **FP8)
+        assert equal(odd, rmsnorm_quantize(x[:, :32].contiguous(), weight[0, 1:33].clone(), **FP8))
+
+
 def test_into_a_product() -> None:
     """What a layer does: norm, quantize and multiply in two launches."""
     x, w, _ = matrices(8, 256, torch.bfloat16)
@@ -89,6 +96,13 @@ def test_what_is_refused() -> None:
             rmsnorm_quantize(x, None, residual_out=other, **FP8)
         with pytest.raises(OperandError, match="multiple of 16"):
             rmsnorm_quantize(x[:, :8], None, **FP8)
+        with pytest.raises(OperandError, match=r"shape of data of out: got \(2, 32\), expected \(4, 32\)"):
+            silu_mul_quantize(x, other, out=empty(x[:2]), **FP8)
+        wide = empty(x.new_empty(4, 64))
+        with pytest.raises(OperandError, match="strides of the data of out"):
+            silu_mul_quantize(x, other, out=RowScaledTensor(wide.data[:, :32], wide.scale), **FP8)
+        with pytest.raises(OperandTypeError, match="out: got BlockScaledTensor"):
+            silu_mul_quantize(x, other, out=quantize(x), **FP8)
 
 
 MUTANTS = (

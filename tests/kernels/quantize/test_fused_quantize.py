@@ -9,7 +9,7 @@ from support.fused_problems import check_rmsnorm, check_silu_mul, random, same
 from support.quantize_problems import DTYPES, SWEEP, edges
 
 from cute_nvfp4 import quantize, rmsnorm_quantize, silu_mul_quantize
-from cute_nvfp4.ops import rmsnorm_quantize as rmsnorm_module
+from cute_nvfp4.ops import fused
 
 pytestmark = [pytest.mark.kernels, SWEEP, pytest.mark.usefixtures("poisoned")]
 SCALE = torch.tensor(0.004)
@@ -56,7 +56,7 @@ def test_every_kind_of_last_row(arch: str, rows: int, layout: str) -> None:
 @pytest.mark.parametrize("residual", [False, True], ids=["x", "x+residual"])
 def test_several_rows_for_a_cta(arch: str, residual: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a prefill; by tables where the plan takes them."""
-    monkeypatch.setattr(rmsnorm_module, "sm_count", lambda target, device: 1)
+    monkeypatch.setattr(fused, "sm_count", lambda target, device: 1)
     x, other = random(40, 512, dtype), random(40, 512, dtype, 1)
     weight = random(1, 512, dtype, 2)[0]
     check_rmsnorm(x, weight, other if residual else None, global_scale=SCALE, scale_layout="rowmajor", alone=True)

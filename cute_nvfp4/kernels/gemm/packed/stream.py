@@ -28,6 +28,7 @@ from ..barriers import Barriers, Ring, initialise_in_turn, make_barriers
 from ..pipeline_graph import barrier_words
 from ..stage_loader import Filled, OverwritingCopies, fill_stages, fill_tile
 from .decode import decode_step, load_lane, sum_factors
+from .first_kernel import first_kernel
 from .pipelines import stream_pipelines
 from .stream_arguments import StreamArguments
 from .stream_config import LOADING_WARPS, MMA_COLUMNS, WARP, StreamConfig
@@ -76,10 +77,12 @@ class Stream:
     def __call__(self, arguments: StreamArguments, stream: CUstream):
         """Launches ``arguments.ctas`` CTAs."""
         cfg, x = self.config, arguments.x
+        if cutlass.const_expr(cfg.first is not None):
+            first_kernel(cfg.first)(arguments.floats, stream)
         work_tiles = cute.ceil_div(arguments.weight.rows, cfg.out_rows)
         shares = shares_of(work_tiles, arguments.weight.k_tiles // cfg.stage_tiles, arguments.ctas)
         # what only the host uses does not become a parameter of the kernel
-        passed = arguments._replace(x=x._replace(data=None, row_stride=None), k=None, ctas=None)
+        passed = arguments._replace(x=x._replace(data=None, row_stride=None), floats=None, k=None, ctas=None)
         self.kernel(self.x.describe(x, arguments.k), shares, passed).launch(
             grid=(arguments.ctas, 1, 1),
             block=(cfg.threads, 1, 1),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ....runtime.signature import INT32, INT64, VARYING_FLOAT32, PerConfig, Pointer, Scalar
+from ...dequantize.config import DequantizeArguments
 from ..arguments import OUT_DTYPES, PartialSums
 from ..config import OUT_BYTES
-from ..sm90.arguments import PackedWeight
+from ..sm90.arguments import PackedWeight, first_of
 from .stream_config import StreamConfig
 
 
@@ -27,13 +28,14 @@ class FewRows(NamedTuple):
 
 class StreamArguments(NamedTuple):
     """out = alpha · x · weightᵀ, or gate(alpha · x · gateᵀ) · (alpha · x · upᵀ). out: (rows of x, rows of the weight),
-    the last contiguous. factors: of each product the device scalars that multiply alpha. partials: two slots and flags
-    a CTA. ctas: to launch."""
+    the last contiguous. floats: x that is decoded first. factors: of each product the device scalars that multiply
+    alpha. partials: two slots and flags a CTA. ctas: to launch."""
 
     weight: PackedWeight = PackedWeight(batch_stride=None)
     x: FewRows = FewRows()
     out: Pointer = Pointer(lambda c: OUT_DTYPES[c.out], _out_alignment)
     out_stride: Scalar = INT64
+    floats: DequantizeArguments | None = PerConfig(first_of)
     alpha: Scalar = VARYING_FLOAT32
     factors: tuple[tuple[Pointer, ...], ...] = PerConfig(lambda c: ((Pointer("Float32", 4),) * c.factors,) * c.products)
     partials: PartialSums = PartialSums()

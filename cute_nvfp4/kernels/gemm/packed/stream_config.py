@@ -8,6 +8,7 @@ from typing import ClassVar
 from ....errors import explain
 from ....target import ARCHITECTURES, Architecture
 from ....weight_layout import DTYPES, PACKINGS, SLAB_ROWS, TILE_K, Packing
+from ...dequantize.config import DequantizeConfig
 from ..config import GATE_NAMES
 
 WARP = 32
@@ -31,7 +32,7 @@ class StreamConfig:
     multiply divide its slabs, and take stages in turn. stage_tiles: packed tiles along K in a stage. stages: the most
     there may be, 0 for as many as fit.
     quantized_x: whether x is NVFP4. factors: device scalars that multiply alpha. vector: whether four neighbours of a
-    row of the output can be stored at once. gate: as in ``WgmmaConfig``.
+    row of the output can be stored at once. gate: as in ``WgmmaConfig``. first: a kernel that decodes x before.
 
     programmatic: "weights" if the kernel may start while the launch before it still runs: until that has ended it asks
     L2 for weights, and touches nothing else; "" if it may not.
@@ -52,6 +53,7 @@ class StreamConfig:
     vector: bool = True
     gate: str = ""
     programmatic: str = ""
+    first: DequantizeConfig | None = None
     arch: Architecture = ARCHITECTURES["sm_90a"]
 
     ways_to_start: ClassVar[tuple[str, ...]] = ("", "weights")

@@ -8,7 +8,7 @@ is divided is one object: ``WholeTile``, ``SplitK`` or ``StreamK``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -100,28 +100,31 @@ class Epilogue:
                 cute.arch.cluster_arrive_relaxed()
 
 
+class TileSums(NamedTuple):
+    """A work tile whose products are done. acc: the accumulator that has its sums. at, result: where they go. cursor:
+    of the scheduler; phase: of the barriers of sums from other CTAs; last: as in ``Epilogue.release``."""
+
+    tile: WorkTile
+    at: Position
+    result: Result
+    acc: Int32
+    cursor: Int32
+    phase: Int32
+    last: Boolean | None
+
+
 @dataclass(frozen=True)
 class WholeTile:
     """All sums of a work tile are here; its accumulator is free once the last epilogue tile is in registers."""
 
-    def store(
-        self,
-        e: Epilogue,
-        result: Result,
-        at: Position,
-        acc: Int32,
-        phase: Int32,
-        cursor: Int32,
-        tile: WorkTile,
-        last: Boolean | None,
-    ):
+    def store(self, e: Epilogue, sums: TileSums):
         columns, groups = e.columns(), roles(e.config).groups
         for number in range(0, len(columns), groups):
             column = columns[number] + e.group * e.config.epi_tile_n
-            e.read(acc, Int32(column))
+            e.read(sums.acc, Int32(column))
             if number + groups == len(columns):
-                e.release(acc, last)
-            e.write(result, at, column, number)
+                e.release(sums.acc, sums.last)
+            e.write(sums.result, sums.at, column, number)
 
 
 @dataclass(frozen=True)
@@ -133,58 +136,41 @@ class SplitK(ClusterExchange):
     """
 
     @cute.jit
-    def store(
-        self,
-        e: Epilogue,
-        result: Result,
-        at: Position,
-        acc: Int32,
-        phase: Int32,
-        cursor: Int32,
-        tile: WorkTile,
-        last: Boolean | None,
-    ):
+    def store(self, e: Epilogue, sums: TileSums):
         slice_n, width, count = e.config.slice_n, e.config.epi_tile_n, len(e.columns())
-        if cursor != self.place.worker:
+        if sums.cursor != self.place.worker:
             self.give_back()  # the room of the work tile before
-        mbarrier.wait(self.ring.empty(), phase ^ 1, cluster=True)
+        mbarrier.wait(self.ring.empty(), sums.phase ^ 1, cluster=True)
         for distance in cutlass.range_constexpr(1, e.config.split_k):
             part = self.part_after(distance)
             for number in cutlass.range_constexpr(count):
-                e.read(acc, part * slice_n + number * width)
+                e.read(sums.acc, part * slice_n + number * width)
                 self.send(distance, number * width, e.values)
-        mbarrier.wait(self.ring.full(), phase, cluster=True)
+        mbarrier.wait(self.ring.full(), sums.phase, cluster=True)
         own = self.place.part * slice_n
         for number in cutlass.range_constexpr(count):
-            e.read(acc, own + number * width)
+            e.read(sums.acc, own + number * width)
             self.add_received(number * width, e.values)
-            e.write(result, at, own + number * width, number)
-        e.release(acc, last)
+            e.write(sums.result, sums.at, own + number * width, number)
+        e.release(sums.acc, sums.last)
 
 
 @dataclass(frozen=True)
 class StreamK(WorkspaceExchange):
     """Work tiles are shared with other clusters, through the workspace."""
 
-    def store(
-        self,
-        e: Epilogue,
-        result: Result,
-        at: Position,
-        acc: Int32,
-        phase: Int32,
-        cursor: Int32,
-        tile: WorkTile,
-        last: Boolean | None,
-    ):
+    def store(self, e: Epilogue, sums: TileSums):
         columns = e.columns()
 
         def read(number: int) -> list[cute.Tensor]:
-            e.read(acc, Int32(columns[number]))
+            e.read(sums.acc, Int32(columns[number]))
             return e.values
 
-        self.finish(tile, cursor, columns, read, lambda number, values: e.write(result, at, columns[number], number))
-        e.release(acc, last)
+        def write(number: int, values: list[cute.Tensor]) -> None:
+            e.write(sums.result, sums.at, columns[number], number)
+
+        self.finish(sums.tile, sums.cursor, columns, read, write)
+        e.release(sums.acc, sums.last)
 
 
 DividedK = WholeTile | SplitK | StreamK
@@ -224,7 +210,7 @@ def store_tiles(
         mbarrier.wait(e.barriers.accumulators.full(acc.stage), acc.phase)
         tcgen05.fence_after()
         last = scheduler.after(cursor, tile) >= end if config.pair else None
-        divided.store(e, result, at, acc.stage, partial_phase, cursor, tile, last)
+        divided.store(e, TileSums(tile, at, result, acc.stage, cursor, partial_phase, last))
         partial_phase = partial_phase ^ 1
         acc = e.barriers.accumulators.advance(acc)
         cursor = scheduler.after(cursor, tile)

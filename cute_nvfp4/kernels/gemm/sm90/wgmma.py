@@ -8,7 +8,7 @@ four warpgroups decode a packed tile into registers while the tensor cores multi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -17,17 +17,14 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
-from ...dequantize.config import DequantizeConfig, GroupRowsConfig
-from ...dequantize.group_rows import DequantizeGroupRows
-from ...dequantize.kernel import Dequantize
-from ...quantize.fp8_rows import Fp8Rows
 from ..barriers import Barriers, PipelineState, initialise_in_turn, make_barriers
 from ..operands import TmaCopy
 from ..packed.decode import sum_factors
+from ..packed.first_kernel import first_kernel
 from ..packed.loaders import StageOrder, prefetch_stage, tile_addresses, weight_copies, x_copies
 from ..packed.mainloop import Mainloop, OperandMemory, Products
 from ..packed.pipelines import wgmma_pipelines
-from ..packed.rows import row_copies
+from ..packed.rows import row_copies, rows_of_weight
 from ..packed.rows_x import fill_with_rows
 from ..pipeline_graph import barrier_words
 from ..stage_loader import fill_stages
@@ -38,13 +35,6 @@ from .epilogue import WarpgroupEpilogue
 from .exchange import ClusterSums
 from .products import TYPES, wgmma_products, x_layout
 from .scheduler import SCHEDULERS
-
-
-def first_kernel(config: Any) -> Any:
-    """The host function of the kernel that quantizes or decodes x."""
-    hosts = {DequantizeConfig: Dequantize, GroupRowsConfig: DequantizeGroupRows}
-    return hosts.get(type(config), Fp8Rows)(config)
-
 
 LOADING_THREADS = 32 * LOADING_WARPS
 
@@ -150,7 +140,8 @@ class WgmmaGemm:
                 self.load_x(x, memory.operands, scheduler)
             if cutlass.const_expr(cfg.weights.in_rows and not cfg.decodes_x):
                 if warp >= LOADING_WARPS:
-                    copies = row_copies(self.order, arguments.weight, memory.operands.weights, thread - LOADING_THREADS)
+                    own, rows = thread - LOADING_THREADS, lambda tile: rows_of_weight(cfg, arguments.weight, tile.batch)
+                    copies = row_copies(self.order, rows, memory.operands.weights, own)
                     fill_stages(copies, memory.operands.ring, scheduler)
             if cutlass.const_expr(cfg.split_k > 1):
                 if cutlass.const_expr(cfg.overlap == 0):
