@@ -53,7 +53,8 @@ def moe(
         shared: None, or what shared experts gave for the same rows: (T, H) of x's dtype.
         deterministic: whether the k summands of an element are added in the order of the choices. If not, prepared
             experts in 16 bits, without ``shared``, add them as they come, in three launches instead of four, and round
-            after each. (Up to 32 choices of experts with few rows each take three on sm_90a, in order.)
+            after each. (Up to 32 choices of experts with few rows each take three on sm_90a, in order, and one token
+            whose weights fit into registers two, in a fixed order, rounded once.)
         out: where to put the result, (T, H) of x's dtype, rows at multiples of 16 bytes.
         backend: as for ``gemm``.
 

@@ -334,7 +334,7 @@ BAD = (
     (lambda: moe(X, IDS, WEIGHTS, EXPERTS, offset=-1), OperandError, "offset: got -1"),
     (lambda: moe(X, IDS, WEIGHTS, EXPERTS, offset=True), OperandTypeError, "offset: got bool"),
     (lambda: moe(X, IDS, WEIGHTS, EXPERTS, out=X), OperandError, "overlap x"),
-    (lambda: moe(X, IDS, WEIGHTS, EXPERTS, out=torch.empty(32, 3).bfloat16().t()), OperandError, "out: got address"),
+    (lambda: moe(X, IDS, WEIGHTS, EXPERTS, out=torch.empty(32, 3).bfloat16().t()), OperandError, "stride of out"),
     (lambda: moe(X, IDS, WEIGHTS, EXPERTS, out=torch.empty(3, 32)), OperandTypeError, "out_dtype"),
     (lambda: moe(X.clone().requires_grad_(), IDS, WEIGHTS, EXPERTS), OperandError, "x: got a tensor that requires"),
     (lambda: moe(X, IDS, WEIGHTS, BIASED.experts, backend="sim"), OperandError, "expected prepared ones on sm90"),
