@@ -261,7 +261,7 @@ BAD = (
     (lambda w: gated_gemm(X, w, interleaved=True), OperandError, "interleaved=True"),
     (lambda w: gated_gemm(X, w, out_global_scale=1.0, out_dtype=torch.float32), OperandTypeError, "out_dtype"),
     (lambda w: gated_gemm(X, w, out_global_scale=1.0, out=torch.zeros(4, 32)), OperandTypeError, "out: got Tensor"),
-    (lambda w: gated_gemm(X, w, out=quantize(torch.ones(4, 32), global_scale=None)), OperandError, "global scale of out"),
+    (lambda w: gated_gemm(X, w, out=quantize(torch.ones(4, 32), global_scale=None)), OperandError, "scale of out"),
     (lambda w: gated_gemm(X, w, gate="tanh"), OperandError, "gate: got 'tanh'"),
     (lambda w: gated_gemm(X, w, gate=""), OperandError, "gate: got ''"),
     (lambda w: gated_gemm(X.half(), w), OperandTypeError, "dtype of a"),
