@@ -49,8 +49,7 @@ from gemm_contestants import NotAvailableError
 from cute_nvfp4 import BlockScaledTensor, moe, prepare_experts, simulating
 from cute_nvfp4.formats import FORMATS
 from cute_nvfp4.harness.timing import ColdL2, copy_bandwidth
-from cute_nvfp4.ops.moe.activation import ActivationFunction
-from cute_nvfp4.ops.moe.experts import Experts
+from cute_nvfp4.ops.moe.experts import ActivationFunction, Experts
 from cute_nvfp4.planning import packed_groups
 
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 8192)

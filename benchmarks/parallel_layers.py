@@ -15,7 +15,7 @@ from torch.nn.functional import linear
 
 from cute_nvfp4 import BlockScaledTensor, gated_gemm, gemm, prepare_experts, prepare_weight, quantize
 from cute_nvfp4.nn.expert_parallel import Exchange, ExpertParallel, Messages, shard_experts
-from cute_nvfp4.ops.moe.activation import ActivationFunction
+from cute_nvfp4.ops.moe.experts import ActivationFunction
 from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, choose
 from cute_nvfp4.prepared_weight import PreparedWeight
 from cute_nvfp4.runtime.backend import resolve, sm_count

@@ -235,15 +235,39 @@ def w4a8_products() -> str:
 
 
 def moe_layers() -> str:
-    """Whole layers of experts; × is how many times faster than torch in bf16."""
+    """Whole layers of experts; × is how many times faster than torch in bf16. Humming's two products alone."""
     of = record("moe_nvidia_h200")
     rows = []
     for row in of["rows"]:
         found, torch_us = row["us"], row["us"]["torch"]
         cells = [f"{us(found[name])} ({times(torch_us / found[name])} ×)" for name in ("moe", "w4a8")]
-        rows.append([row["model"], str(row["tokens"]), *cells, us(torch_us), us(row["floor_us"])])
+        peers = [us(found[name]) if name in found else "" for name in ("humming", "humming-w4a8")]
+        rows.append([row["model"], str(row["tokens"]), *cells, us(torch_us), *peers, us(row["floor_us"])])
     how = "medians of graphs, µs, L2 cold; routing maps to combined rows, uniform routing"
-    return machine(of, how) + table(["layer of", "tokens", "W4A16", "W4A8", "torch, bf16", "bytes alone"], rows)
+    heads = (
+        "layer of",
+        "tokens",
+        "W4A16",
+        "W4A8",
+        "torch, bf16",
+        "Humming, W4A16",
+        "Humming, MXFP4 × FP8",
+        "bytes alone",
+    )
+    return machine(of, how) + table(list(heads), rows)
+
+
+def moe_plans() -> str:
+    """Layers of experts by other plans of their products: the planner's, and the three fastest of the others."""
+    of = record("moe_plans_nvidia_h200")
+    rows = []
+    for row in of["rows"]:
+        found = {name: x for name, x in row["us"].items() if name not in ("moe", "plan")}
+        best = [f"{us(x)} ({name})" for name, x in sorted(found.items(), key=lambda item: item[1])[:3]]
+        best += [""] * (3 - len(best))
+        rows.append([row["model"], str(row["tokens"]), row["dtype"], us(row["us"]["plan"]), *best, str(len(found))])
+    heads = "layer of", "tokens", "rows", "plan", "fastest of the others", "second", "third", "others tried"
+    return machine(of, "medians of graphs, µs, L2 cold; whole layers, uniform routing") + table(list(heads), rows)
 
 
 TABLES = {
@@ -251,6 +275,7 @@ TABLES = {
     "fused-bounds": fused_bounds,
     "w4a8_products": w4a8_products,
     "moe_layers": moe_layers,
+    "moe_plans": moe_plans,
     "generate": generate,
     "generate_split": generate_split,
     "through_transformers": through_transformers,

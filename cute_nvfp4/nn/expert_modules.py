@@ -7,7 +7,7 @@ import torch
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import NVFP4
 from cute_nvfp4.kernels.moe.config import ACTIVATIONS
-from cute_nvfp4.ops.moe.activation import ActivationFunction
+from cute_nvfp4.ops.moe.experts import ActivationFunction
 
 GATED = ("gate_proj", "up_proj", "down_proj")
 """The names of an expert's matrices in published checkpoints; without a gate the last two."""

@@ -17,8 +17,7 @@ from cute_nvfp4.nn.linear import NVFP4Linear, linear_class
 from cute_nvfp4.nn.released import Rewritten, rewritten, unpacked_rowmajor
 from cute_nvfp4.nn.shard import LinearShard
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.ops.moe.activation import ActivationFunction
-from cute_nvfp4.ops.moe.experts import Experts, prepare_experts
+from cute_nvfp4.ops.moe.experts import ActivationFunction, Experts, prepare_experts
 from cute_nvfp4.ops.moe.layer import moe
 from cute_nvfp4.prepared_weight import PreparedWeight
 from cute_nvfp4.runtime.backend import Backend, resolve

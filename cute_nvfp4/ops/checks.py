@@ -12,8 +12,9 @@ from ..errors import OperandError, OperandTypeError
 from ..formats import FORMATS, Format
 from ..kernels.gemm.config import GATE_NAMES
 from ..kernels.gemm.limits import refused_formats
-from ..operand import BlockScaledTensor, check_pair, span_bytes
+from ..operand import BlockScaledTensor, address_of, check_pair, row_alignment, span_bytes
 from ..tensors import check_dense, check_tensor
+from .dispatch import is_recorded
 
 DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 """dtypes of an output, and what configurations call them."""
@@ -33,6 +34,17 @@ def check_bias(bias: torch.Tensor | None, shapes: Sequence[tuple[int, ...]], dev
     check_tensor("bias", bias, dtypes=DTYPE_NAMES, shapes=shapes, device=device)
     if bias.shape[-1] > 1 and bias.stride(-1) != 1:
         raise OperandError.of("stride of bias along N", got=bias.stride(-1), expected="1")
+
+
+def check_rows_aligned(name: str, x: torch.Tensor) -> None:
+    """Raises unless the elements of a row lie side by side, and rows start at multiples of 16 bytes. Of what torch
+    records no address is compared: it has none yet, and the operator looks when it runs."""
+    if x.shape[-1] > 1 and x.stride(-1) != 1:
+        what = f"stride of {name} along its rows"
+        raise OperandError.of(what, got=x.stride(-1), expected="1", hint=".contiguous() copies.")
+    if not is_recorded(x) and x.numel() and row_alignment(x, 16) < 16:
+        got, expected = f"address {address_of(x):#x}, strides {x.stride()}", "rows at multiples of 16 bytes"
+        raise OperandError.of(f"alignment of {name}", got=got, expected=expected, hint=".clone() aligns.")
 
 
 def check_gate(gate: str) -> None:

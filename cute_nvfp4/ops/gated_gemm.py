@@ -36,7 +36,7 @@ from .checks import (
 from .gemm_launch import HOST, check_operands, gemm_call, operand_record, output_record, strides
 from .operation import Operation
 from .planned import PlannedCall, Preparation
-from .prepared_weight.gemm import PREPARED_GEMM, check_gated, quantized_product
+from .prepared_weight.gemm import PREPARED_GEMM, check_gated, quantized_product, quantized_scale
 from .prepared_weight.pack_then_multiply import PackThenMultiply
 from .prepared_weight.plain import can_read, plan_rows, stores
 from .quantize import quantize
@@ -150,22 +150,15 @@ def _result(r: Any, n: int) -> torch.Tensor | BlockScaledTensor:
     shape = (a.batch, a.rows, n) if a.is_batched else (a.rows, n)
     if r.out_global_scale is None and not isinstance(out, BlockScaledTensor):
         return checked_output(reads(r), a.device, shape, out, r.out_dtype)
-    if r.out_dtype is not None:
-        raise OperandTypeError.of("out_dtype", got=r.out_dtype, expected="None for a quantized result")
-    if n % NVFP4.block:
-        raise OperandError.of("N of a quantized result", got=n, expected=f"a multiple of {NVFP4.block}")
+    scale = quantized_scale(r, n)
     if out is None:
-        return _new(a, n, None, r.out_global_scale)
-    if not isinstance(out, BlockScaledTensor):
-        raise OperandTypeError.of("out", got=type(out).__name__, expected="BlockScaledTensor, for a quantized result")
-    if r.out_global_scale is not None:
-        raise OperandError.of("out_global_scale", got="one, with out", expected="None: that of out is used")
+        return _new(a, n, None, scale)
     check_format("out", out, (NVFP4,))
     if (*out.data.shape[:-1], out.k) != shape:
         raise OperandError.of("shape of out", got=(*out.data.shape[:-1], out.k), expected=shape)
-    if out.scale_layout != "blocked" or out.global_scale is None or out.device != a.device:
-        got = f"{out.scale_layout} scales, {'no' if out.global_scale is None else 'a'} global scale, {out.device}"
-        raise OperandError.of("out", got=got, expected=f"blocked scales and a global scale on {a.device}")
+    if out.scale_layout != "blocked" or out.device != a.device:
+        got = f"{out.scale_layout} scales on {out.device}"
+        raise OperandError.of("out", got=got, expected=f"blocked scales on {a.device}")
     _check_memory(r)
     return out
 

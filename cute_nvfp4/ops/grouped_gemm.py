@@ -181,7 +181,7 @@ def _check_apart(groups: Sequence[Pair], outs: Sequence[torch.Tensor], alpha: An
 class GroupsCall:
     """A planned call: the launch of the groups that have rows, and what to check before it.
 
-    whole: whether all have rows. new: makes results. signed: whether signs of scales are looked at, which a call in the
+    whole: whether all have rows. new: makes results. signed: whether signs of scales are checked, which a call in the
     simulator does. launch: None where no group has rows.
     """
 

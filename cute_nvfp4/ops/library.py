@@ -37,19 +37,14 @@ from .rmsnorm_quantize import RMSNORM
 from .silu_mul_quantize import SILU_MUL
 
 
-class QuantizedOutput(Operator):
+class QuantizedOutput(RecordOutput):
     """An operator whose results are codes and scales of NVFP4, with a global scale that is given."""
 
     def adapted(self, request: Any) -> Any:
-        scale = quantized_scale(request.out, request.out_dtype, request.out_global_scale)
+        scale = quantized_scale(request, 0)
         if request.out is None and torch.is_grad_enabled():
             refuse_gradients({"out_global_scale": scale})
         return request._replace(out_global_scale=checked_global_scale(scale, request.a.device))
-
-    def written(self, request: Any) -> dict[str, Any] | None:
-        if request.out is None:
-            return None
-        return {"out": request.out.data, "out_scale": flat_scale(request.out)}
 
     def result(self, request: Any, found: Any) -> BlockScaledTensor:
         if request.out is not None:
@@ -59,14 +54,14 @@ class QuantizedOutput(Operator):
         view = blocked_view(scale, rows, data.shape[-1] // NVFP4.block_bytes, batch)
         return BlockScaledTensor(data, view, request.out_global_scale, NVFP4)
 
-    def returned(self, request: Any, made: BlockScaledTensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return made.data, flat_scale(made)
-
     def given(self, values: dict[str, Any]) -> None:
         if values["out"] is not None:
             scale = values["out_global_scale"]
             values["out"] = BlockScaledTensor(values["out"], values["out_scale"], scale, NVFP4)
             values["out_global_scale"] = None
+
+    def _parts(self, record: BlockScaledTensor) -> tuple[torch.Tensor, ...]:
+        return record.data, flat_scale(record)
 
 
 class ListOutput(Operator):
@@ -236,8 +231,8 @@ TABLE = {
         "gated_gemm_quantized",
         GATED,
         _GATED.replace("=None", "") + f", Tensor out_global_scale, *, {_GATED_OPTIONS}",
-        "(Tensor, Tensor)",
-        {"out": "Tensor(a!)", "out_scale": "Tensor(b!)"},
+        BlockScaledTensor,
+        ("out", "out_scale"),
     ),
     "packed_gemm": Operator(
         "packed_gemm",

@@ -10,15 +10,13 @@ import torch
 from ..errors import OperandError, OperandTypeError
 from ..kernels.quantize.fp8_config import MAX_K, VECTOR, Fp8RowsArguments, can_implement, short_rows_config
 from ..lazy import Lazily
-from ..operand import address_of, row_alignment
 from ..row_scaled import FP8, RowScaledTensor, by_rows
 from ..runtime.backend import Backend
 from ..runtime.kernel import Kernel
 from ..target import Target
 from ..tensors import check_tensor
 from .arguments import TENSOR, Argument
-from .checks import DTYPE_NAMES
-from .dispatch import is_recorded
+from .checks import DTYPE_NAMES, check_rows_aligned
 from .operation import quantizing
 from .planned import PlannedCall, allocator
 
@@ -49,11 +47,7 @@ def check_rows(x: torch.Tensor) -> None:
     if x.ndim != 2 or x.shape[0] < 1 or not 0 < x.shape[1] <= MAX_K or x.shape[1] % VECTOR:
         expected = f"(M, K), K a multiple of {VECTOR}, at most {MAX_K}"
         raise OperandError.of(f"shape of x for {FP8}", got=tuple(x.shape), expected=expected)
-    if x.stride(1) != 1 or (not is_recorded(x) and row_alignment(x, 16) < 16):
-        got = f"strides {x.stride()}, address {address_of(x):#x}"
-        raise OperandError.of(
-            "x", got=got, expected="1 along K, rows at multiples of 16 bytes", hint=".clone() aligns."
-        )
+    check_rows_aligned(f"x for {FP8}", x)
 
 
 def check_out(out: Any, x: torch.Tensor) -> None:

@@ -21,9 +21,8 @@ from ..runtime.kernel import Kernel
 from ..target import Architecture
 from ..tensors import check_tensor
 from .arguments import TYPED, Argument
-from .checks import DTYPE_NAMES
-from .dispatch import is_recorded
-from .fused import FusedOperation, checked_matrix, dense_matrix, matrix, readable
+from .checks import DTYPE_NAMES, check_rows_aligned
+from .fused import FusedOperation, checked_matrix, dense_matrix, matrix
 from .quantize_request import COUNT_RESULT, MATRIX, RESULT, SCALE
 
 
@@ -121,9 +120,7 @@ def _matrices(r: Any) -> Normed:
         if old is None:
             raise OperandError.of("residual_out", got="one, without a residual", expected="None")
         new = checked_matrix("residual_out", new, rows)
-        if not is_recorded(new) and readable(new) is not new:
-            got = f"address {new.data_ptr():#x}, strides {new.stride()}"
-            raise OperandError.of("residual_out", got=got, expected="contiguous rows at multiples of 16 bytes")
+        check_rows_aligned("residual_out", new)
     weight = None if r.weight is None else r.weight.detach()
     return Normed(rows, weight, old, new)
 

@@ -16,7 +16,7 @@ from ..runtime.bounded import remembered
 from ..target import Architecture
 from ..weight_layout import DTYPES, PACKINGS, tiles
 from . import gemm_table
-from .packed_model import predict
+from .packed_model import TILE_CODES, predict
 from .packed_problem import (
     PackedPlan,
     PackedProblem,
@@ -99,6 +99,8 @@ def candidates(problem: PackedProblem, arch: Architecture, sm_count: int) -> lis
 def _sensible(p: PackedProblem, arch: Architecture, sm_count: int) -> list[PackedPlan]:
     others = {"sm100": _in_tensor_memory, "sm120": _by_mma_sync}.get(arch.generation, _multiplying)
     found = (_streaming if can_take(p) else others)(p, arch, sm_count)
+    if others is _multiplying:
+        found = (plan if plan.streams else in_order(p, plan, sm_count) for plan in found)
     if p.quantized and PACKINGS[p.packing][DTYPES[p.dtype]].in_rows:
         found = _decoding_x(found)
     return [plan for plan in dict.fromkeys(found) if not (refused(p, plan) or can_implement(plan))]
@@ -182,6 +184,22 @@ def _decoding_x(plans: Iterator[PackedPlan]) -> Iterator[PackedPlan]:
     for plan in plans:
         yield plan
         yield replace(plan, config=replace(plan.config, decodes_x=True))
+
+
+def in_order(p: PackedProblem, plan: PackedPlan, sm_count: int) -> PackedPlan:
+    """``plan`` with its tiles in the order of which all CTAs together read fewer bytes at a time: those with the same
+    weights one after the other, or those with the same rows of x."""
+    c = plan.config
+    along_m, along_n = -(-p.rows // c.tile_m), -(-p.m // c.tile_n)
+    # of narrow tiles another order would be another kernel to compile, for nothing
+    if c.scheduler != "static" or min(along_m, along_n) == 1 or c.tile_n < WIDE:
+        return plan
+    # clusters along K have several CTAs for a tile
+    ctas = min(plan.workers * c.cluster_rows, sm_count * c.ctas_per_sm // c.split_k)
+    weights, x = c.tile_m * c.weights.tile_bytes / TILE_CODES, c.tile_n * c.x_item
+    by_m = min(along_m, ctas) * weights + -(-ctas // along_m) * x
+    by_n = min(along_n, ctas) * x + -(-ctas // along_n) * weights
+    return replace(plan, config=replace(c, raster="n")) if by_n <= by_m else plan
 
 
 def staged(p: PackedProblem, tiling: dict[str, int]) -> dict[str, int]:

@@ -21,6 +21,7 @@ def errors(result) -> list[str]:
     return [case.error for case in result.cases if not case.passed]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("data", ["public", "full"])
 def test_naive_submissions_pass_in_test_mode(problem, data):

@@ -166,6 +166,7 @@ def layers(device: str) -> dict[str, Callable[[], object]]:
             (40, torch.bfloat16),
             (20, torch.bfloat16),
             (5, torch.bfloat16),
+            (1, torch.bfloat16),
             (20, torch.float8_e4m3fn),
         ):
             prepared = prepare_experts(*quantized, dtype=dtype, **options)

@@ -24,7 +24,7 @@ from cute_nvfp4.nn.experts import ExpertForm, PackedExperts, Stack  # noqa: E402
 from cute_nvfp4.nn.layout_configs import compressed_tensors_config  # noqa: E402
 from cute_nvfp4.nn.linear import MXFP4Linear  # noqa: E402
 from cute_nvfp4.nn.stored import linears  # noqa: E402
-from cute_nvfp4.ops.moe.activation import ActivationFunction  # noqa: E402
+from cute_nvfp4.ops.moe.experts import ActivationFunction  # noqa: E402
 
 E, HIDDEN, INNER = 3, 64, 96
 FORMS = {

@@ -61,6 +61,7 @@ def forward(made: Any, name: str, *rows: torch.Tensor) -> torch.Tensor:
     return made(*rows)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("model", ["gpt-oss", "Qwen3"])
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 def test_experts(model: str, arch: str) -> None:

@@ -123,6 +123,7 @@ def test_another_vllm_is_an_error(registry: dict, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.kernels("sm_90a")
 @pytest.mark.sim_only("counts the simulator's launches")
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("shape", [(1, K), (2, 3, K), (20, K)], ids=str)
 def test_products(registry: dict, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

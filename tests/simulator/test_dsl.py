@@ -24,6 +24,7 @@ def test_elementwise_with_tail(n: int, arch: str) -> None:
     assert 4 * n <= result.distinct_bytes["load"] <= 4 * n + 64
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("rows,n", [(1, 1), (5, 127), (70, 1000), (300, 64)])
 def test_reduction_over_warps(rows: int, n: int, arch: str) -> None:

@@ -41,6 +41,7 @@ def simulate(case: Case, **options) -> None:
     check()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("data", ["public", "full"])
 @pytest.mark.parametrize("problem,shape", SMALL, ids=str)
 def test_small(problem: str, shape: tuple, data: str) -> None:
@@ -71,6 +72,7 @@ def test_one_cta_serves_every_group() -> None:
         shapes.check(product)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("run", [programs.run_gemm, programs.run_pair], ids=["gemm", "pair"])
 def test_schedules(run: Callable, schedule: Schedule) -> None:

@@ -24,7 +24,7 @@ from types import SimpleNamespace
 _IMPORTED = [
     "torch", "cutlass.cute", "cute_nvfp4.harness.workspace", "cute_nvfp4.harness.remote", "cute_nvfp4.cli.main",
     "cute_nvfp4.cli.json_schema", "cute_nvfp4.harness.evaluation", "cute_nvfp4.harness.folder.runner", "rich.live",
-    "rich.panel", "rich.status", "rich.table", "support.forked_kernels",
+    "rich.panel", "rich.status", "rich.table", "support.forked_kernels", "ipykernel.kernelapp", "matplotlib.pyplot",
 ]  # fmt: skip
 
 
@@ -195,6 +195,10 @@ def _serve(told: Connection, key: bytes | None, arguments: list[str], folder: st
     """What the forked process does: it is the kernel of a notebook."""
     _enter(folder, environment)
     _fork_what_it_starts(key)
+    # matplotlib, which is imported already, reads it then
+    sys.modules["matplotlib"].rcParams["backend"] = os.environ["MPLBACKEND"] = (
+        "module://matplotlib_inline.backend_inline"
+    )
     told.send(os.getpid())
     told.close()
     sys.argv = ["ipykernel_launcher", *arguments]

@@ -82,8 +82,10 @@ class Problem:
     def _weight(self, values: torch.Tensor) -> Any:
         """A stack, or, ``listed``, a matrix of each expert with a global scale of its own."""
         if not self.layer.listed:
-            return quantize(values, self.layer.format)
-        return [quantize(x * (n + 1) / len(values), self.layer.format) for n, x in enumerate(values)]
+            return quantize(values, self.layer.format, backend="reference")
+        return [
+            quantize(x * (n + 1) / len(values), self.layer.format, backend="reference") for n, x in enumerate(values)
+        ]
 
     def _ids(self, generator: torch.Generator) -> torch.Tensor:
         layer = self.layer

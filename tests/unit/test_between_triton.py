@@ -55,8 +55,9 @@ def compare(rank: int) -> None:
 
     heads = (GROUP + 2) * KV
     rates = 1e4 ** -(torch.arange(0, SIZE, 2) / SIZE)
-    for norms in (None, 1 + 0.1 * drawn(heads, SIZE)):
-        for batch, tokens, position in ((1, 1, 130), (2, 1, 0), (33, 1, 199), (2, 21, None)):
+    weights, cases = 1 + 0.1 * drawn(heads, SIZE), ((1, 1, 130), (2, 1, 0), (33, 1, 199), (2, 21, None))
+    for norms, given in ((None, cases[:1] + cases[3:]), (weights, cases)):
+        for batch, tokens, position in given:
             x, cache = drawn(batch, tokens, heads, SIZE), drawn(batch, 2 * KV, LENGTH, SIZE)
             at = None if position is None else torch.tensor([position])
             angles = (torch.arange(tokens) if at is None else at)[:, None, None] * rates

@@ -97,6 +97,7 @@ def test_tensor_cores_and_asynchronous_copies_on_sm_90a(shape: tuple[int, int, i
 RAGGED = (((70, 528, 2), "blocked"), ((70, 528, 2), "rowmajor"), ((9, 16400, 1), "rowmajor"))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_90a"])
 @pytest.mark.parametrize("shape,scales", RAGGED, ids=str)
 def test_ragged_and_chunked_variants_do_not_spill(arch: str, shape: tuple[int, int, int], scales: str) -> None:

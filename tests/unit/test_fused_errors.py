@@ -84,7 +84,7 @@ OTHERS = {
     "residual's dtype": (norm(residual=X.half()), OperandTypeError, "dtype of residual: got torch.float16"),
     "a new residual without an old": (norm(residual_out=X.clone()), OperandError, "got one, without a residual"),
     "its shape": (norm(residual=X, residual_out=X[:3]), OperandError, r"shape of residual_out: got \(3, 64\)"),
-    "its strides": (norm(residual=X, residual_out=X.t().contiguous().t()), OperandError, "residual_out: got address"),
+    "its strides": (norm(residual=X, residual_out=X.t().contiguous().t()), OperandError, "stride of residual_out"),
     "its alignment": (
         norm(residual=X, residual_out=SHARED.flatten()[4:260].view(4, 64)), OperandError, "at multiples of 16 bytes"
     ),

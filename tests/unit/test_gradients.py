@@ -91,6 +91,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, alpha: torch.Tensor) -> torch
     return torch.nn.functional.silu(both[0]) * both[1] if both.ndim == 3 else both
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("how", [lambda f: f, compiled], ids=["eager", "compiled"])
 @pytest.mark.parametrize("gate", ["", "silu"])
 @pytest.mark.parametrize("form", ["list", "rows"])

@@ -35,6 +35,7 @@ def cases() -> dict:
     return {shape: tools.make_case(*shape, seed=7) for shape in SHAPES}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("rung", [*RUNGS, None], ids=lambda r: r.__name__ if r else "final")
 def test_rung_is_right(rung: type | None, arch: str, cases: dict) -> None:

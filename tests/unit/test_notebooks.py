@@ -21,6 +21,20 @@ from judge import NOT_YET, SOLVED
 from cute_nvfp4.sim.clock.tools import found
 
 
+SHORTER = {"10_accuracy_lab": ("STEPS = 360", "STEPS = 60")}
+"""Where a cell takes long whose output is not compared: the line, and what is executed in its place."""
+
+
+def shortened(path: Path) -> nbformat.NotebookNode:
+    """A notebook as it is executed here."""
+    notebook, (line, shorter) = nbformat.read(path, as_version=4), SHORTER.get(path.stem, ("", ""))
+    cells = [cell for cell in notebook.cells if line and cell.source.count(line)]
+    assert len(cells) == bool(line) and all(execute.VARIES in cell.metadata.tags for cell in cells)
+    for cell in cells:
+        cell.source = cell.source.replace(line, shorter)
+    return notebook
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", execute.notebooks(), ids=lambda path: path.stem)
 def test_stored_outputs_are_those_of_now(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,8 +46,16 @@ def test_stored_outputs_are_those_of_now(path: Path, monkeypatch: pytest.MonkeyP
         pytest.skip("ptxas and nvdisasm: pip install cute_nvfp4[clock]")
     stored = nbformat.read(path, as_version=4)
     assert any(cell.get("outputs") for cell in stored.cells), f"python notebooks/execute.py notebooks/{path.name}"
-    differs = execute.difference(stored, execute.executed(path))
+    differs = execute.difference(stored, execute.executed(path, shortened(path)))
     assert not differs, f"to store new outputs: python notebooks/execute.py notebooks/{path.name}\n{differs}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SHORTER)
+def test_what_is_shortened_runs_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_provisioner, "launch_kernel", forked.KernelProcess)
+    (path,) = (path for path in execute.notebooks() if path.stem == name)
+    assert not execute.difference(nbformat.read(path, as_version=4), execute.executed(path))
 
 
 _SVG = re.compile(r"data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)")

@@ -264,6 +264,7 @@ CHOICES = [("sm_90a", None, 1), ("sm_90a", "max", 0), ("sm_100a", "max", 0), ("s
 
 @pytest.mark.kernels("sm_90a", "sm_100a", "sm_120a")
 @pytest.mark.sim_only("looks at the simulator's launches")
+@pytest.mark.sweep
 @pytest.mark.parametrize("rows", [1, 4, 20])
 @pytest.mark.parametrize("arch, rule, released", CHOICES)
 def test_what_is_explained_is_what_runs(arch: str, rule: str | None, released: bool, rows: int) -> None:

@@ -74,6 +74,7 @@ def test_the_data_covers_every_code() -> None:
     assert len(a.scale.unique()) == 254
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("blocked", [True, False])
 @pytest.mark.parametrize("out_dtype", NUMPY)
 def test_gemm_and_gemv_against_a_plain_loop(blocked: bool, out_dtype: torch.dtype) -> None:

@@ -53,6 +53,7 @@ def functions_run() -> Iterator[set[tuple[str, int]]]:
         sys.setprofile(before)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_one_of_each_name_is_what_the_compiler_makes(name: str) -> None:
     """And what runs while it is traced is among the sources that the digest is made of."""

@@ -16,12 +16,12 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint8
 from cutlass.memory import SmemAllocator
 
-from ...ptx.async_copy import commit_group, copy_async, prefetch_bulk, wait_group
+from ...ptx.async_copy import commit_group, copy_async, wait_group
 from ...ptx.memory import load_global_if, load_shared, store_shared
 from ...ptx.mma import load_matrices, mma_m16n8k16
 from ...ptx.move import f32_bits, f32_from_bits
 from ...weight_layout import SLAB_ROWS, SLABS, STEPS, TILE_K
-from ..arith import ceil_div, div, mod
+from ..arith import div, mod
 from ..factors import Factor, factor_of, scaled
 from ..gemm.arguments import OUT_DTYPES
 from ..gemm.epilogue import device_scalar
@@ -70,8 +70,8 @@ class Summed:
         self.kernel(arguments).launch(
             grid=grid,
             block=(WARP * self.config.warps, 1, 1),
-            min_blocks_per_mp=self.config.ctas_per_sm,
-            # as that one has it: CTAs of other shares of shared memory run one after the other
+            min_blocks_per_mp=1,
+            # as the launch before has it: CTAs of other shares of shared memory do not run at the same time
             preferred_smem_carveout=100,
             stream=stream,
             use_pdl=True,
@@ -88,23 +88,15 @@ class Summed:
         shared_sums = smem.allocate_array(Float32, cfg.warps * SLAB_ROWS).toint()
         # the launch before makes the rows; all else was there before it
         rows = self.rows(arguments, lane)
-        tiles = rows.count * arguments.weight.k_tiles
         first = warp * cfg.tiles
         packed = self.load(arguments, rows, cta, first, lane)
         at = cta * SLAB_ROWS + mod(thread, SLAB_ROWS)
         rest = self.rest(arguments, rows, at)
-        if cutlass.const_expr(cfg.loops):
-            self.prefetch(arguments, rows, cta, cfg.warps * cfg.tiles + thread, tiles)
         cute.arch.griddepcontrol_wait()
         x = shared_x + warp * cfg.x_bytes
         sums = cute.make_rmem_tensor(2, Float32)
         sums.fill(0.0)
         self.add(sums, arguments, rows, packed, first, x, lane)
-        if cutlass.const_expr(cfg.loops):
-            for begin in cutlass.range(first + cfg.warps * cfg.tiles, tiles, cfg.warps * cfg.tiles, unroll=1):
-                # all lanes have read what lies there
-                cute.arch.sync_warp()
-                self.add(sums, arguments, rows, self.load(arguments, rows, cta, begin, lane), begin, x, lane)
         if mod(lane, ROW_LANES) == 0:
             own = shared_sums + (warp * SLAB_ROWS + div(lane, ROW_LANES)) * 4
             for half in cutlass.range_constexpr(2):
@@ -118,7 +110,7 @@ class Summed:
             cute.make_tensor(arguments.out + at, cute.make_layout(1))[0] = total.to(dtype)
 
     def rows(self, arguments: SummedArguments, lane: Int32) -> Rows:
-        """The rows that there are, and what each is multiplied by; zeros in lanes that have none."""
+        """The rows of experts that are here, and what each is multiplied by; zeros in lanes that have none."""
         cfg = self.config
         ids = SlotIds(arguments.ids, Int32(cfg.top), arguments.experts, arguments.first)
         of_slot = ids.expert(lane)
@@ -171,21 +163,6 @@ class Summed:
             scales = load_global_if(there, tile + scales_at, packing.row_scale_bytes)
             found.append(PackedLane(tuple(codes), tuple(scales)))
         return found
-
-    @cute.jit
-    def prefetch(self, arguments: SummedArguments, rows: Rows, cta: Int32, first: Int32, tiles: Int32):
-        """Asks L2 for the tiles that no register has room for yet."""
-        cfg, packing, slab = self.config, self.config.packed, mod(cta, SLABS)
-        rounds = ceil_div(cutlass.max(tiles - cfg.warps * cfg.tiles, Int32(0)), WARP * cfg.warps)
-        for i in cutlass.range(rounds, unroll=1):
-            index = first + i * (WARP * cfg.warps)
-            row = index // arguments.weight.k_tiles
-            place = Place(row, index - row * arguments.weight.k_tiles)
-            tile = self.address(arguments, rows, cta, place)
-            if index < tiles:
-                prefetch_bulk(tile + slab * packing.slab_code_bytes, Int32(packing.slab_code_bytes))
-                scales = packing.code_bytes + slab * packing.slab_scale_bytes
-                prefetch_bulk(tile + scales, Int32(packing.slab_scale_bytes))
 
     def rest(self, arguments: SummedArguments, rows: Rows, at: Int32) -> Float32:
         """What is added to row ``at`` of the sums: what is shared, and weighted biases. All lanes ask together."""

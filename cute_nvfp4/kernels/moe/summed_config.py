@@ -13,16 +13,14 @@ from ..gemm.arguments import OUT_DTYPES, GroupFactor
 from ..gemm.sm90.arguments import PackedWeight
 from .config import DSL_DTYPES, WARP, router_weights
 
-MOST_WARPS = MOST_TILES = 16
+MOST_WARPS, MOST_TILES = 16, 8
 
 
 @dataclass(frozen=True)
 class SummedConfig:
     """One variant of the kernel. dtype: of rows and of the output. packing: of the weights. ids, weights: dtypes of
     the router's choice, of ``top`` experts. biased: whether products have biases; shared: whether a row is added.
-    factors: device scalars that multiply alpha. tiles: packed tiles along K that a warp has in registers at a time;
-    loops: whether it may have more than these. ctas_per_sm: for which registers are left, or for one and a CTA of the
-    launch before."""
+    factors: device scalars that multiply alpha. tiles: packed tiles along K that each of ``warps`` has."""
 
     dtype: str
     packing: str
@@ -34,8 +32,6 @@ class SummedConfig:
     factors: int
     warps: int
     tiles: int
-    ctas_per_sm: int
-    loops: bool
     arch: Architecture
 
     @property
@@ -45,7 +41,7 @@ class SummedConfig:
 
     @property
     def x_bytes(self) -> int:
-        """Bytes of rows that a warp has in shared memory at a time."""
+        """Bytes of rows that a warp has in shared memory."""
         return self.tiles * TILE_K * 2
 
 
@@ -57,7 +53,8 @@ def can_sum(c: SummedConfig) -> str:
         got = f"{c.packing} for {c.dtype}"
         return explain("weights that are summed", got=got, expected="packed ones of 4 bits, for bfloat16 or float16")
     if not (1 <= c.warps <= MOST_WARPS and 1 <= c.tiles <= MOST_TILES):
-        return explain("warps and tiles", got=(c.warps, c.tiles), expected=f"1 to {MOST_WARPS} each")
+        expected = f"1 to {MOST_WARPS}, and 1 to {MOST_TILES}"
+        return explain("warps and tiles", got=(c.warps, c.tiles), expected=expected)
     return ""
 
 

@@ -8,14 +8,14 @@ import torch
 
 from ...errors import OperandError, OperandTypeError
 from ...grouped_rows import GroupedRows
-from ...operand import BlockScaledTensor, row_alignment
+from ...operand import BlockScaledTensor
 from ...planning.packed_groups import sorts_slots
 from ...planning.summed import sums_with_product
-from ...runtime.backend import Backend
+from ...runtime.backend import Backend, sm_count
 from ...target import Target
 from ...tensors import check_tensor
 from ..arguments import TENSOR, TYPED, Argument
-from ..checks import DTYPE_NAMES, check_overlap, checked_output
+from ..checks import DTYPE_NAMES, check_overlap, check_rows_aligned, checked_output
 from ..fused import readable
 from ..grouped_gemm_contiguous import CONTIGUOUS
 from ..operation import Operation
@@ -53,7 +53,8 @@ def moe(
         shared: None, or what shared experts gave for the same rows: (T, H) of x's dtype.
         deterministic: whether the k summands of an element are added in the order of the choices. If not, prepared
             experts in 16 bits, without ``shared``, add them as they come, in three launches instead of four, and round
-            after each. (Up to 32 choices of experts with few rows each take three on sm_90a, in order.)
+            after each. (Up to 32 choices of experts with few rows each take three on sm_90a, in order, and one token
+            whose weights fit into registers two, in a fixed order, rounded once.)
         out: where to put the result, (T, H) of x's dtype, rows at multiples of 16 bytes.
         backend: as for ``gemm``.
 
@@ -94,9 +95,7 @@ def _check(r: Any) -> torch.Tensor:
     if experts.count > MAX_EXPERTS:
         raise OperandError.of("experts", got=experts.count, expected=f"at most {MAX_EXPERTS}")
     out = checked_output(_read(r), x.device, (len(x), experts.hidden), r.out, x.dtype)
-    if r.out is not None and (out.stride(1) != 1 or row_alignment(out, 16) < 16):
-        got = f"address {out.data_ptr():#x}, strides {out.stride()}"
-        raise OperandError.of("out", got=got, expected="1 along H, rows at multiples of 16 bytes")
+    check_rows_aligned("out", out)
     return out
 
 
@@ -119,16 +118,18 @@ def quantized_product(
 
 
 def few_slots(r: Any, ids: torch.Tensor, shared: torch.Tensor | None, backend: Backend) -> torch.Tensor:
-    """The result of a request of few slots, in three launches, which sort the slots themselves; in two for one token of
-    experts of which all that it reads of the second product waits in registers."""
-    e, (tokens, top) = r.experts, ids.shape
-    x, weights = readable(r.x.detach()), r.topk_weights.detach().contiguous()
-    if tokens == 1 and e.dtype in DTYPES and sums_with_product(top * e.down.packed.shape[-2]):
-        inner = slot_inner(x, ids, e, r.offset, backend)
-        rest = e.down_factor, e.down_bias, shared, r.offset, r.out
-        return summed_product(inner, e.down, ids.view(-1), weights, *rest, backend=backend)
-    rows = slot_rows(x, ids, weights, e, r.offset, backend)
+    """The result of a request of few slots, in three launches, which sort the slots themselves."""
+    e, (_, top) = r.experts, ids.shape
+    rows = slot_rows(readable(r.x.detach()), ids, r.topk_weights.detach().contiguous(), e, r.offset, backend)
     return combined(rows, None, None, ids.view(-1), e.count, top, shared, r.out, backend, r.offset)
+
+
+def one_token(r: Any, ids: torch.Tensor, shared: torch.Tensor | None, backend: Backend) -> torch.Tensor:
+    """The result of a request of one token, in two launches: the second product makes the sum."""
+    e, weights = r.experts, r.topk_weights.detach().contiguous()
+    inner = slot_inner(readable(r.x.detach()), ids, e, r.offset, backend)
+    rest = e.down_factor, e.down_bias, shared, r.offset, r.out
+    return summed_product(inner, e.down, ids.view(-1), weights, *rest, backend=backend)
 
 
 def slot_rows(
@@ -184,6 +185,14 @@ def _streams(experts: Experts, slots: int) -> bool:
     return experts.dtype is not None and sorts_slots(slots, experts.count)
 
 
+def _sums(r: Any, target: Target) -> bool:
+    """Whether the second product of experts that sort their slots makes the sum, too."""
+    e, (tokens, top) = r.experts, r.topk_ids.shape
+    if tokens > 1 or e.dtype not in DTYPES:
+        return False
+    return sums_with_product(e.hidden, top * e.down.packed.shape[-2], sm_count(target, e.device))
+
+
 def _plan(r: Any, target: Target) -> Any:
     generation = target.arch.generation
     if r.experts.dtype is None and generation == "sm90":
@@ -192,6 +201,7 @@ def _plan(r: Any, target: Target) -> Any:
         raise OperandError.of("experts", got="block-scaled weights", expected=expected, hint=hint)
 
     few = generation == "sm90" and _streams(r.experts, r.topk_ids.numel())
+    of_few = one_token if few and _sums(r, target) else few_slots
 
     def call(*given: Any) -> torch.Tensor:
         request = MOE.request(*given)
@@ -199,7 +209,7 @@ def _plan(r: Any, target: Target) -> Any:
             check_overlap(_read(request), request.out)
         if few:
             shared = None if request.shared is None else readable(request.shared.detach())
-            return few_slots(request, request.topk_ids.contiguous(), shared, request.backend)
+            return of_few(request, request.topk_ids.contiguous(), shared, request.backend)
         return layer(request, request.out, request.backend)
 
     return call
@@ -211,7 +221,7 @@ MOE = Operation(
         "x": TENSOR,
         "topk_ids": TENSOR,
         "topk_weights": TENSOR,
-        "shared": TENSOR._replace(on_cpu=""),
+        "shared": TENSOR,
         "experts": Argument("{x}.key", "", "", ""),
         "deterministic": TYPED,
     },

@@ -11,7 +11,7 @@ from ...lazy import Lazily
 from ...runtime.backend import Backend
 from ...runtime.kernel import Kernel
 from ...target import Target
-from ..arguments import STATUS, TENSOR
+from ..arguments import TENSOR
 from ..operation import Operation
 from ..planned import PlannedCall
 
@@ -88,4 +88,4 @@ def _reference(r: Any) -> torch.Tensor:
 
 
 KERNEL = Kernel("moe_maps", MapsArguments, Lazily("kernels.moe.maps", "RoutingMaps"))
-MAPS = Operation(routing_maps, {"ids": TENSOR, "sums": STATUS}, check=_check, reference=_reference, plan=_plan)
+MAPS = Operation(routing_maps, {"ids": TENSOR, "sums": TENSOR}, check=_check, reference=_reference, plan=_plan)

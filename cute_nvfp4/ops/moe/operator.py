@@ -12,8 +12,7 @@ from ...prepared_weight import PreparedWeight
 from ...quantization.rules import resolve_format
 from ...scale_layout import blocked_flat
 from ..operator import Operator
-from .activation import ActivationFunction
-from .experts import Experts
+from .experts import ActivationFunction, Experts
 
 ARGUMENTS = (
     "Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor gate_up, Tensor? gate_up_scale, "

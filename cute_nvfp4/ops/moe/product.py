@@ -23,7 +23,7 @@ from ..operation import Operation
 from ..planned import PlannedCall
 from ..prepared_weight.operands import exact_values, natural_dtype
 from ..prepared_weight.rows import plan_prepared_rows
-from .activation import ActivationFunction
+from .experts import ActivationFunction
 from .maps import ID_DTYPES, Maps, routing_maps
 
 

@@ -12,7 +12,7 @@ from ...lazy import Lazily
 from ...runtime.backend import Backend, resolve
 from ...runtime.kernel import Kernel
 from ...target import Target
-from ...tensors import check_dense, check_tensor
+from ...tensors import check_tensor
 from ..arguments import TENSOR, TYPED, Argument
 from ..checks import DTYPE_NAMES, check_memory, number, reads
 from ..operation import Operation
@@ -122,21 +122,14 @@ def _checked_output(r: Any) -> Routes:
     made = []
     for name, allowed, dtype, x in zip(Routes._fields, (ID_DTYPES, DTYPE_NAMES), (r.ids_dtype, r.dtype), given):
         if x is not None:
-            check_dense(f"out.{name}", x)
+            check_tensor(f"out.{name}", x, shapes=[shape], device=device)
+            if not x.is_contiguous():
+                raise OperandError.of(f"strides of out.{name}", got=x.stride(), expected="contiguous")
         found = x.dtype if x is not None else dtype or PREFERRED[name]
         if found not in allowed or dtype not in (None, found):
             expected = " or ".join(map(str, allowed)) if dtype in (None, found) else f"{dtype}, as asked for"
             raise OperandTypeError.of(f"dtype of {name}", got=found, expected=expected)
-        if x is None:
-            made.append(torch.empty(shape, dtype=found, device=device))
-            continue
-        if tuple(x.shape) != shape or not x.is_contiguous() or x.device != device:
-            got, expected = (
-                f"{tuple(x.shape)}, strides {x.stride()}, on {x.device}",
-                f"{shape}, contiguous, on {device}",
-            )
-            raise OperandError.of(f"out.{name}", got=got, expected=expected)
-        made.append(x)
+        made.append(torch.empty(shape, dtype=found, device=device) if x is None else x)
     if r.out is not None:
         _check_memory(r)
         return r.out
@@ -202,7 +195,7 @@ KERNEL = Kernel("moe_route", RouteArguments, Lazily("kernels.moe.route", "Route"
 ROUTE = Operation(
     route,
     {
-        **{"logits": TENSOR, "correction": TENSOR._replace(on_cpu=""), "top_k": TYPED, "renormalize": TYPED},
+        **{"logits": TENSOR, "correction": TENSOR, "top_k": TYPED, "renormalize": TYPED},
         **{"out": Argument(f"(None if {{x}} is None else {_OUT})")},
     },
     check=_check,

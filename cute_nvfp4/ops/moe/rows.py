@@ -23,11 +23,11 @@ from ...lazy import Lazily
 from ...runtime.backend import Backend
 from ...runtime.kernel import Kernel
 from ...target import Target
-from ..arguments import STATUS, TENSOR
+from ..arguments import TENSOR
 from ..checks import DTYPE_NAMES
 from ..operation import Operation
 from ..planned import PlannedCall
-from .activation import ActivationFunction
+from .experts import ActivationFunction
 from .maps import ID_DTYPES, Maps, routing_maps
 
 
@@ -166,7 +166,7 @@ ACTIVATE = Operation(
 )
 COMBINE = Operation(
     combined,
-    {"rows": TENSOR, "weights": TENSOR, "bias": TENSOR, "maps": TENSOR, "shared": STATUS},
+    {"rows": TENSOR, "weights": TENSOR, "bias": TENSOR, "maps": TENSOR, "shared": TENSOR},
     check=lambda r: _rows(r, r.rows, len(r.rows) // r.top, r.rows.shape[1]),
     reference=_combine_reference,
     plan=_plan_combined,

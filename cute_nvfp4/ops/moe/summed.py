@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from ...kernels.gemm.sm90.arguments import PackedWeight
-from ...kernels.moe.summed_config import SummedArguments, SummedConfig, can_sum
+from ...kernels.moe.summed_config import MOST_WARPS, SummedArguments, SummedConfig, can_sum
 from ...lazy import Lazily
-from ...planning.summed import SummedTiling, summed_tiling
+from ...planning.summed import tiles_of_warp
 from ...prepared_weight import PreparedWeight
 from ...runtime.backend import Backend
 from ...runtime.kernel import Kernel
@@ -35,7 +35,6 @@ def summed_product(
     shared: torch.Tensor | None = None,
     first: int = 0,
     out: torch.Tensor | None = None,
-    config: SummedTiling | None = None,
     backend: Backend = "auto",
 ) -> torch.Tensor:
     """shared + Σ over the experts that are here of weight · (alphaₑ · row · b[e]ᵀ + bias[e]), (1, N), of one token.
@@ -43,7 +42,7 @@ def summed_product(
     a: (top, K), rows in the order of the experts of ids (top,), of which ``first`` is that of expert 0; row_weights:
     (1, top). In fp32, in a fixed order, rounded once.
     """
-    return SUMMED.run(a, b, ids, row_weights, alpha, bias, shared, first, out, config, backend)
+    return SUMMED.run(a, b, ids, row_weights, alpha, bias, shared, first, out, backend)
 
 
 def _check(r: Any) -> torch.Tensor:
@@ -53,8 +52,6 @@ def _check(r: Any) -> torch.Tensor:
 def _plan(r: Any, target: Target) -> PlannedCall:
     b, (top, k) = r.b, r.a.shape
     scalar, factors = factors_of_products(r, 1)
-    tiles = top * b.packed.shape[-2]
-    tiling = r.config or summed_tiling(tiles)
     config = SummedConfig(
         dtype=DTYPE_NAMES[r.a.dtype],
         packing=b.packing,
@@ -64,9 +61,9 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         biased=r.bias is not None,
         shared=r.shared is not None,
         factors=len(factors[0]),
-        loops=tiling.warps * tiling.tiles < tiles,
+        warps=MOST_WARPS,
+        tiles=tiles_of_warp(top * b.packed.shape[-2]),
         arch=target.arch,
-        **tiling._asdict(),
     )
     arguments = SummedArguments(
         rows="a",

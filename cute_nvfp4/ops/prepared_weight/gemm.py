@@ -205,9 +205,7 @@ def quantized_product(r: Any) -> BlockScaledTensor:
     """``gated_gemm`` of a prepared weight, quantized by a launch of its own: the float32 result, what a kernel that did
     both would write."""
     weight, out = r.b1, r.out
-    if weight.rows % NVFP4.block and r.out_dtype is None:
-        raise OperandError.of("N of a quantized result", got=weight.rows, expected=f"a multiple of {NVFP4.block}")
-    scale = quantized_scale(out, r.out_dtype, r.out_global_scale)
+    scale = quantized_scale(r, weight.rows)
     product = PREPARED_GEMM(r.a, weight, r.alpha, None, None, torch.float32, r.config, r.backend, r.gate)
     if out is not None:
         # after the product, which has refused what has no memory to compare
@@ -215,15 +213,19 @@ def quantized_product(r: Any) -> BlockScaledTensor:
     return quantize(product, NVFP4, "max", global_scale=scale, out=out, backend=r.backend)
 
 
-def quantized_scale(out: Any, out_dtype: torch.dtype | None, given: Any) -> Any:
-    """The global scale of a quantized result: the one that is given, or that of ``out``."""
-    if out_dtype is not None:
-        raise OperandTypeError.of("out_dtype", got=out_dtype, expected="None for a quantized result")
+def quantized_scale(r: Any, n: int) -> Any:
+    """The global scale of a quantized result of so many columns: the one that is given, or that of ``out``."""
+    out, given = r.out, r.out_global_scale
+    if r.out_dtype is not None:
+        raise OperandTypeError.of("out_dtype", got=r.out_dtype, expected="None for a quantized result")
+    if n % NVFP4.block:
+        raise OperandError.of("N of a quantized result", got=n, expected=f"a multiple of {NVFP4.block}")
     if out is None:
         return given
     if not isinstance(out, BlockScaledTensor):
         raise OperandTypeError.of("out", got=type(out).__name__, expected="BlockScaledTensor, for a quantized result")
-    if given is not None or out.global_scale is None:
-        got = " and ".join("none" if x is None else "one" for x in (given, out.global_scale))
-        raise OperandError.of("out_global_scale, and that of out", got=got, expected="none, and one")
+    if given is not None:
+        raise OperandError.of("out_global_scale", got="one, with out", expected="None: that of out is used")
+    if out.global_scale is None:
+        raise OperandError.of("global scale of out", got="none", expected="one to quantize with")
     return out.global_scale

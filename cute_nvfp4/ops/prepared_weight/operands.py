@@ -15,13 +15,13 @@ from ...grouped_rows import GroupedRows
 from ...kernels.dequantize.config import DequantizeArguments, DequantizeConfig, GroupRowsArguments
 from ...kernels.gemm.sm90.arguments import RowScales, RowsOfX
 from ...kernels.quantize.fp8_config import Fp8RowsArguments, Fp8RowsConfig, short_rows_config
-from ...operand import BlockScaledTensor, is_wrapper, row_alignment
+from ...operand import BlockScaledTensor, row_alignment
 from ...prepared_weight import PreparedWeight
 from ...reference import GATES, times
 from ...row_scaled import RowScaledTensor
 from ...target import Target
 from ...weight_layout import DTYPES
-from ..checks import DTYPE_NAMES, check_format, check_gate, factors_of
+from ..checks import DTYPE_NAMES, check_format, check_gate, check_rows_aligned, factors_of
 from ..dequantize import dequantization, group_rows_dequantization
 from ..operator import refuse_gradients
 from ..quantize_rows import check_rows
@@ -100,15 +100,8 @@ def check_x(x: X, weight: PreparedWeight, stack: bool = False) -> int:
             raise OperandTypeError.of(
                 "dtype of a", got=x.dtype, expected=f"{weight.dtype}, which the weight was prepared for"
             )
-        if x.ndim == 2 and x.shape[1] > 1 and x.stride(1) != 1:
-            raise OperandError.of("stride of a along K", got=x.stride(1), expected="1", hint=".contiguous() copies.")
-        if x.ndim == 2 and not is_wrapper(x) and x.numel() and row_alignment(x, 16) < 16:
-            raise OperandError.of(
-                "alignment of a",
-                got=f"address {x.data_ptr():#x}, strides {x.stride()}",
-                expected="rows at multiples of 16 bytes, which TMA needs",
-                hint=".clone() aligns.",
-            )
+        if x.ndim == 2:
+            check_rows_aligned("a", x)
     else:
         raise OperandTypeError.of("a", got=type(x).__name__, expected="torch.Tensor or BlockScaledTensor")
     if len(shape) != 2 or shape[1] != weight.k or shape[0] < 1:

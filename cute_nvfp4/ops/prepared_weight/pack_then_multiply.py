@@ -74,7 +74,7 @@ class PackThenMultiply:
             own, gate = bias[i] if bias is not None and bias.ndim == 2 else bias, getattr(r, "gate", "")
             PREPARED_GEMM(_matrix(a, i), weight, r.alpha, own, products[i], None, r.config, r.backend, gate)
         if self._quantized:
-            scale = quantized_scale(out, r.out_dtype, r.out_global_scale)
+            scale = quantized_scale(r, product.shape[-1])
             return quantize(product, NVFP4, "max", global_scale=scale, out=out, backend=r.backend)
         return out.copy_(product) if written and not along_n else product
 

@@ -33,6 +33,8 @@ from cute_nvfp4.sim.frontend.model import (
 from cute_nvfp4.sim.frontend.opcodes import STORE, VIEW, Op, bits
 from cute_nvfp4.sim.frontend.special import BITS
 
+_NAMES = {name: repr(str(view)) for name, view in VIEW.items()}
+"""Numpy types of ``VIEW`` as they stand in code."""
 NOTHING = object()
 """The mask of an instruction that no lane executes."""
 
@@ -210,9 +212,9 @@ class BlockCompiler:
             raise UnsupportedInstruction(f"!{o.name} is not a predicate")
         if width == bits(t):
             text = f"~{local}" if o.negated else local
-            return text if VIEW[t] == STORE[width] else f"{text}.view({str(VIEW[t])!r})"
+            return text if VIEW[t] == STORE[width] else f"{text}.view({_NAMES[t]})"
         if relaxed and t[1:].isdigit() and t[0] in "bus" and 64 >= width > bits(t):
-            return f"{local}.astype('u{bits(t) // 8}').view({str(VIEW[t])!r})"
+            return f"{local}.astype('u{bits(t) // 8}').view({_NAMES[t]})"
         raise UnsupportedInstruction(f"register {o.name} has {width} bits, the instruction wants {bits(t)}")
 
     def _symbol(self, o: Symbol, t: str) -> str:

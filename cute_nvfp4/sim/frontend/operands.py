@@ -14,6 +14,7 @@ _FLOAT = re.compile(r"-?(?:\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)$")
 _BITS = re.compile(r"0([fF])([0-9a-fA-F]{8})$|0([dD])([0-9a-fA-F]{16})$")
 _SYMBOL = re.compile(rf"({NAME})\s*(?:\+\s*(-?\d+))?$")
 _ADDRESS = re.compile(r"([^+\s]+)\s*(?:\+\s*(-?\w+))?$")
+_PUNCTUATION = re.compile(r"[{}\[\](),]")
 _CLOSING = {"{": "}", "(": ")", "[": "]"}
 
 
@@ -30,14 +31,15 @@ def split(text: str) -> list[str]:
     if not any(c in text for c in "{[("):
         return [p.strip() for p in text.split(",")] if text.strip() else []
     parts, depth, start = [], 0, 0
-    for i, c in enumerate(text):
+    for found in _PUNCTUATION.finditer(text):
+        c = found.group()
         if c in "{[(":
             depth += 1
         elif c in "}])":
             depth -= 1
-        elif c == "," and not depth:
-            parts.append(text[start:i].strip())
-            start = i + 1
+        elif not depth:
+            parts.append(text[start : found.start()].strip())
+            start = found.end()
     parts.append(text[start:].strip())
     return parts
 

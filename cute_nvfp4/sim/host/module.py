@@ -57,7 +57,8 @@ class HostModule:
             # a pool of threads for each context, kept as long as the module, would exhaust a large machine's
             context.enable_multithreading(False)
             self._module = ir.Module.parse(host_ir)
-            self._engine = ExecutionEngine(self._module, opt_level=2, shared_libs=[])
+            # it runs a few times for each plan: to optimize it would take longer than all of them
+            self._engine = ExecutionEngine(self._module, opt_level=0, shared_libs=[])
         self._callbacks = [self._register(*found) for found in set(_DECLARATION.findall(host_ir))]
         self._library = _P()
         if "@cuda_init(" in host_ir:

@@ -59,8 +59,14 @@ class L2:
         page = sectors // PAGE_SECTORS
         bit = np.uint64(1) << (sectors % PAGE_SECTORS).astype(np.uint64)
         starts = np.flatnonzero(np.r_[True, page[1:] != page[:-1]])
+        get, again = self._pages.get, self._pages.move_to_end
         for number, wanted in zip(page[starts].tolist(), np.bitwise_or.reduceat(bit, starts).tolist()):
-            self._page(number, wanted, kind)
+            entry = get(number)
+            # most pages that are read are there already
+            if kind == "load" and entry is not None and not wanted & ~entry[0]:
+                again(number)
+            else:
+                self._page(number, wanted, kind)
 
     def _page(self, number: int, wanted: int, kind: str) -> None:
         entry = self._pages.get(number)

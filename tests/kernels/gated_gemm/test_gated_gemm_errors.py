@@ -65,7 +65,7 @@ REFUSED = {
     "type of a global scale": ((A, B1, B2), {"out_global_scale": "auto"}, "global scale: got 'auto'"),
     "quantized, other out": ((A, B1, B2), {"out": torch.empty(64, 128), "out_global_scale": 1.0}, "out: got Tensor"),
     "two global scales": ((A, B1, B2), {"out": QUANTIZED_OUT, "out_global_scale": 1.0}, "out_global_scale: got one"),
-    "out without global scale": ((A, B1, B2), {"out": NAN_OUT}, "out: got blocked scales, no global scale"),
+    "out without global scale": ((A, B1, B2), {"out": NAN_OUT}, "global scale of out: got none"),
     "shape of a quantized out": (operands(n=256), {"out": QUANTIZED_OUT}, "shape of out: got (64, 128), expected"),
     "quantized out overlaps": (
         (A, B1, B2), {"out": replace(QUANTIZED_OUT, data=B2.data[:64, :64])}, "memory of out: got bytes",

@@ -48,6 +48,7 @@ def every_code(name: str) -> BlockScaledTensor:
 
 
 @BOTH
+@pytest.mark.sweep
 @pytest.mark.parametrize("formats", PAIRS, ids="*".join)
 def test_every_code_times_every_code(arch: str, formats: tuple[str, str]) -> None:
     a, b = map(every_code, formats)
@@ -139,6 +140,7 @@ MUTANTS = {
 
 
 @pytest.mark.sim_only("runs wrong kernels")
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("target,name", MUTANTS)
 def test_mutants_are_noticed(target: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUTE_NVFP4_CACHE", "0")

@@ -109,7 +109,7 @@ def test_mutants_of_packing_mx_are_noticed(name: str, change: Ptx) -> None:
 
 @pytest.mark.sim_only("refuses CPU tensors")
 def test_what_is_refused() -> None:
-    x = quantize(torch.ones(32, 64))
+    x = quantize(torch.ones(32, 64), backend="reference")
     with simulating("sm_90a"):
         with pytest.raises(OperandError, match="prepare_weight"):
             prepare(gemm, x, x)

@@ -24,7 +24,10 @@ ARCHS = ("sm_120a", "sm_121a")
 @pytest.mark.parametrize("m,k", [(256, 1024), (130, 272), (70, 5120)])
 def test_gemv(arch: str, m: int, k: int) -> None:
     torch.manual_seed(m)
-    a, x = quantize(torch.randn(m, k).half()), quantize(torch.randn(1, k).half())
+    a, x = (
+        quantize(torch.randn(m, k).half(), backend="reference"),
+        quantize(torch.randn(1, k).half(), backend="reference"),
+    )
     found = {}
     for name in ("sm_100a", arch):
         with simulating(name) as runs:
@@ -78,12 +81,13 @@ def test_instructions_of_the_gemm(tile_n: int, most: int) -> None:
     assert loop.instructions <= 4 * most and loop.count("MOV") <= 4
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("m", [1, 16])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_packed_weights(m: int, dtype: torch.dtype) -> None:
     """NVFP4 weights times 16-bit activations of few rows, by the streaming kernel of sm_90a."""
     torch.manual_seed(m)
-    weight, x = quantize(torch.randn(130, 1056)), torch.randn(m, 1056).to(dtype)
+    weight, x = quantize(torch.randn(130, 1056), backend="reference"), torch.randn(m, 1056).to(dtype)
     with simulating("sm_120a") as runs:
         found = gemm(x, prepare_weight(weight, dtype=dtype), out_dtype=torch.float32)
     assert runs[-1].kernel.arch == "sm_120a" and runs[-1].launch.dynamic_smem <= 101376

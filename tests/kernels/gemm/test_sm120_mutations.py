@@ -21,6 +21,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_noticed(name: str) -> None:
     case, change, noticed = MUTANTS[name]

@@ -15,6 +15,7 @@ FLAGS = 1024
 SMALL = ((16, 1024, 2048), (1, 512, 4096), (130, 264, 1056))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("arch", ["sm_120a", "sm_121a"])
 @pytest.mark.parametrize("shape", [*SMALL, *(pytest.param(x, marks=pytest.mark.slow) for x in BENCHMARK_SHAPES)])
 def test_every_operand_once_from_memory(shape: tuple[int, int, int], arch: str) -> None:

@@ -102,7 +102,7 @@ def test_rows_and_outputs_of_the_caller(arch: str, poisoned: None) -> None:
 
 @pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)
 def test_before_moe(arch: str, poisoned: None) -> None:
-    gate_up, down = (quantize(torch.randn(4, n, 32, device=backends.device())) for n in (64, 32))
+    gate_up, down = (quantize(torch.randn(4, n, 32, device=backends.device()), backend="reference") for n in (64, 32))
     experts = prepare_experts(gate_up, down)
     x, logits = torch.randn(3, 32, device=backends.device()).bfloat16(), logits_of(3, 4, torch.bfloat16)
     y = moe(x, *route(logits, 2, backend=backends.backend()), experts, backend=backends.backend())

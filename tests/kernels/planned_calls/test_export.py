@@ -33,7 +33,7 @@ assert "cutlass" not in sys.modules
 
 
 def operand(rows: int, k: int = 256) -> nv.BlockScaledTensor:
-    return nv.quantize(torch.randn(rows, k))
+    return nv.quantize(torch.randn(rows, k), backend="reference")
 
 
 def exported(path: Path, operation: str) -> tuple[dict, object]:
@@ -67,11 +67,11 @@ def test_runs_without_the_dsl(operation: str, tmp_path: Path) -> None:
 def of_width(width: str) -> tuple[object, object, list]:
     """A weight, and an x to export with and others for it: W4A16, or MXFP8 times MXFP4 in the call's own order."""
     if width == "MXFP8, MXFP4":
-        x = [nv.quantize(torch.randn(40, 256), "mxfp8") for _ in range(2)]
-        return nv.quantize(torch.randn(72, 256), "mxfp4"), x[0], x[1:]
+        x = [nv.quantize(torch.randn(40, 256), "mxfp8", backend="reference") for _ in range(2)]
+        return nv.quantize(torch.randn(72, 256), "mxfp4", backend="reference"), x[0], x[1:]
     format, rows = width.split(", ")
     x = [torch.randn(int(rows), 256).bfloat16() for _ in range(2)]
-    return nv.prepare_weight(nv.quantize(torch.randn(72, 256), format)), x[0], x[1:]
+    return nv.prepare_weight(nv.quantize(torch.randn(72, 256), format, backend="reference")), x[0], x[1:]
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_120a"])

@@ -19,7 +19,7 @@ ROWS, N, K = 48, 128, 128
 
 def weight(count: int = 1) -> nv.PreparedWeight:
     drawn = torch.randn(count, N, K).bfloat16().to(backends.device())
-    return nv.prepare_weight(*(nv.quantize(x) for x in drawn))
+    return nv.prepare_weight(*(nv.quantize(x, backend="reference") for x in drawn))
 
 
 def compiled(x: torch.Tensor) -> torch.Tensor:
@@ -35,6 +35,12 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "quantize": nv.quantize,
     "quantize by rows": lambda x: nv.quantize(x, "fp8_e4m3"),
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _frozen() -> None:
+    """What earlier tests keep, millions of objects, no collection below looks at."""
+    gc.freeze()
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -17,7 +17,9 @@ N = 136
 
 def made(format: object, k: int, rule: str | None = None) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(k)
-    weight = quantize((torch.randn(N, k, generator=generator) / 8).to(backends.device()), format.name, pad=True)
+    weight = quantize(
+        (torch.randn(N, k, generator=generator) / 8).to(backends.device()), format.name, pad=True, backend="reference"
+    )
     bias = torch.linspace(-1, 1, N).to(backends.device())
     return linear_class(format)(weight, bias, in_features=k, input_rule=rule)
 

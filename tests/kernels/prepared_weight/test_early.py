@@ -108,8 +108,8 @@ def test_kernels_of_groups_have_other_ways() -> None:
 def test_block_scaled_rows_are_decoded_meanwhile(format: str, dtype: torch.dtype) -> None:
     """More rows than are streamed: a launch before decodes them, and the product waits for that where it reads them."""
     generator = torch.Generator().manual_seed(5)
-    x = quantize(torch.randn(33, 256, generator=generator), format, global_scale=None)
-    w = quantize(torch.randn(72, 256, generator=generator), "nvfp4", global_scale=None)
+    x = quantize(torch.randn(33, 256, generator=generator), format, global_scale=None, backend="reference")
+    w = quantize(torch.randn(72, 256, generator=generator), "nvfp4", global_scale=None, backend="reference")
     want = gemm(x, prepare_weight(w, dtype=dtype), backend="reference", out_dtype=torch.float32)
 
     def found() -> torch.Tensor:

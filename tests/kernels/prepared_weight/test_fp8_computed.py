@@ -64,10 +64,17 @@ def test_rmsnorm(rows: int, k: int, residual: bool) -> None:
             assert torch.equal(old, other.residual)
 
 
+def test_a_weight_that_the_kernel_cannot_read_is_copied() -> None:
+    x, weight, _ = matrices(4, 48, torch.bfloat16)
+    with simulating("sm_90a"):
+        odd = rmsnorm_quantize(x[:, :32].contiguous(), weight[0, 1:33], **FP8)
+        assert equal(odd, rmsnorm_quantize(x[:, :32].contiguous(), weight[0, 1:33].clone(), **FP8))
+
+
 def test_into_a_product() -> None:
     """What a layer does: norm, quantize and multiply in two launches."""
     x, w, _ = matrices(8, 256, torch.bfloat16)
-    weight = prepare_weight(quantize(w.bfloat16()), dtype=torch.float8_e4m3fn)
+    weight = prepare_weight(quantize(w.bfloat16(), backend="reference"), dtype=torch.float8_e4m3fn)
     with simulating("sm_90a") as runs:
         y = gemm(rmsnorm_quantize(x, None, **FP8), weight, out_dtype=torch.float32)
     assert len(runs) in (0, 2)

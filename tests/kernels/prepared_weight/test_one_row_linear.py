@@ -21,7 +21,7 @@ def normal(*shape: int, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_one_row(arch: str, dtype: torch.dtype, device: torch.device) -> None:
     """The product of what is quantized, rounded once; then the bias is added. K is no multiple of 32."""
-    weight = quantize(normal(136, 208, seed=0).to(device))
+    weight = quantize(normal(136, 208, seed=0).to(device), backend="reference")
     bias = normal(136, seed=1).to(device)
     layer = NVFP4Linear(weight, bias, input_global_scale=torch.tensor(0.002, device=device)).requires_grad_(False)
     x = normal(1, 1, 208, seed=2).to(device, dtype)
@@ -56,7 +56,7 @@ def test_bits_of_two_calls(device: torch.device, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "row_product", planned)
     many, wide = normal(3, 96, seed=3).to(device), normal(1, 128, seed=4).to(device).half()
     tall = normal(96, 2, seed=7).to(device).half()
-    weights = [quantize(normal(40, 96, seed=5 + i).to(device)) for i in range(2)]
+    weights = [quantize(normal(40, 96, seed=5 + i).to(device), backend="reference") for i in range(2)]
     scale = torch.tensor(0.002, device=device)
     layer = NVFP4Linear(weights[0], input_global_scale=scale)
     assert not layer(many[:1]).equal(layer(many[1:2]))
@@ -80,12 +80,12 @@ def test_bits_of_two_calls(device: torch.device, monkeypatch: pytest.MonkeyPatch
 
 def test_rows_that_need_more_than_two_launches(device: torch.device) -> None:
     """K that is padded, K that is strided, a global scale that is computed: the public functions' way."""
-    weight = quantize(normal(40, 70, seed=8).to(device), pad=True)
+    weight = quantize(normal(40, 70, seed=8).to(device), pad=True, backend="reference")
     layer = NVFP4Linear(weight, in_features=70, input_global_scale=torch.tensor(0.002, device=device))
     x = normal(1, 70, seed=9).to(device)
     a = quantize(x, global_scale=layer.input_global_scale, pad=True)
     assert layer(x).equal(gemv(weight, a, out_dtype=x.dtype)[None])
-    weight = quantize(normal(40, 64, seed=8).to(device))
+    weight = quantize(normal(40, 64, seed=8).to(device), backend="reference")
     x = normal(64, 2, seed=9).to(device).t()[:1]
     for scale in (None, torch.tensor(0.002, device=device)):
         layer = NVFP4Linear(weight, input_global_scale=scale)
@@ -99,7 +99,7 @@ def test_rows_that_need_more_than_two_launches(device: torch.device) -> None:
 def test_another_architecture() -> None:
     """One layer runs what each block asks for, and exact torch where it asks for that."""
     x = normal(1, 64, seed=9)
-    layer = NVFP4Linear(quantize(normal(40, 64, seed=8)), input_global_scale=torch.tensor(0.002))
+    layer = NVFP4Linear(quantize(normal(40, 64, seed=8), backend="reference"), input_global_scale=torch.tensor(0.002))
     results = []
     for arch in ("sm_100a", "sm_90a", "sm_100a"):
         with simulating(arch) as runs:

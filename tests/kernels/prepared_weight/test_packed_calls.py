@@ -115,7 +115,10 @@ class Groups:
         places = {"none": (None, None), "one": (0, 0), "row": (0, 1), "apart": (1, 0)}[scales]
 
         def weight(n: int, place: int | None) -> PreparedWeight:
-            both = [quantize(torch.randn(n, 64, generator=generator), global_scale=None) for _ in range(1 + bool(gate))]
+            both = [
+                quantize(torch.randn(n, 64, generator=generator), global_scale=None, backend="reference")
+                for _ in range(1 + bool(gate))
+            ]
             names = ("global_scale", "up_global_scale")[: len(both)]
             kept = {} if place is None else {name: x[place] for name, x in zip(names, factors)}
             return dataclasses.replace(prepare_weight(*both), **kept)
@@ -226,7 +229,7 @@ def test_autograd_knows_what_was_written() -> None:
 def test_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled code calls the kernel, between operations of its own; one graph."""
     monkeypatch.setenv("CUTE_NVFP4_ARCH", "sm_90a")
-    weight, rows = prepare_weight(quantize(torch.randn(48, 128))), torch.randn(5, 128).bfloat16()
+    weight, rows = prepare_weight(quantize(torch.randn(48, 128), backend="reference")), torch.randn(5, 128).bfloat16()
 
     def function(x: torch.Tensor) -> torch.Tensor:
         return gemm(x * 2, weight, bias=x[0, :48].float(), backend="sim") + 1

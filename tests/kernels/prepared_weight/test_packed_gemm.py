@@ -25,7 +25,7 @@ from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig, can_implement
 from cute_nvfp4.ops.prepared_weight import gemm as prepared_gemm
 from cute_nvfp4.planning import packed
-from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, choose
+from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, candidates, choose
 from cute_nvfp4.sim import Race, adversarial
 from cute_nvfp4.target import ARCHITECTURES
 
@@ -230,7 +230,7 @@ def test_nan_scale_is_its_row() -> None:
 @pytest.mark.sim_only("runs exact torch")
 def test_traced_and_differentiated() -> None:
     """One graph, of one operator; gradients of x and of bias."""
-    weight = prepare_weight(quantize(torch.randn(48, 64)))
+    weight = prepare_weight(quantize(torch.randn(48, 64), backend="reference"))
     x, bias = torch.randn(5, 64).bfloat16().requires_grad_(), torch.randn(48).requires_grad_()
 
     def twice(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -340,6 +340,26 @@ def test_plans(m: int) -> None:
 def test_the_plans_that_were_fastest_on_an_h200(m: int, n: int, k: int, expected: tuple[int, str, int]) -> None:
     config = choose(PackedProblem(m=m, n=n, k=k), ARCHITECTURES["sm_90a"], 132).config
     assert (config.tile_n, config.scheduler, config.split_k) == expected
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "raster"),
+    [
+        # all tiles at once: those with the same weights are neighbours
+        (512, 8192, 8192, "n"),
+        (2048, 8192, 8192, "n"),
+        # so many rows of x at once are more bytes than all weights
+        (8192, 8192, 8192, "m"),
+        # one tile along x
+        (128, 8192, 8192, "m"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+def test_tiles_are_in_the_order_that_reads_fewer_bytes(m: int, n: int, k: int, raster: str, dtype: str) -> None:
+    problem = PackedProblem(m=m, n=n, k=k, dtype=dtype)
+    for plan in candidates(problem, ARCHITECTURES["sm_90a"], 132):
+        if plan.config.scheduler == "static" and plan.config.tile_n == min(m, 256):
+            assert plan.config.raster == raster
 
 
 def test_rings_of_their_own_length_are_shared_evenly() -> None:

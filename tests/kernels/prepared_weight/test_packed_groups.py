@@ -111,7 +111,7 @@ def test_gated(out: torch.dtype, n: int) -> None:
     """Gate and up prepared together, with global scales and factors of their own."""
     generator = torch.Generator().manual_seed(n)
     device, sizes = backends.device(), (3, 0, 21)
-    both = [quantize(torch.randn(3, n, 160, generator=generator).to(device)) for _ in range(2)]
+    both = [quantize(torch.randn(3, n, 160, generator=generator).to(device), backend="reference") for _ in range(2)]
     weight = prepare_weight(*both)
     x = (torch.randn(24, 160, generator=generator) / 10).bfloat16().to(device)
     alpha = torch.tensor([0.5, 2.0, 1.5], device=device)
@@ -145,10 +145,10 @@ def test_gated_lists(count: int, quantized: bool) -> None:
     alpha, pairs, exact = normal(count), [], []
     for i in range(count):
         m, n, k = (0 if i == 1 else 3 + i), 40 + 8 * i, 96 + 32 * (i % 2)
-        both = [quantize(normal(n, k), global_scale=factor) for factor in (factors[i], factors[0])]
+        both = [quantize(normal(n, k), global_scale=factor, backend="reference") for factor in (factors[i], factors[0])]
         x: Any = normal(m, k).to(dtype)
         if quantized:
-            x = quantize(x, global_scale=factors[1]) if m else None
+            x = quantize(x, global_scale=factors[1], backend="reference") if m else None
         pairs.append((x, prepare_weight(*both, dtype=dtype)))
         wide = normal(0, k) if x is None else x.dequantize(torch.float64) if quantized else x
         gate, up = (alpha[i].double() * (wide.double() @ w.dequantize(torch.float64).t()) for w in both)
@@ -170,7 +170,10 @@ def test_mixture_of_experts() -> None:
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator).to(device)
 
-    weights = [quantize(normal(experts, *size) / size[1] ** 0.5) for size in ((inner, k), (inner, k), (k, inner))]
+    weights = [
+        quantize(normal(experts, *size) / size[1] ** 0.5, backend="reference")
+        for size in ((inner, k), (inner, k), (k, inner))
+    ]
     x, router = normal(tokens, k).bfloat16(), normal(k, experts)
     layer = router, prepare_weight(*weights[:2]), prepare_weight(weights[2]), top
 

@@ -43,6 +43,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 @RULES
+@pytest.mark.sweep
 @pytest.mark.parametrize("k", [K, 70])
 def test_one_copy(rule: str | None, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, before = made(rule=rule, k=k), state(made(rule=rule, k=k))

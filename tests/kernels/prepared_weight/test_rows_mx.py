@@ -52,7 +52,9 @@ def blocked(scale: torch.Tensor) -> torch.Tensor:
 
 
 def x_of(format: str, *shape: int, seed: int = 9) -> BlockScaledTensor:
-    return quantize(backends.place(torch.randn(shape, generator=torch.Generator().manual_seed(seed))), format)
+    return quantize(
+        backends.place(torch.randn(shape, generator=torch.Generator().manual_seed(seed))), format, backend="reference"
+    )
 
 
 def plans() -> list[PackedPlan]:
@@ -97,7 +99,7 @@ def test_all_scales() -> None:
     b = BlockScaledTensor(backends.place(data), backends.place(to_blocked(scale)), None, MXFP4)
     # sums of neither row are subnormal in float32, or infinite, where they are looked at
     x = torch.tensor([2.0**12, 2.0**-12]).repeat(10).unsqueeze(1).expand(20, 128)
-    a = quantize(backends.place(x.contiguous()), "mxfp8")
+    a = quantize(backends.place(x.contiguous()), "mxfp8", backend="reference")
     with simulating("sm_90a"):
         found = gemm(a, b, **F32)
     exact = gemm(a, b, backend="reference", **F32)
@@ -157,6 +159,7 @@ MUTANTS = (
 
 
 @pytest.mark.sim_only("changes PTX")
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name, change, noticed", MUTANTS, ids=[m[0] for m in MUTANTS])
 def test_mutants_are_noticed(name: str, change, noticed: str) -> None:
     a, b = x_of("mxfp8", 70, 256), weights(140, 256)

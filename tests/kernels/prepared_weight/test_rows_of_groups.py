@@ -98,9 +98,11 @@ def test_prepared_weights(x: str, weight: str) -> None:
     """Rows are decoded by one launch, and the product starts meanwhile."""
     generator = torch.Generator().manual_seed(3)
     dtype = torch.float16 if weight == "nvfp4" else torch.bfloat16
-    a = quantize(backends.place(torch.randn(150, 160, generator=generator)), x)
+    a = quantize(backends.place(torch.randn(150, 160, generator=generator)), x, backend="reference")
     rows = GroupedRows.of(a, OFFSETS)
-    b = prepare_weight(quantize(backends.place(torch.randn(3, 40, 160, generator=generator)), weight), dtype=dtype)
+    b = prepare_weight(
+        quantize(backends.place(torch.randn(3, 40, 160, generator=generator)), weight, backend="reference"), dtype=dtype
+    )
     with simulating("sm_90a") as runs:
         out, status = product(rows, b)
     assert len(runs) in (0, 2) and status == 0
@@ -136,6 +138,7 @@ def of_first(groups: PackedRows, group: Any) -> Any:
 
 
 @pytest.mark.sim_only("changes the source")
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name, change", MUTANTS, ids=[m[0] for m in MUTANTS])
 def test_mutants_are_noticed(name: str, change: Source) -> None:
     a, b = rows_of([0, 140, 170, 182], 182, 128), stack(3, 40, 128)

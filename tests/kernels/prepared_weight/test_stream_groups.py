@@ -59,7 +59,7 @@ def test_exact(case: Case) -> None:
 def test_gated() -> None:
     """Gate and up prepared together, in a mixture of whole and cut work tiles."""
     generator, device, sizes, (n, k) = torch.Generator().manual_seed(7), backends.device(), (3, 0, 10), (72, 288)
-    both = [quantize(torch.randn(3, n, k, generator=generator).to(device)) for _ in range(2)]
+    both = [quantize(torch.randn(3, n, k, generator=generator).to(device), backend="reference") for _ in range(2)]
     weight = prepare_weight(*both)
     x = (torch.randn(13, k, generator=generator) / 10).bfloat16().to(device)
     plan = PackedPlan(GroupedStreamConfig(**HALF, columns=8, cut_bytes=0), 5)
@@ -109,7 +109,7 @@ def test_products_back_to_back_write_one_status_in_turn(sorted_by: str) -> None:
         return torch.randn(*shape, generator=generator).cuda()
 
     with simulated_gpu("sm_90a") as gpu:
-        weights = [prepare_weight(quantize(normal(20, 128, 96))) for _ in range(2)]
+        weights = [prepare_weight(quantize(normal(20, 128, 96), backend="reference")) for _ in range(2)]
         x, out = normal(8, 96).bfloat16(), [normal(16, 128) for _ in range(2)]
         ids, status = torch.randint(0, 20, (8, 2), generator=generator), torch.full((1,), 9, dtype=torch.int32).cuda()
         maps = Maps.of(routing_maps(ids.cuda(), 20), 20)

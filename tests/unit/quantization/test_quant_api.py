@@ -210,6 +210,7 @@ def test_too_small_a_global_scale_saturates() -> None:
     torch.testing.assert_close(got[0, :3], torch.tensor([2.688, -2.688, 0.896]), rtol=1e-6, atol=0)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("fmt", "rule"), ALL_RULES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
@@ -242,6 +243,7 @@ def test_zeros(fmt: str, rule: str) -> None:
     assert (dequantize(q)[:16] == 0).all() and (dequantize(q)[16:] != 0).any()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("fmt", "rule"), ALL_RULES)
 @pytest.mark.parametrize("exponent", [-148, -140, -130, -126, -110, -90, -60, 60, 100, 120, 125])
 def test_magnitudes_of_float32(fmt: str, rule: str, exponent: int) -> None:

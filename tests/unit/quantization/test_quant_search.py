@@ -88,6 +88,7 @@ def samples(seed: int, shape: tuple[int, int]) -> dict[str, torch.Tensor]:
     return {name: torch.tensor(values, dtype=torch.float32) for name, values in made.items()}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("tile", [False, True])
 @pytest.mark.parametrize("name", samples(0, (16, 16)))
 def test_optimal_is_the_exhaustive_minimum(name: str, tile: bool) -> None:

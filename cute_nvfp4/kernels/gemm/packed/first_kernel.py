@@ -13,5 +13,5 @@ HOSTS = {DequantizeConfig: Dequantize, GroupRowsConfig: DequantizeGroupRows}
 
 
 def first_kernel(config: Any) -> Any:
-    """Its host function."""
+    """The host function of the kernel that ``config`` describes."""
     return HOSTS.get(type(config), Fp8Rows)(config)

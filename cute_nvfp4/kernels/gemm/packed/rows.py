@@ -17,9 +17,8 @@ and NaN.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -39,7 +38,6 @@ from ..barriers import Ring
 from ..sm90.arguments import RowWeight
 from ..sm90.config import GATHER_THREADS, STAGE_TILES, WgmmaConfig
 from ..stage_loader import ThreadCopies
-from ..tile_scheduler import WorkTile
 from .decode import DTYPE_NAMES, ROW_LANES, PackedLane
 from .loaders import CopiesOf, StageOrder
 
@@ -207,16 +205,22 @@ def copy_rows(config: WgmmaConfig, rows: Rows, first_tile: Int32, target: Int32,
             copy_async(shared, source, size)
 
 
-def row_copies(order: StageOrder, weight: RowWeight, first: Int32, thread: Int32) -> CopiesOf:
-    """Copies of the rows of a work tile by one of the threads. first: shared address of the first stage's weights."""
+def row_copies(order: StageOrder, rows_of: Callable[[Any], Rows], first: Int32, thread: Int32) -> CopiesOf:
+    """Copies of the rows of a work tile by one of the threads. rows_of: where those of a tile are. first: shared
+    address of the first stage's weights."""
     cfg = order.config
 
-    def start(tile: WorkTile, ring: Ring, stage: Int32, step: Int32) -> None:
-        rows, first_tile = rows_of_weight(cfg, weight, tile.batch), tile.m * (cfg.tile_m // TILE_ROWS)
-        copy_rows(cfg, rows, first_tile, first + stage * cfg.weight_bytes, thread, order.along_k(step, tile))
-        mbarrier.arrive_after_copies(ring.full(stage))
+    def copies(tile: Any, cursor: Int32) -> ThreadCopies:
+        rows = rows_of(tile)
 
-    return lambda tile, cursor: ThreadCopies(order.steps(tile), partial(start, tile))
+        def start(ring: Ring, stage: Int32, step: Int32) -> None:
+            target = first + stage * cfg.weight_bytes
+            copy_rows(cfg, rows, tile.m * (cfg.tile_m // TILE_ROWS), target, thread, order.along_k(step, tile))
+            mbarrier.arrive_after_copies(ring.full(stage))
+
+        return ThreadCopies(order.steps(tile), start)
+
+    return copies
 
 
 assert STEPS * 16 == TILE_K and GATHER_THREADS == SLAB_ROWS * ROW_LANES == SCALE_BYTES // CHUNK

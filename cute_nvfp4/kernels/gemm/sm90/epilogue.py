@@ -8,6 +8,7 @@ product: the pair of the first becomes the output's, and the slab has eight rows
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -31,6 +32,14 @@ from .row_factors import RowFactors, row_factors
 
 WARP = 32
 VECTOR_BYTES = 16
+
+
+class Corner(NamedTuple):
+    """Where a warp's slab of a work tile begins in the output: its matrix, the first row of the weight, and of x."""
+
+    matrix: cute.Pointer
+    row: Int32
+    x_row: Int32
 
 
 @dataclass(frozen=True)
@@ -167,17 +176,17 @@ class WarpgroupEpilogue:
         """Columns of the MMA are rows of the output: vectors are turned through shared memory."""
         cfg, out = self.config, self.arguments.out
         row = self.first_row(tile)
-        first = out.pointer + Int64(tile.batch) * out.batch_stride
+        corner = Corner(out.pointer + Int64(tile.batch) * out.batch_stride, row, tile.n * cfg.tile_n)
         if cutlass.const_expr(cfg.vector):
             for column in cutlass.range_constexpr(begin, end, cfg.epilogue_columns):
                 # one warp's exponentials while another stores
                 if cutlass.const_expr(cfg.gate):
                     self.join(acc, column, min(column + cfg.epilogue_columns, end))
-                self.store_vectors(acc, column, end, first, row, tile.n * cfg.tile_n)
+                self.store_vectors(acc, column, end, corner)
         else:
             if cutlass.const_expr(cfg.gate):
                 self.join(acc, begin, end)
-            self.store_elements(acc, begin, end, first, row, tile.n * cfg.tile_n)
+            self.store_elements(acc, begin, end, corner)
 
     @cute.jit
     def add_bias(self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]):
@@ -198,13 +207,7 @@ class WarpgroupEpilogue:
 
     @cute.jit
     def store_vectors(
-        self,
-        acc: cute.Tensor,
-        column: cutlass.Constexpr[int],
-        end: cutlass.Constexpr[int],
-        first: cute.Pointer,
-        row: Int32,
-        x_row: Int32,
+        self, acc: cute.Tensor, column: cutlass.Constexpr[int], end: cutlass.Constexpr[int], corner: Corner
     ):
         """Sixteen columns of a warp's slab, whose 16 rows are two vectors of 16 bytes in the output; or, of a gated
         GEMM, 32 columns of which the eight rows are one."""
@@ -219,11 +222,11 @@ class WarpgroupEpilogue:
         store_matrices_transposed(place, words)
         cute.arch.sync_warp()
         vector = load_shared(own + lane // parts * cfg.epilogue_pitch + lane % parts * VECTOR_BYTES, VECTOR_BYTES)
-        n, m = row + lane % parts * 8, x_row + column + lane // parts
+        n, m = corner.row + lane % parts * 8, corner.x_row + column + lane // parts
         limit = self.x_rows
         if cutlass.const_expr(column + cfg.epilogue_columns > end):
-            limit = cutlass.min(limit, x_row + end)
-        target = self.target(first, m, n)
+            limit = cutlass.min(limit, corner.x_row + end)
+        target = self.target(corner.matrix, m, n)
         if m < limit:
             if n + 8 <= rows:
                 self.put(target, vector)
@@ -243,13 +246,7 @@ class WarpgroupEpilogue:
 
     @cute.jit
     def store_elements(
-        self,
-        acc: cute.Tensor,
-        begin: cutlass.Constexpr[int],
-        end: cutlass.Constexpr[int],
-        first: cute.Pointer,
-        row: Int32,
-        x_row: Int32,
+        self, acc: cute.Tensor, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int], corner: Corner
     ):
         """An element at a time; eight lanes have neighbours."""
         cfg, rows = self.config, self.arguments.weight.rows
@@ -258,9 +255,9 @@ class WarpgroupEpilogue:
         for i in cutlass.range_constexpr(begin // 8, end // 8):
             for j in cutlass.range_constexpr(2 * self.slab_parts):
                 # registers of an m64n8 part: (row, column), (row, column + 1), (row + 8, …)
-                n, m = row + lane // 4 + 8 * (j // 2), x_row + 8 * i + 2 * (lane % 4) + j % 2
+                n, m = corner.row + lane // 4 + 8 * (j // 2), corner.x_row + 8 * i + 2 * (lane % 4) + j % 2
                 if (n < rows) & (m < self.x_rows):
-                    target = first + (Int64(m) * self.arguments.out.row_stride + n)
+                    target = corner.matrix + (Int64(m) * self.arguments.out.row_stride + n)
                     cute.make_tensor(target, cute.make_layout(1))[0] = acc[4 * i + j].to(dtype)
 
     # partial sums: fp32 (4, THREAD, QUAD) for each warpgroup of each CTA. ``reduction.WorkspaceExchange`` adds those of

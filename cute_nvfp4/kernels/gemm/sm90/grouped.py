@@ -32,8 +32,8 @@ from ..operands import TmaCopy
 from ..packed.first_kernel import first_kernel
 from ..packed.loaders import CopiesOf, StageOrder, XSlices, partition
 from ..packed.mainloop import Mainloop, OperandMemory
-from ..packed.rows import copy_rows
-from ..stage_loader import OverwritingCopies, ThreadCopies, fill_stages
+from ..packed.rows import row_copies
+from ..stage_loader import OverwritingCopies, fill_stages
 from ..tile_scheduler import WorkTile
 from .arguments import Activations
 from .config import LOADING_WARPS, STAGE_TILES, WARPGROUP
@@ -81,22 +81,6 @@ def group_weight_copies(order: StageOrder, groups: PackedGroups, first: Int32) -
                     copy_bulk(target, source + index * cfg.weights.tile_bytes, Int32(cfg.tile_bytes), full)
 
         return OverwritingCopies(order.steps(tile), start)
-
-    return copies
-
-
-def group_row_copies(order: StageOrder, groups: PackedGroups, first: Int32, thread: Int32) -> CopiesOf:
-    """Copies of the rows of a work tile by one of the threads. first: shared address of the first stage's weights."""
-    cfg = order.config
-
-    def copies(tile: GroupTile, cursor: Int32) -> ThreadCopies:
-        rows = groups.rows(tile.group)
-
-        def start(ring: Ring, stage: Int32, step: Int32) -> None:
-            copy_rows(cfg, rows, tile.m * (cfg.tile_m // TILE_ROWS), first + stage * cfg.weight_bytes, thread, step)
-            mbarrier.arrive_after_copies(ring.full(stage))
-
-        return ThreadCopies(order.steps(tile), start)
 
     return copies
 
@@ -257,7 +241,8 @@ class GroupedWgmma(WgmmaGemm):
             if cutlass.const_expr(cfg.weights.in_rows):
                 if warp >= LOADING_WARPS:
                     own = thread - LOADING_THREADS
-                    fill_stages(group_row_copies(self.order, groups, operands.weights, own), operands.ring, scheduler)
+                    copies = row_copies(self.order, lambda tile: groups.rows(tile.group), operands.weights, own)
+                    fill_stages(copies, operands.ring, scheduler)
         else:
             self.keep_registers(True)
             self.wait_for_x()

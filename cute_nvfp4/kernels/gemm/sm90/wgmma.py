@@ -24,7 +24,7 @@ from ..packed.first_kernel import first_kernel
 from ..packed.loaders import StageOrder, prefetch_stage, tile_addresses, weight_copies, x_copies
 from ..packed.mainloop import Mainloop, OperandMemory, Products
 from ..packed.pipelines import wgmma_pipelines
-from ..packed.rows import row_copies
+from ..packed.rows import row_copies, rows_of_weight
 from ..packed.rows_x import fill_with_rows
 from ..pipeline_graph import barrier_words
 from ..stage_loader import fill_stages
@@ -140,7 +140,8 @@ class WgmmaGemm:
                 self.load_x(x, memory.operands, scheduler)
             if cutlass.const_expr(cfg.weights.in_rows and not cfg.decodes_x):
                 if warp >= LOADING_WARPS:
-                    copies = row_copies(self.order, arguments.weight, memory.operands.weights, thread - LOADING_THREADS)
+                    own, rows = thread - LOADING_THREADS, lambda tile: rows_of_weight(cfg, arguments.weight, tile.batch)
+                    copies = row_copies(self.order, rows, memory.operands.weights, own)
                     fill_stages(copies, memory.operands.ring, scheduler)
             if cutlass.const_expr(cfg.split_k > 1):
                 if cutlass.const_expr(cfg.overlap == 0):
