@@ -78,6 +78,7 @@ class Problem:
             out=out.data_ptr(),
             out_stride=out.stride(0),
             alpha=ALPHA,
+            floats=None,
             factors=((factor.data_ptr(),),),
             partials=PartialSums(sums.data_ptr(), flags.data_ptr()),
             k=case.k,

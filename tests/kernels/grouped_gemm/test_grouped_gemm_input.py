@@ -230,13 +230,14 @@ BENCHMARKS = {
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_plans_of_the_benchmark_cases(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model's are possible, on no more clusters than fit, and B on the side of M: weights are the long side."""
+    """The model's are possible, on no more clusters than fit; where groups have few rows, weights are on the side of M."""
     monkeypatch.setattr(clocked, "entries", dict)
     choose_grouped.cache_clear()
     rows_, n, k = BENCHMARKS[name]
     plan = choose_grouped(GroupedProblem(tuple((m, n, k) for m in rows_)), ARCH, 148)
     assert not can_implement_grouped(plan.config)
-    assert plan.swap and plan.workers * plan.config.cluster_size <= 148
+    assert plan.workers * plan.config.cluster_size <= 148
+    assert plan.swap or max(rows_) > 256
     choose_grouped.cache_clear()
 
 
