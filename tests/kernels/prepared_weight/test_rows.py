@@ -192,7 +192,7 @@ def by_the_default_schedule(plan: PackedPlan) -> tuple[Callable[[], torch.Tensor
 
 
 @pytest.mark.sim_only("runs schedules")
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(5, draws=("schedule",))
 @pytest.mark.parametrize("schedule", adversarial(20), ids=str)
 @pytest.mark.parametrize("plan", [BEFORE, MEANWHILE], ids=["before", "meanwhile"])
 def test_any_schedule_gives_the_same_bits(schedule, plan: PackedPlan) -> None:
