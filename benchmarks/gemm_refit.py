@@ -6,7 +6,8 @@ draws fresh problems, and the clock times the first plans of the model with thes
 how much longer the model's first plan takes than the fastest of them. Measures nothing: all times are modelled.
 
 The record (``results/gemm_refit_b200.json``) is written after every plan; a second call goes on from there. Without an
-option, the record's fit and losses are printed. ``--jobs N`` has N processes time plans beside one another.
+option, the record's fit and losses are printed, and those of the constants that the fit has replaced. ``--seed`` draws
+other fresh problems. ``--jobs N`` has N processes time plans beside one another.
 Times do not depend on values, so products are left out.
 """
 
@@ -41,7 +42,7 @@ CONSTANTS = (
     *("START_US", "STAGE_LATENCY_US", "CLUSTER_US", "DSMEM_LATENCY_US", "DSMEM_BYTES_S", "EPI_TILE_US"),
     *("DIRECT_FACTOR", "COLUMN_FACTOR"),
 )
-"""Constants of ``planning.rates`` that are fitted or assumed."""
+"""Constants of ``planning.rates`` that are fitted, or assumed."""
 FARTHEST, TRIED, NEAR = 2.0, 4, 1.25
 WIDEST, FINEST = 8.0, 0.02
 """How many times today's value a fitted constant may be, and what part of it; the step that slopes are taken by."""
@@ -139,10 +140,10 @@ def fit(plans: list[dict[str, Any]]) -> dict[str, float]:
     return {name: float(f"{value:.4g}") for name, value in values(at).items()}
 
 
-def neighbours(at: dict[str, float], step: float) -> list[dict[str, float]]:
-    """One constant larger or smaller by a share of it, as far as it may be."""
+def neighbours(at: dict[str, float], start: dict[str, float], step: float) -> list[dict[str, float]]:
+    """One constant larger or smaller by a share of it, as far as it may be from where the fit started."""
     steps = [(name, at[name] * factor) for name in CONSTANTS for factor in (1 + step, 1 / (1 + step))]
-    return [at | {name: x} for name, x in steps if 1 / WIDEST <= x / float(getattr(rates, name)) <= WIDEST]
+    return [at | {name: x} for name, x in steps if 1 / WIDEST <= x / start[name] <= WIDEST]
 
 
 def loss(plans: list[dict[str, Any]], values: dict[str, float]) -> float:
@@ -167,10 +168,10 @@ def draw_plans(record: dict[str, Any], count: int, jobs: int, save: Callable[[],
         save()
 
 
-def draw_choices(record: dict[str, Any], count: int, jobs: int, save: Callable[[], None]) -> None:
+def draw_choices(record: dict[str, Any], seed: int, count: int, jobs: int, save: Callable[[], None]) -> None:
     """The first plans of the model with the fitted constants, and the first with today's: those without a time yet."""
-    wanted, choices = [], record["choices"]
-    for number, sizes in missing(2, 0, count):
+    wanted, choices = [], record["choices"].setdefault(str(seed), [])
+    for number, sizes in missing(seed, 0, count):
         if number == len(choices):
             choices.append({"sizes": sizes, "times": []})
         known = list(map(plan_in, choices[number]["times"]))
@@ -200,26 +201,33 @@ def losses(choices: list[dict[str, Any]], values: dict[str, float]) -> list[floa
 
 
 def report(record: dict[str, Any]) -> None:
-    plans, choices = record["plans"], record["choices"]
+    plans, fitted, replaced = record["plans"], record["fitted"], record["replaced"]
+    named = (("in use", {}), ("fitted", fitted), ("replaced", replaced))
     print(f"{len(plans)} plans by the clock {record['clock']}, {sum(p['seconds'] for p in plans):.0f} s")
-    for name, values in (("today's constants", {}), ("fitted", record["fitted"])):
+    for name, values in named:
         found = errors(plans, values) if plans else [0.0]
         print(f"{name:18} mean error {statistics.mean(map(abs, found)):.1%}, with sign {statistics.mean(found):+.1%}")
-    for name, value in record["fitted"].items():
-        print(f"  {name:18} {getattr(rates, name):12.4g} in use {value:12.4g} fitted")
-    for name, values in (("fitted", record["fitted"]), ("today's", {})):
+    for name, value in fitted.items():
+        in_use, before = float(getattr(rates, name)), replaced.get(name, math.nan)
+        print(f"  {name:18} {in_use:12.4g} in use {value:12.4g} fitted {before:12.4g} replaced")
+    for (seed, choices), (name, values) in itertools.product(record["choices"].items(), named):
         if lost := losses(choices, values):
-            print(f"{len(lost)} of {len(choices)} choices, {name}: mean loss {statistics.mean(lost):.1%}, worst "
-                  f"{max(lost):.1%}, {sum(x <= 0.05 for x in lost)} within 5 %")  # fmt: skip
+            print(f"seed {seed}: {len(lost)} of {len(choices)} choices, {name}: mean loss {statistics.mean(lost):.1%}, "
+                  f"worst {max(lost):.1%}, {sum(x <= 0.05 for x in lost)} within 5 %")  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plans", type=int, default=0, metavar="N", help="times of N random plans")
     parser.add_argument("--choices", type=int, default=0, metavar="N", help="choices for N fresh problems")
+    parser.add_argument("--seed", type=int, default=2, metavar="SEED", help="of the fresh problems")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time")
     given = parser.parse_args()
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {"plans": [], "fitted": {}, "choices": []}
+    record = (
+        json.loads(RECORD.read_text())
+        if RECORD.exists()
+        else {"plans": [], "fitted": {}, "choices": {}, "replaced": {}}
+    )
     record["clock"] = record.get("clock", version())
 
     def save() -> None:
@@ -227,9 +235,11 @@ def main() -> int:
 
     draw_plans(record, given.plans, given.jobs, save)
     if given.plans:
+        record["replaced"] = {name: float(getattr(rates, name)) for name in CONSTANTS}
         record["fitted"] = fit(record["plans"])
         save()
-    draw_choices(record, given.choices, given.jobs, save)
+    if given.choices:
+        draw_choices(record, given.seed, given.choices, given.jobs, save)
     report(record)
     return 0
 

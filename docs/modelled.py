@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 from typing import Any
@@ -78,11 +79,29 @@ def error() -> str:
     return f"{means[0]:.0f} to {means[-1]:.0f} %"
 
 
+def choice_loss() -> str:
+    """How much longer than the fastest the planner's choices take by the clock, on problems that it had not seen."""
+    return f"{100 * statistics.mean(_lost()):.1f} %"
+
+
+def choice_worst() -> str:
+    """The largest of these losses."""
+    return f"{100 * max(_lost()):.1f} %"
+
+
 def launch_us() -> str:
     """What a launch costs by the machine file of an H200, in microseconds."""
     from cute_nvfp4.sim.clock.machine import machine
 
     return f"{machine('h200')['launch.empty_us']:g}"
+
+
+@functools.cache
+def _lost() -> list[float]:
+    import gemm_refit
+
+    *_, choices = json.loads(gemm_refit.RECORD.read_text())["choices"].values()
+    return gemm_refit.losses(choices, {})
 
 
 def _compared() -> list[list[str]]:

@@ -136,6 +136,7 @@ TABLES |= {f"problem_{f.__name__}": f for f in (problem_tables.data, problem_tab
 TABLES |= {f"parallel-{name}": functools.partial(parallel_tables.of_records, name) for name in parallel_tables.TABLES}
 COUNTS: dict[str, Callable[[], str]] = {f.__name__: f for f in (fingerprints, programs)}
 COUNTS |= {"clock_error": modelled.error, "launch_us": modelled.launch_us}
+COUNTS |= {f.__name__: f for f in (modelled.choice_loss, modelled.choice_worst)}
 
 
 def pages() -> list[Path]:

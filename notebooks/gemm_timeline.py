@@ -168,13 +168,13 @@ def from_model(config: GemmConfig, counts: list[int]) -> Pipeline:
     transfer = shared.stage.loaded / rates.SM_BYTES_S * 1e6
     cycles = config.products * config.blocks_k * rates.MMA_CYCLES[config.ctas, config.tile_n]
     mma = cycles / rates.CLOCK_GHZ * 1e-3
-    epilogue = config.products * config.tile_n / 32 * rates.EPI_TILE_US
+    epilogue = config.products * config.tile_n / 32 * rates.PUBLISHED_EPI_TILE_US
     steps: list[Step] = []
     tiles: list[Tile] = []
     for t, count in enumerate(counts):
         for i in range(count):
             asked = steps[-stages].end if len(steps) >= stages else 0.0
-            arrived = max(asked + rates.STAGE_LATENCY_US, steps[-1].arrived if steps else 0.0) + transfer
+            arrived = max(asked + rates.PUBLISHED_STAGE_LATENCY_US, steps[-1].arrived if steps else 0.0) + transfer
             begin = max(arrived, steps[-1].end if steps else 0.0)
             if i == 0 and t >= accs:
                 begin = max(begin, tiles[t - accs].free)

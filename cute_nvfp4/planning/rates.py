@@ -1,8 +1,9 @@
 """Published figures of B200-class GPUs that the models of kernel times rest on; nothing here was measured by us.
 
 Each figure says where it comes from and what kind of statement it is: ``peak`` (a data sheet or a published bound),
-``measured`` (by the source, on its machine), ``fitted`` (by us, to published times, which
-`benchmarks/records/gemm_model.md` names), or ``assumed`` (nobody has published it; the reason for the value is given).
+``measured`` (by the source, on its machine), ``fitted`` (by us, to published times of another kernel or to modelled
+ones of ours, which `benchmarks/records/gemm_model.md` names), or ``assumed`` (nobody has published it; the reason for
+the value is given).
 All are for one GPU with its 148 multiprocessors; times are in microseconds, sizes in bytes. NVFP4, MXFP4 and MXFP8
 instructions of one shape take the same time.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 _SEMIANALYSIS = "github.com/SemiAnalysisAI/microbench-blackwell @9a068d8"
 _STUART_SUL = "github.com/StuartSul/gpu-experiments @4cb7ade"
 _FLASHINFER = "github.com/flashinfer-ai/flashinfer/pull/2540 (GB200, 128x128 tiles, L2 cold)"
+_CLOCK = "the simulator's clock of a B200: its times of 300 random plans (benchmarks/gemm_refit.py)"
 _HACKATHON = "published speed of light of GPU MODE's NVFP4 hackathon (B200 at 1.5 GHz)"
 
 
@@ -45,29 +47,24 @@ SM_BYTES_S = Figure(
 LAUNCH_US = Figure(
     1.54, "us", "measured", "smallest cold GPU time of a published GEMM kernel (bf16 split-K, M = 1, N = 8192, K = 128)"
 )
-STAGE_LATENCY_US = Figure(
-    0.665, "us", "fitted", f"{_FLASHINFER}: round trip of a stage, less its transfer and its MMAs"
-)
 START_US = Figure(
-    2.600, "us", "fitted", f"{_FLASHINFER}: all but mainloop and epilogue: launch, descriptors, barriers, exit"
+    1.725, "us", "fitted", f"{_CLOCK}: all but mainloop and epilogue: launch, descriptors, barriers, exit"
 )
-EPI_TILE_US = Figure(
-    0.06, "us", "assumed", "32 columns of the epilogue: 8 KB through shared memory at 128 B a cycle, as much again else"
-)
+STAGE_LATENCY_US = Figure(0.4704, "us", "fitted", f"{_CLOCK}: round trip of a stage, less its transfer and its MMAs")
+EPI_TILE_US = Figure(0.09059, "us", "fitted", f"{_CLOCK}: 32 columns of the epilogue")
 DIRECT_FACTOR = Figure(
     2.0, "", "assumed", "row-major stores by threads, which fill half sectors at a time, against TMA stores"
 )
-COLUMN_FACTOR = Figure(
-    1.0, "", "assumed", "column-major stores by threads; the clock's times of random plans say 2.7 (gemm_refit.py)"
-)
-CLUSTER_US = Figure(
-    0.2, "us", "assumed", "two barriers of a cluster, at its start and at its exit, of about 190 cycles (as on H100)"
-)
-DSMEM_BYTES_S = Figure(
-    31e9, "B/s", "assumed", "16 B a cycle from one multiprocessor to another: the order of H100 (arXiv 2402.13499)"
-)
+COLUMN_FACTOR = Figure(2.357, "", "fitted", f"{_CLOCK}: column-major stores by threads, against TMA stores")
+CLUSTER_US = Figure(0.352, "us", "fitted", f"{_CLOCK}: barriers of a cluster, at its start and at its exit")
+DSMEM_BYTES_S = Figure(36.61e9, "B/s", "fitted", f"{_CLOCK}: from one multiprocessor to another, 19 B a cycle")
 DSMEM_LATENCY_US = Figure(
-    0.4, "us", "assumed", "a store to another multiprocessor, its mbarrier, and the wait for the slowest of them"
+    0.1369, "us", "fitted", f"{_CLOCK}: a store to another multiprocessor, its mbarrier, and the wait for the slowest"
+)
+PUBLISHED_START_US = Figure(2.600, "us", "fitted", f"{_FLASHINFER}: START_US of that kernel")
+PUBLISHED_STAGE_LATENCY_US = Figure(0.665, "us", "fitted", f"{_FLASHINFER}: STAGE_LATENCY_US of that kernel")
+PUBLISHED_EPI_TILE_US = Figure(
+    0.06, "us", "assumed", "of that kernel: 8 KB through shared memory at 128 B a cycle, as much again else"
 )
 
 FIGURES = {name.lower(): figure for name, figure in vars().items() if isinstance(figure, Figure)}

@@ -29,4 +29,4 @@ def packed_costs(config: WgmmaConfig, columns: int, sm_count: int) -> PackedCost
         sm_count * size / rate * 1e6 for size, rate in ((weights, rates.DRAM_BYTES_S), (weights + x, rates.L2_BYTES_S))
     )
     store = columns / 128 * STORE_CYCLES / (rates.CLOCK_GHZ * 1e3)
-    return PackedCosts(rates.START_US, rates.STAGE_LATENCY_US, max(step, dram, l2), store)
+    return PackedCosts(rates.PUBLISHED_START_US, rates.PUBLISHED_STAGE_LATENCY_US, max(step, dram, l2), store)

@@ -40,21 +40,22 @@ def test_times_come_in_the_order_of_their_tasks(jobs, monkeypatch):
 
 def test_choices_are_what_the_model_s_first_plans_take(monkeypatch):
     monkeypatch.setattr(clocked_plans, "timed", shared_sizes)
-    record = {"plans": [], "fitted": {"START_US": 1.0, "CLUSTER_US": 2.0}, "choices": []}
+    record = {"plans": [], "fitted": {"START_US": 1.0, "CLUSTER_US": 2.0}, "choices": {}}
     gemm_refit.draw_plans(record, 2, 1, lambda: None)
-    gemm_refit.draw_choices(record, 2, 1, lambda: None)
-    gemm_refit.draw_choices(record, 3, 1, lambda: None)
+    gemm_refit.draw_choices(record, 2, 2, 1, lambda: None)
+    gemm_refit.draw_choices(record, 2, 3, 1, lambda: None)
     assert [tuple(p["sizes"]) for p in record["plans"]] == list(itertools.islice(gemm_refit.problems(1), 2))
     drawn = list(itertools.islice(gemm_refit.problems(2), 3))
-    assert [tuple(c["sizes"]) for c in record["choices"]] == drawn
-    for (m, n, k), choice in zip(drawn, record["choices"]):
+    choices = record["choices"]["2"]
+    assert [tuple(c["sizes"]) for c in choices] == drawn
+    for (m, n, k), choice in zip(drawn, choices):
         for t in choice["times"]:
             assert t["us"] == round(m + n / 1e4 + t["tiling"]["tile_n"] / 1e6, 3)
         _, today = gemm_refit.ranked((m, n, k))[0]
         assert gemm_refit.described(today) in list(map(gemm_refit.plan_in, choice["times"]))
-    assert len(gemm_refit.losses(record["choices"], record["fitted"])) == 3
+    assert len(gemm_refit.losses(choices, record["fitted"])) == 3
     before = json.loads(json.dumps(record))
-    gemm_refit.draw_choices(record, 3, 1, lambda: None)
+    gemm_refit.draw_choices(record, 2, 3, 1, lambda: None)
     assert json.loads(json.dumps(record)) == before, "what has a time is timed again"
 
 

@@ -45,12 +45,13 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_benchmark_shapes() -> None:
     """What the model says of bytes in flight, of CTAs along K and of the long dimension shows in what is chosen."""
     first, second, third = (choose(GemmProblem(128, n, k), ARCH, 148) for n, k in BENCHMARKS)
-    assert all(plan.swap and plan.config.out_major == "m" for plan in (first, second, third))
-    # 64 steps along K, twice as many CTAs with narrow tiles, nine stages: pairs hold half of B each
+    # 64 steps along K, narrow tiles for 112 CTAs: pairs hold half of B each, and threads store columns
+    assert first.swap and first.config.out_major == "m"
     assert (first.config.tile_m, first.config.tile_n, first.workers) == (256, 64, 56)
     # 28 steps, tiles for 64 CTAs: two along K, in the cluster
-    assert (second.config.split_k, second.config.tile_n) == (2, 64)
-    # eight steps are as many as there are stages: nothing to gain along K
+    assert second.swap and (second.config.split_k, second.config.tile_n) == (2, 64)
+    # eight steps are as many as there are stages: nothing to gain along K, and a store by TMA is sooner done
+    assert not third.swap and third.config.store == "tma"
     assert (third.config.split_k, third.config.scheduler, third.config.tile_n) == (1, "static", 64)
     for plan, (n, k) in zip((first, second, third), BENCHMARKS):
         problem = GemmProblem(128, n, k)
@@ -162,13 +163,13 @@ def test_small_devices() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_cold_choice_predicts_few_plans(shape: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each prediction takes some 50 µs: of the hundreds of configurations that can be, at most 100 are timed."""
+    """Each prediction takes some 50 µs: of the hundreds of configurations that can be, at most 110 are timed."""
     timed = []
     counted = lambda *args, **options: timed.append(args) or predict(*args, **options)  # noqa: E731
     monkeypatch.setattr(gemm_choose.gemm_model, "predict", counted)
     # a number of multiprocessors that no other test has
     choose(GemmProblem(*shape), ARCH, 147)
-    assert 0 < len(timed) <= 100
+    assert 0 < len(timed) <= 110
     count = len(timed)
     choose(GemmProblem(*shape), ARCH, 147)
     assert len(timed) == count

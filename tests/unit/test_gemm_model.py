@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import gemm_model as benchmark
 import gemm_validation as validation
+from gemm_refit import CONSTANTS
 
 from cute_nvfp4.kernels.gemm.config import GemmConfig
 from cute_nvfp4.planning import rates
@@ -22,6 +23,8 @@ from cute_nvfp4.sim.observe.result import MmaCounter, Result
 from cute_nvfp4.target import ARCHITECTURES
 
 ARCH = ARCHITECTURES["sm_100a"]
+REFITTED = set(CONSTANTS) - {"DIRECT_FACTOR"}
+"""No plan whose threads store rows is among those that the constants are fitted to."""
 
 
 def test_every_figure_says_where_it_comes_from() -> None:
@@ -29,7 +32,8 @@ def test_every_figure_says_where_it_comes_from() -> None:
         assert figure.basis in ("peak", "measured", "fitted", "assumed"), name
         assert len(figure.source) > 20 and figure > 0, name
         assert getattr(rates, name.upper()) == figure, name
-    assert {name for name, f in rates.FIGURES.items() if f.basis == "fitted"} == {"stage_latency_us", "start_us"}
+    fitted = {name.lower() for name in REFITTED} | {"published_start_us", "published_stage_latency_us"}
+    assert {name for name, f in rates.FIGURES.items() if f.basis == "fitted"} == fitted
 
 
 def test_concurrent_clusters() -> None:
@@ -67,7 +71,7 @@ def test_errors_against_published_times() -> None:
     assert -0.14 < errors["held out, M <= 16, N >= 8192"].bias < -0.12
 
 
-@pytest.mark.parametrize("name", ["START_US", "STAGE_LATENCY_US", "DRAM_BYTES_S", "SM_BYTES_S"])
+@pytest.mark.parametrize("name", ["PUBLISHED_START_US", "PUBLISHED_STAGE_LATENCY_US", "DRAM_BYTES_S", "SM_BYTES_S"])
 def test_the_validation_notices_a_wrong_constant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     factor = 2.0 if name.endswith("US") else 0.3
     monkeypatch.setattr(rates, name, getattr(rates, name) * factor)
@@ -77,7 +81,7 @@ def test_the_validation_notices_a_wrong_constant(name: str, monkeypatch: pytest.
 
 def test_constants_are_those_of_the_fit() -> None:
     found = validation.fit([p for p in validation.points() if p.m in validation.FITTED_M])
-    assert found == pytest.approx((rates.START_US, rates.STAGE_LATENCY_US), abs=0.003)
+    assert found == pytest.approx((rates.PUBLISHED_START_US, rates.PUBLISHED_STAGE_LATENCY_US), abs=0.003)
 
 
 def test_static_by_hand() -> None:
@@ -85,24 +89,24 @@ def test_static_by_hand() -> None:
     p = predict(GemmConfig(tile_n=128), 64, 7168, 7168)
     assert (p.steps, p.waves, p.ctas, p.stages, p.bytes_in_flight) == (28, 1.0, 56, 5, 56 * 5 * 36864)
     mma = 4 * 64 / 1965
-    round_trip = 0.665 + 36864 / 155e3 + mma
+    round_trip = 0.4704 + 36864 / 155e3 + mma
     dram = (64 * 3584 + 128 * 448 + 7168 * (3584 + 448) + 64 * 7168 * 2) / 7.53e6
     assert p.dram_us == pytest.approx(dram, rel=1e-9)
     assert p.latency_us == pytest.approx(27 * round_trip / 5, rel=1e-9)
-    epilogue = 4 * 0.06
-    assert p.us == pytest.approx(2.600 + round_trip + 27 * round_trip / 5 + dram + epilogue, rel=1e-9)
-    assert (p.bound, p.label) == ("latency", "model")
+    epilogue = 4 * 0.09059
+    assert p.us == pytest.approx(1.725 + round_trip + 27 * round_trip / 5 + dram + epilogue, rel=1e-9)
+    assert (p.bound, p.label) == ("mma", "model")
 
 
 def test_split_and_shares_by_hand() -> None:
     split = predict(GemmConfig(tile_n=64, split_k=4), 128, 1024, 7168)
     assert (split.steps, split.ctas) == (7, 64)
     # three slices of 128 rows, 16 columns, four bytes leave each CTA
-    assert split.reduction_us == pytest.approx(0.4 + 3 * 128 * 16 * 4 / 31e3)
-    assert split.epilogue_us == pytest.approx(0.06 * 16 / 32)
+    assert split.reduction_us == pytest.approx(0.1369 + 3 * 128 * 16 * 4 / 36.61e3)
+    assert split.epilogue_us == pytest.approx(0.09059 * 16 / 32)
     shares = predict(GemmConfig(tile_n=128, scheduler="stream_k"), 128, 7168, 16384)
     assert (shares.steps, shares.ctas) == (25, 148)  # 56 tiles of 64 steps on 148
-    assert shares.reduction_us == pytest.approx(2 * (0.665 + 128 * 128 * 4 / 155e3))
+    assert shares.reduction_us == pytest.approx(2 * (0.4704 + 128 * 128 * 4 / 155e3))
     whole = predict(GemmConfig(tile_n=128, scheduler="stream_k"), 128, 7168, 16384, workers=56)
     assert (whole.steps, whole.reduction_us) == (64, 0.0)
 
@@ -121,8 +125,8 @@ def test_more_bytes_in_flight_and_more_ctas_along_k_are_faster() -> None:
     deep = [predict(GemmConfig(tile_n=64, stages=s), 4096, 128, 7168).us for s in (2, 3, 4, 5, 6, 7)]
     assert deep == sorted(deep, reverse=True)
     assert deep[0] - deep[-1] > 5
-    one, two = (predict(GemmConfig(tile_n=64, split_k=s), 4096, 128, 7168).us for s in (1, 2))
-    assert two < one
+    one, four = (predict(GemmConfig(tile_n=64, split_k=s), 1024, 128, 16384).us for s in (1, 4))
+    assert four < one
 
 
 def test_traffic_counts_every_operand_once() -> None:
@@ -195,9 +199,10 @@ def test_the_benchmark_record() -> None:
     record = benchmark.record(ARCH)
     assert record["label"] == "model" and "nothing was measured" in record["note"]
     for row in record["rows"]:
-        # nobody is faster than the model's floor, and the model is within a fifth of the best public result
+        # nobody is faster than the model's floor, and the model, which has no gap between launches, is at most a third
+        # faster than the best public result
         assert row["speed_of_light_us"] < row["best_rates_us"] < row["model_us"]
-        assert row["model_us"] == pytest.approx(row["best_public_us"], rel=0.2)
+        assert 2 / 3 < row["model_us"] / row["best_public_us"] < 1
         assert row["counted_by"] == "analytic" and row["terms"]["label"] == "model"
         assert 1 <= row["dram_bytes_over_least"] < 1.05
 

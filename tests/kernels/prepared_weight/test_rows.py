@@ -188,7 +188,9 @@ def by_the_default_schedule(plan: PackedPlan) -> tuple[Callable[[], torch.Tensor
     """A product, and its result."""
     a, b = operand(40, 256, 1), operand(136, 256, 2)
     with simulating("sm_90a"):
-        return lambda: gemm(a, b, out_dtype=torch.float32, config=plan), gemm(a, b, out_dtype=torch.float32, config=plan)
+        return lambda: gemm(a, b, out_dtype=torch.float32, config=plan), gemm(
+            a, b, out_dtype=torch.float32, config=plan
+        )
 
 
 @pytest.mark.sim_only("runs schedules")
