@@ -34,7 +34,7 @@ def notebooks() -> list[Path]:
 
 
 def executed(path: Path, notebook: nbformat.NotebookNode | None = None) -> nbformat.NotebookNode:
-    """The notebook with its outputs of now; raises if a cell does. notebook: what is executed in the place of the file's
+    """The notebook with its outputs of now; raises if a cell does. notebook: what is executed instead of the file's
     cells."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors; threads of several notebooks would only wait
     notebook = notebook or nbformat.read(path, as_version=4)

@@ -4,6 +4,7 @@ A sweep is a test function whose mark says so: ``@pytest.mark.sweep``, of its mo
 ``parametrize`` (and fixtures with parameters) give it; names that one ``parametrize`` sets together are one axis.
 ``sweep(n)``: where the only axis is one of cases, mutants for instance, one in n is taken. ``sweep(shared=(axis, …))``:
 functions of a module that have one of these axes cover it together, each with one test at least.
+``sweep(n, draws=(axis, …))``: values of these axes are draws, seeds or schedules; one in n of them has to occur.
 
 What is taken depends on the tests' ids alone: not on their order, nor on the process or the machine.
 """
@@ -71,8 +72,10 @@ def sweeps(items: list[pytest.Item]) -> list[list[pytest.Item]]:
 
 def wanted(item: pytest.Item) -> Values:
     """What a test has of that which must occur: its function, its values of shared axes, and of its function's axes."""
-    function, shared = item.nodeid.split("[")[0], item.get_closest_marker("sweep").kwargs.get("shared", ())
-    found = {(axis if ",".join(axis) in shared else (function, *axis), value) for axis, value in values(item)}
+    function, mark = item.nodeid.split("[")[0], item.get_closest_marker("sweep")
+    shared, draws, n = mark.kwargs.get("shared", ()), mark.kwargs.get("draws", ()), (*mark.args, 1)[0]
+    must = [x for x in values(item) if ",".join(x[0]) not in draws or rank(f"{function} {x}") % n == 0]
+    found = {(axis if ",".join(axis) in shared else (function, *axis), value) for axis, value in must}
     return frozenset(found | {(function, "")})
 
 

@@ -13,7 +13,9 @@ AXES = {"arch": ("sm_100a", "sm_90a"), "format,rule": [("nvfp4", "max"), ("mxfp4
         "dtype": ("half", "float", "bfloat16")}  # fmt: skip
 
 
-def items(name: str = "test_edges", *sweep: int, skip: str = "", shared: tuple[str, ...] = ()) -> list:
+def items(
+    name: str = "test_edges", *sweep: int, skip: str = "", shared: tuple[str, ...] = (), draws: tuple[str, ...] = ()
+) -> list:
     """What pytest collects of a function with these axes; ``skip``: an axis that is a fixture's, and has no mark."""
     found = []
     for values in itertools.product(*AXES.values()):
@@ -21,7 +23,7 @@ def items(name: str = "test_edges", *sweep: int, skip: str = "", shared: tuple[s
         for axis, value in zip(AXES, values):
             params.update(zip(axis.split(","), value if "," in axis else (value,)))
         marks = [pytest.mark.parametrize(axis, AXES[axis]).mark for axis in AXES if axis != skip]
-        marks.append(pytest.mark.sweep(*sweep, shared=shared).mark)
+        marks.append(pytest.mark.sweep(*sweep, shared=shared, draws=draws).mark)
         found.append(
             SimpleNamespace(
                 nodeid=f"file.py::{name}[{'-'.join(params.values())}]",
@@ -81,6 +83,16 @@ def test_shared_axes_are_covered_together() -> None:
     for tests in of.values():
         assert {item.callspec.params["arch"] for item in tests} == set(AXES["arch"])
     assert any({item.callspec.params["dtype"] for item in tests} < set(AXES["dtype"]) for tests in of.values())
+
+
+def test_of_draws_some_occur() -> None:
+    """One in n of them; every value of the other axes, and a test at least where no draw must occur."""
+    for n in (1, 2, 1000):
+        given = items("test_edges", n, draws=("format,rule", "dtype"))
+        kept = [item for item in given if item.nodeid in taken(given)]
+        assert {item.callspec.params["arch"] for item in kept} == set(AXES["arch"])
+        assert len(kept) == {1: len(taken(items())), 1000: len(AXES["arch"])}.get(n, len(kept))
+    assert len(taken(items("test_edges", 2, draws=("format,rule", "dtype")))) <= len(taken(items()))
 
 
 def test_random_sweeps_are_covered() -> None:

@@ -59,7 +59,7 @@ def test_every_code_times_every_code(arch: str, formats: tuple[str, str]) -> Non
 
 
 @BOTH
-@pytest.mark.sweep(10)
+@pytest.mark.sweep(10, draws=("seed",))
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_random_problems(arch: str, seed: int) -> None:
     generator = np.random.default_rng([seed, 11])

@@ -201,7 +201,7 @@ def scheduled(name: str) -> tuple[Problem, torch.Tensor]:
 
 
 @pytest.mark.sim_only("runs schedules")
-@pytest.mark.sweep(10)
+@pytest.mark.sweep(10, draws=("index",))
 @pytest.mark.parametrize("index", range(20))
 @pytest.mark.parametrize("name", ["gpt-oss", "Nemotron", "few", "few for FP8"])
 def test_any_schedule_gives_the_same_bits(name: str, index: int) -> None:

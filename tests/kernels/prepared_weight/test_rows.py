@@ -188,11 +188,13 @@ def by_the_default_schedule(plan: PackedPlan) -> tuple[Callable[[], torch.Tensor
     """A product, and its result."""
     a, b = operand(40, 256, 1), operand(136, 256, 2)
     with simulating("sm_90a"):
-        return lambda: gemm(a, b, out_dtype=torch.float32, config=plan), gemm(a, b, out_dtype=torch.float32, config=plan)
+        return lambda: gemm(a, b, out_dtype=torch.float32, config=plan), gemm(
+            a, b, out_dtype=torch.float32, config=plan
+        )
 
 
 @pytest.mark.sim_only("runs schedules")
-@pytest.mark.sweep(5)
+@pytest.mark.sweep(5, draws=("schedule",))
 @pytest.mark.parametrize("schedule", adversarial(20), ids=str)
 @pytest.mark.parametrize("plan", [BEFORE, MEANWHILE], ids=["before", "meanwhile"])
 def test_any_schedule_gives_the_same_bits(schedule, plan: PackedPlan) -> None:
