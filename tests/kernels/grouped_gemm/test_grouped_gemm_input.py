@@ -230,7 +230,7 @@ BENCHMARKS = {
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_plans_of_the_benchmark_cases(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model's are possible, on no more clusters than fit; where groups have few rows, weights are on the side of M."""
+    """The model's are possible, on no more clusters than fit; with few rows, weights are on the side of M."""
     monkeypatch.setattr(clocked, "entries", dict)
     choose_grouped.cache_clear()
     rows_, n, k = BENCHMARKS[name]
