@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -77,10 +78,11 @@ def program(tmp_path: Path):
     return write
 
 
-def command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
+def command(*arguments: str, run: Callable = subprocess.run) -> subprocess.CompletedProcess:
+    """run: ``forked.run`` where it does not matter how Python starts."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     words = [sys.executable, "-m", "cute_nvfp4", "sim", *arguments]
-    return subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=environment, timeout=120)
+    return run(words, capture_output=True, text=True, env=environment, timeout=120)
 
 
 def test_a_program_runs_as_under_python(program) -> None:
@@ -140,7 +142,7 @@ def test_errors_of_the_program_are_its_own(program) -> None:
 
 def test_names_of_an_older_dsl(program) -> None:
     path = program("import cutlass.cute as cute\nassert cute.make_fragment is cute.make_rmem_tensor\n")
-    without, given = command(path), command("--dsl-compat", path)
+    without, given = command(path, run=forked.run), command("--dsl-compat", path, run=forked.run)
     assert without.returncode == 1 and "before 4.8: --dsl-compat puts it back" in without.stderr
     assert given.returncode == 0, given.stderr
     assert "cutlass.cute.make_fragment is make_rmem_tensor in this DSL (--dsl-compat)" in given.stderr
