@@ -43,8 +43,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import moe_contestants
-from common import Captured, capture, gpu_target, machine, results_path, take_turns, write
+from common import capture, gpu_target, machine, results_path, take_turns, write
 from gemm_contestants import NotAvailableError
+from moe_report import CONTESTANTS, parts, show, show_parts, show_times
 
 from cute_nvfp4 import BlockScaledTensor, moe, prepare_experts, simulating
 from cute_nvfp4.formats import FORMATS
@@ -57,11 +58,6 @@ QUICK_TOKENS = (1, 16, 64, 256, 1024)
 CHECKED = 16
 OFF_BY_FP8 = 0.12
 """How far rows in FP8 may be from bf16, of the norm: 3 % of rows and 3 % of weights in each of two products."""
-TRACED = 7
-"""Calls of which the profiler says what each launch takes."""
-CONTESTANTS = ("moe", "added", "w4a8", "torch", *moe_contestants.NAMES)
-OURS = "cute_nvfp4"
-"""In the name of each of the package's kernels."""
 SILU = ActivationFunction()
 _SCALES = {"nvfp4": (0x28, 0x38), "mxfp4": (118, 124)}
 """Codes of the scales that weights are made of."""
@@ -294,52 +290,6 @@ def compile_only(layer: Layer, options: argparse.Namespace, quantized: bool, fp8
         for run in contestants.values():
             run(Routing.random(layer, count, False, "cuda"))
     torch.cuda.synchronize()
-
-
-def parts(call: Captured, clear: Callable[[], None]) -> list[dict]:
-    """What each launch of a call takes, and the time from its end to the next one's start, µs: medians of torch's
-    profiler. Empty where it sees no kernels."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-        for _ in range(TRACED):
-            clear()
-            call.graph.replay()
-        torch.cuda.synchronize()
-    spans = [(x.time_range.start, x.time_range.end, x.name) for x in profiler.events() if OURS in x.name]
-    each, rest = divmod(len(spans), TRACED)
-    if rest or not each:
-        return []
-    spans.sort()
-    runs = [spans[i : i + each] for i in range(0, len(spans), each)]
-    found = []
-    for i in range(each):
-        name = spans[i][2].partition(OURS)[2][:40]
-        us = statistics.median(run[i][1] - run[i][0] for run in runs)
-        after = statistics.median(run[i + 1][0] - run[i][1] for run in runs) if i + 1 < each else 0.0
-        found.append({"kernel": name, "us": us, "until_next_us": after})
-    return found
-
-
-def show_parts(row: dict) -> None:
-    """Prints the launches of each call."""
-    for name, launches in row["parts"].items():
-        words = ", ".join(f"{x['kernel']} {x['us']:.1f} (+{x['until_next_us']:.1f})" for x in launches)
-        print(f"{row['model']:>14} {row['tokens']:5} {name}: {words}", flush=True)
-
-
-def show_times(row: dict) -> None:
-    """Prints a row of the table."""
-    kind, us = "skewed" if row["skewed"] else "uniform", row["us"]
-    words = " ".join(f"{us[name]:8.1f}" if name in us else " " * 8 for name in CONTESTANTS)
-    ratio = f"{us['torch'] / us['moe']:8.2f}" if {"torch", "moe"} <= us.keys() else " " * 8
-    print(f"{row['model']:>14} {row['tokens']:5} {kind:>7} {words} {ratio} {row['floor_us']:8.1f}", flush=True)
-
-
-def show(rows: list[dict]) -> None:
-    """Prints the table."""
-    columns = (*(f"{name} us" for name in CONTESTANTS), "ratio", "floor us")
-    print(f"{'layer':>14} {'T':>5} {'routing':>7} " + " ".join(f"{x:>8}" for x in columns))
-    for row in rows:
-        show_times(row)
 
 
 def smoke() -> None:
