@@ -72,7 +72,7 @@ def test_a_shared_row_is_one_more_summand(arch: str, poisoned: None) -> None:
 
 
 @pytest.mark.sim_only("runs schedules")
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(4, draws=("index",))
 @pytest.mark.parametrize("index", range(20))
 def test_any_schedule_gives_the_same_bits(index: int, arch: str) -> None:
     problem = Problem(GPT_OSS)
