@@ -97,10 +97,8 @@ def candidates(problem: PackedProblem, arch: Architecture, sm_count: int) -> lis
 
 
 def _sensible(p: PackedProblem, arch: Architecture, sm_count: int) -> list[PackedPlan]:
-    others = {"sm100": _in_tensor_memory, "sm120": _by_mma_sync}.get(arch.generation, _multiplying)
+    others = {"sm100": _in_tensor_memory, "sm120": _by_mma_sync}.get(arch.generation, _by_wgmma)
     found = (_streaming if can_take(p) else others)(p, arch, sm_count)
-    if others is _multiplying:
-        found = (plan if plan.streams else in_order(p, plan, sm_count) for plan in found)
     if p.quantized and PACKINGS[p.packing][DTYPES[p.dtype]].in_rows:
         found = _decoding_x(found)
     return [plan for plan in dict.fromkeys(found) if not (refused(p, plan) or can_implement(plan))]
@@ -136,9 +134,14 @@ def _streaming(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[
             yield PackedPlan(config, workers)
 
 
-def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
-    """Plans of the WGMMA kernel: work tiles distributed whole, with x loaded for two CTAs at once or not, in equal
-    shares, or shared along K."""
+def _by_wgmma(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
+    """Plans on WGMMA, each with its tiles in the better order."""
+    return (in_order(p, plan, sm_count) for plan in _divided(p, arch, sm_count))
+
+
+def _divided(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
+    """Plans on WGMMA: work tiles distributed whole, with x loaded for two CTAs at once or not, in equal shares, or
+    shared along K."""
     # a narrower one makes as many tiles along the rows of x; many narrow tiles decode a weight as many times
     narrowest = {-(-p.m // tile_n): tile_n for tile_n in reversed(TILE_N)}
     for tile_n in (tile_n for along, tile_n in narrowest.items() if along <= MANY or tile_n >= WIDE):

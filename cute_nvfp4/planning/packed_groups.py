@@ -274,9 +274,9 @@ def _plan(p: PackedGroups, arch: Architecture, sm_count: int, widths: tuple[int,
     return PackedPlan(config, max(1, min(tiles, sm_count * config.ctas_per_sm)))
 
 
-def tile_us(config: GroupedWgmmaConfig, m: int, k: int, by: GroupCosts = GROUP_COSTS) -> float:
+def tile_us(config: GroupedWgmmaConfig, m: int, k: int) -> float:
     """Modelled µs of each work tile of a group with ``m`` rows of x."""
-    return _width_us(config, _width(config, m), k, by)
+    return _width_us(config, _width(config, m), k, GROUP_COSTS)
 
 
 def _width(config: GroupedWgmmaConfig, m: int) -> int:
