@@ -6,12 +6,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..errors import OperandError
 from ..kernels.gemm.packed.stream_config import StreamConfig
 from ..kernels.gemm.sm90.config import STAGE_TILES, TILE_N, WgmmaConfig
-from ..kernels.gemm.sm90.config import can_implement as can_wgmma
+from ..kernels.gemm.sm90.limits import can_implement as can_wgmma
+from ..kernels.gemm.sm90.schedules import EqualShares, Helped, OverlappedSums, SharedTiles, WholeTiles
 from ..runtime.bounded import remembered
 from ..target import Architecture
 from ..weight_layout import DTYPES, PACKINGS, tiles
@@ -31,7 +32,11 @@ from .packed_problem import (
 
 __all__ = ["PackedPlan", "PackedProblem", "ScratchSize", "candidates", "check_plan", "choose", "predict"]
 
-SHARED: tuple[dict[str, int], ...] = (
+SPLIT_K = 2
+"""CTAs of a cluster that share a tile along K: of four there are fewer at once than multiprocessors."""
+TURNS = SharedTiles(split_k=SPLIT_K, k_groups=2)
+"""As many, in each of which two warpgroups take stages in turn."""
+SHARED: tuple[dict[str, Any], ...] = (
     {"tile_n": 8, "ctas_per_sm": 2},
     {"tile_n": 16, "ctas_per_sm": 2},
     {"tile_n": 32, "ctas_per_sm": 2},
@@ -41,13 +46,11 @@ SHARED: tuple[dict[str, int], ...] = (
     {"tile_n": 256, "stage_tiles": 1},
     {"tile_n": 112, "stage_tiles": 1, "warpgroups": 3},
     {"tile_n": 128, "stage_tiles": 1, "warpgroups": 3},
-    {"tile_n": 32, "warpgroups": 4, "k_groups": 2},
-    {"tile_n": 64, "warpgroups": 4, "k_groups": 2},
-    {"tile_n": 128, "stage_tiles": 1, "k_groups": 2},
+    {"tile_n": 32, "warpgroups": 4, "schedule": TURNS},
+    {"tile_n": 64, "warpgroups": 4, "schedule": TURNS},
+    {"tile_n": 128, "stage_tiles": 1, "schedule": TURNS},
 )
 """Tilings where a cluster shares tiles along K: short stages where the ring would have few."""
-SPLIT_K = 2
-"""CTAs of a cluster that share a tile along K: of four there are fewer at once than multiprocessors."""
 MMA_SYNC_TILE_N = (16, 32, 64, 128)
 TENSOR_TILE_N = (16, 32, 48, 64, 96, 128, 160, 192, 256)
 Config = TypeVar("Config", bound=WgmmaConfig)
@@ -147,37 +150,37 @@ def _divided(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[Pa
     for tile_n in (tile_n for along, tile_n in narrowest.items() if along <= MANY or tile_n >= WIDE):
         for ctas_per_sm in (1, 2) if tile_n <= 64 else (1,):
             tiling = {"tile_n": tile_n, "ctas_per_sm": ctas_per_sm}
-            config = deep(WgmmaConfig(arch=arch, scheduler="static", **tiling, **decided(p, streams=False)))
+            config = deep(WgmmaConfig(arch=arch, schedule=WholeTiles(), **tiling, **decided(p, streams=False)))
             slots, count = sm_count * ctas_per_sm, tile_count(p, config)
             if ctas_per_sm == 1:
-                equal = replace(config, scheduler="stream_k")
+                equal = replace(config, schedule=EqualShares())
                 yield PackedPlan(equal, min(slots, count * -(-p.k // config.tile_k)))
             yield PackedPlan(config, min(slots, count))
             if -(-p.rows // config.tile_m) % 2 == 0 and tile_n >= 64:
                 # x from L2 once for two CTAs
-                yield PackedPlan(replace(config, cluster_rows=2), min(slots, count) // 2)
+                yield PackedPlan(replace(config, schedule=WholeTiles(cluster_rows=2)), min(slots, count) // 2)
         if tile_n == WIDE:
             tiling = staged(p, {"warpgroups": 3, "stage_tiles": 1})
-            config = WgmmaConfig(arch=arch, scheduler="static", **tiling, **decided(p, streams=False))
+            config = WgmmaConfig(arch=arch, schedule=WholeTiles(), **tiling, **decided(p, streams=False))
             yield PackedPlan(config, min(sm_count, tile_count(p, config)))
         if WIDE // 2 < tile_n <= WIDE:
             # 64 rows of the weight a CTA, whose warpgroups take turns: no sums go to another one
-            tiling = staged(p, {"tile_n": tile_n, "k_groups": 2, "stage_tiles": 1})
-            config = WgmmaConfig(arch=arch, scheduler="static", **tiling, **decided(p, streams=False))
+            tiling = staged(p, {"tile_n": tile_n, "schedule": SharedTiles(k_groups=2), "stage_tiles": 1})
+            config = WgmmaConfig(arch=arch, **tiling, **decided(p, streams=False))
             if tile_count(p, config) <= sm_count:
                 yield PackedPlan(config, tile_count(p, config))
         for tiling in SHARED:
             if tiling["tile_n"] == tile_n:
                 yield _shared(p, arch, tiling)
                 # the sums travel while products are under way
-                if tile_n >= WIDE and "k_groups" not in tiling:
-                    yield _shared(p, arch, {**tiling, "overlap": 1})
+                if tile_n >= WIDE and "schedule" not in tiling:
+                    yield _shared(p, arch, {**tiling, "schedule": OverlappedSums()})
     # a cluster for each tile, and helpers on the multiprocessors that are left
     plan = _shared(p, arch, {"tile_n": WIDE, "stage_tiles": 1})
     if p.m > WIDE // 2 and plan.workers < sm_count // SPLIT_K:
-        yield PackedPlan(replace(plan.config, scheduler="helped"), sm_count // SPLIT_K)
+        yield PackedPlan(replace(plan.config, schedule=Helped(split_k=SPLIT_K)), sm_count // SPLIT_K)
     # the same without clusters: a tile of 256 rows of x takes as long as to decode its weights
-    config = WgmmaConfig(arch=arch, tile_n=2 * WIDE, scheduler="helped", **decided(p, streams=False))
+    config = WgmmaConfig(arch=arch, tile_n=2 * WIDE, schedule=Helped(), **decided(p, streams=False))
     if config.fp8 and p.m > WIDE and tile_count(p, config) < sm_count:
         yield PackedPlan(config, sm_count)
 
@@ -202,14 +205,18 @@ def in_order(p: PackedProblem, plan: PackedPlan, sm_count: int) -> PackedPlan:
     weights, x = c.tile_m * c.weights.tile_bytes / TILE_CODES, c.tile_n * c.x_item
     by_m = min(along_m, ctas) * weights + -(-ctas // along_m) * x
     by_n = min(along_n, ctas) * x + -(-ctas // along_n) * weights
-    return replace(plan, config=replace(c, raster="n")) if by_n <= by_m else plan
+    return replace(plan, config=replace(c, schedule=replace(c.schedule, raster="n"))) if by_n <= by_m else plan
 
 
-def staged(p: PackedProblem, tiling: dict[str, int]) -> dict[str, int]:
+def staged(p: PackedProblem, tiling: dict[str, Any]) -> dict[str, Any]:
     """``tiling``, but with stages of two packed tiles where x is in FP8, of which twice as many fit: only sums that
     travel, and the widest tiles beside sums of another CTA, need short ones."""
     packing = PACKINGS[p.packing][DTYPES[p.dtype]]
-    short = "overlap" in tiling or tiling.get("tile_n") == 2 * WIDE or not (packing.by_table or packing.in_rows)
+    short = (
+        isinstance(tiling.get("schedule"), OverlappedSums)
+        or tiling.get("tile_n") == 2 * WIDE
+        or not (packing.by_table or packing.in_rows)
+    )
     return {name: value for name, value in tiling.items() if short or name != "stage_tiles"}
 
 
@@ -225,7 +232,7 @@ def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
             config = deep(WgmmaConfig(arch=arch, tile_n=tile_n, **decided(p, streams=False)))
             count, steps = tile_count(p, config), -(-p.k // config.tile_k)
             yield PackedPlan(config, min(sm_count, count * steps))
-            yield PackedPlan(replace(config, scheduler="static"), min(sm_count, count))
+            yield PackedPlan(replace(config, schedule=WholeTiles()), min(sm_count, count))
 
 
 def _in_tensor_memory(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
@@ -235,12 +242,11 @@ def _in_tensor_memory(p: PackedProblem, arch: Architecture, sm_count: int) -> It
         config = deep(WgmmaConfig(arch=arch, tile_n=tile_n, warpgroups=warpgroups, **decided(p, streams=False)))
         count, steps = tile_count(p, config), -(-p.k // config.tile_k)
         yield PackedPlan(config, min(sm_count, count * steps))
-        yield PackedPlan(replace(config, scheduler="static"), min(sm_count, count))
+        yield PackedPlan(replace(config, schedule=WholeTiles()), min(sm_count, count))
 
 
-def _shared(p: PackedProblem, arch: Architecture, tiling: dict[str, int]) -> PackedPlan:
+def _shared(p: PackedProblem, arch: Architecture, tiling: dict[str, Any]) -> PackedPlan:
     """The plan whose clusters share tiles along K."""
-    config = WgmmaConfig(
-        arch=arch, split_k=SPLIT_K, scheduler="static", **staged(p, tiling), **decided(p, streams=False)
-    )
+    tiling = {"schedule": SharedTiles(split_k=SPLIT_K), **staged(p, tiling)}
+    config = WgmmaConfig(arch=arch, **tiling, **decided(p, streams=False))
     return PackedPlan(config, tile_count(p, config))

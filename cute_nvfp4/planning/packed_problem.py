@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -10,7 +11,8 @@ from ..kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig
 from ..kernels.gemm.packed.stream_config import StreamConfig
 from ..kernels.gemm.packed.stream_config import can_implement as can_stream
 from ..kernels.gemm.sm90.config import MMA_ROWS, STAGE_TILES, WgmmaConfig
-from ..kernels.gemm.sm90.config import can_implement as can_wgmma
+from ..kernels.gemm.sm90.limits import can_implement as can_wgmma
+from ..kernels.gemm.sm90.schedules import Schedule, schedule_of
 from ..weight_layout import DTYPES, PACKINGS, TILE_K, packed_rows
 from ..weight_layout import tiles as packed_tiles
 
@@ -50,12 +52,15 @@ WRITE_STEPS = 3
 """k-tiles that a helper could multiply while it writes its sums of a tile."""
 TILING = {
     StreamConfig: ("slabs", "warps_m", "warps_k", "stage_tiles", "stages", "ctas_per_sm", "programmatic"),
-    WgmmaConfig: (
-        *("tile_n", "warpgroups", "k_groups", "ctas_per_sm", "cluster_rows", "split_k"),
-        *("overlap", "stage_tiles", "stages", "scheduler", "raster", "decodes_x", "programmatic"),
-    ),
+    WgmmaConfig: ("tile_n", "warpgroups", "ctas_per_sm", "stage_tiles", "stages", "decodes_x", "programmatic"),
 }
-"""Fields of a configuration that a plan decides; the problem decides the others."""
+"""Fields of a configuration that a plan decides, beside the schedule; the problem decides the others."""
+
+
+def tiling_of(kind: type, words: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a configuration of ``kind`` that a plan with this ``PackedPlan.tiling`` decides."""
+    own = {name: words[name] for name in TILING[kind]}
+    return own if kind is StreamConfig else own | {"schedule": schedule_of({x: words[x] for x in Schedule().words})}
 
 
 class ScratchSize(NamedTuple):
@@ -82,13 +87,14 @@ class PackedPlan:
 
     @property
     def tiling(self) -> dict[str, int | str]:
-        """The fields of its configuration that the plan decides."""
+        """What the plan decides of its configuration, by name; those of its schedule are among them."""
         names = next(TILING[kind] for kind in type(self.config).__mro__ if kind in TILING)
-        return {name: getattr(self.config, name) for name in names}
+        own = {name: getattr(self.config, name) for name in names}
+        return own if self.streams else own | self.config.schedule.words
 
     def __str__(self) -> str:
-        defaults = type(self.config)()
-        told = (f"{name} {value}" for name, value in self.tiling.items() if value != getattr(defaults, name))
+        defaults = PackedPlan(type(self.config)(), 1).tiling
+        told = (f"{name} {value}" for name, value in self.tiling.items() if value != defaults[name])
         mma = {"sm90": "wgmma", "sm100": "tcgen05"}.get(self.config.arch.generation, "mma.sync")
         kernel = "stream" if self.streams else f"{mma} tile_n {self.config.tile_n}"
         return f"{kernel}, {', '.join(x for x in told if not x.startswith('tile_n'))} on {self.workers}"

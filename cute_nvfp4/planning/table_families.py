@@ -12,8 +12,7 @@ from ..kernels.gemm.packed.stream_config import StreamConfig
 from ..kernels.gemm.sm90.config import WgmmaConfig
 from ..target import Architecture
 from .gemm_problem import GemmProblem, Plan, can_run
-from .packed_problem import TILING as PACKED_TILING
-from .packed_problem import PackedPlan, PackedProblem, can_implement, decided, refused
+from .packed_problem import PackedPlan, PackedProblem, can_implement, decided, refused, tiling_of
 
 Problem = GemmProblem | PackedProblem
 AnyPlan = Plan | PackedPlan
@@ -57,7 +56,7 @@ def _gemm_applied(plan: Plan, problem: GemmProblem) -> Plan:
 
 def _packed_kinds(raw: Mapping[str, Any]) -> dict[str, type]:
     config = KERNELS[str(raw.get("kernel", "wgmma"))]
-    return {name: type(getattr(config(), name)) for name in PACKED_TILING[config]} | {"kernel": str, "workers": int}
+    return {name: type(x) for name, x in PackedPlan(config(), 1).tiling.items()} | {"kernel": str, "workers": int}
 
 
 def _packed_filled(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,8 +67,7 @@ def _packed_filled(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def _packed_plan(raw: Mapping[str, Any], problem: PackedProblem, arch: Architecture) -> PackedPlan:
     kind = KERNELS[raw["kernel"]]
-    tiling = {name: raw[name] for name in PACKED_TILING[kind]}
-    return PackedPlan(kind(arch=arch, **tiling, **decided(problem, kind is StreamConfig)), raw["workers"])
+    return PackedPlan(kind(arch=arch, **tiling_of(kind, raw), **decided(problem, kind is StreamConfig)), raw["workers"])
 
 
 def _packed_applied(plan: PackedPlan, problem: PackedProblem) -> PackedPlan:

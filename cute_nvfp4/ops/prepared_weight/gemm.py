@@ -15,7 +15,7 @@ from ...kernels.gemm.packed.stream_arguments import FewRows, StreamArguments
 from ...kernels.gemm.packed.stream_config import can_implement as can_stream
 from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight, RowBias, RowWeight, WgmmaArguments
 from ...kernels.gemm.sm90.config import WgmmaConfig
-from ...kernels.gemm.sm90.config import can_implement as can_wgmma
+from ...kernels.gemm.sm90.limits import can_implement as can_wgmma
 from ...lazy import ByGeneration, Lazily
 from ...operand import BlockScaledTensor
 from ...planning.packed import PackedPlan, PackedProblem, choose

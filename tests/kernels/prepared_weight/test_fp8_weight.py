@@ -28,7 +28,8 @@ from cute_nvfp4 import (
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import MXFP4, decode_e2m1
 from cute_nvfp4.kernels.gemm.packed import decode
-from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig, can_implement
+from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
+from cute_nvfp4.kernels.gemm.sm90.limits import can_implement
 from cute_nvfp4.ops.quantize_rows import quantize_rows
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.prepared_weight import PreparedWeight

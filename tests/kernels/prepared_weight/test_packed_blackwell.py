@@ -18,7 +18,8 @@ from support.packed_problems import run
 from cute_nvfp4 import BlockScaledTensor, gemm, grouped_gemm, prepare_weight, quantize, simulating, to_blocked
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import MXFP4, MXFP8, MXFP8_E5M2, NVFP4
-from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig, can_implement
+from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
+from cute_nvfp4.kernels.gemm.sm90.limits import can_implement
 from cute_nvfp4.ops.prepared_weight.gemm import WGMMA
 from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, candidates, choose, predict
 from cute_nvfp4.planning.packed_groups import PackedGroups, choose_groups

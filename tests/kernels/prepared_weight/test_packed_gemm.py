@@ -22,7 +22,8 @@ from cute_nvfp4 import (
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import MXFP8, MXFP8_E5M2, NVFP4, Format
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
-from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig, can_implement
+from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
+from cute_nvfp4.kernels.gemm.sm90.limits import can_implement
 from cute_nvfp4.ops.prepared_weight import gemm as prepared_gemm
 from cute_nvfp4.planning import packed
 from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, candidates, choose

@@ -16,7 +16,8 @@ from support.plain_operands import off, operand
 from cute_nvfp4 import BlockScaledTensor, gated_gemm, gemm, grouped_gemm, prepare, quantize, simulating, to_blocked
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.kernels.gemm.packed.rows import column_of
-from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig, can_implement
+from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
+from cute_nvfp4.kernels.gemm.sm90.limits import can_implement
 from cute_nvfp4.ops import list_fast_path
 from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, candidates
 from cute_nvfp4.runtime.session import simulated_gpu

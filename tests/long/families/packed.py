@@ -19,8 +19,8 @@ from cute_nvfp4.kernels.gemm.config import GATE_NAMES
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.packed.stream_config import can_implement as can_stream
 from cute_nvfp4.kernels.gemm.sm90.config import STAGE_TILES, TILE_N, WgmmaConfig
-from cute_nvfp4.kernels.gemm.sm90.config import can_implement as can_wgmma
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
+from cute_nvfp4.kernels.gemm.sm90.limits import can_implement as can_wgmma
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.target import ARCHITECTURES
 from cute_nvfp4.weight_layout import TILE_K

@@ -27,9 +27,9 @@ def divided(c: WgmmaConfig) -> tuple[int, int]:
 
 def refused_by_tensor_memory(c: WgmmaConfig) -> str:
     """Why tcgen05 has no such tiles, or no columns that weights are decoded to; or an empty string."""
-    if c.warpgroups not in (2, 4) or c.clustered or c.k_groups > 1 or c.ctas_per_sm > 1 or c.scheduler == "helped":
-        got = f"{c.warpgroups} warpgroups, clusters of {c.cluster_rows * c.split_k}, scheduler {c.scheduler}"
-        return explain(f"a plan for {c.arch.name}", got=got, expected="2 or 4 warpgroups, and a CTA for whole tiles")
+    if c.warpgroups not in (2, 4) or c.ctas_per_sm > 1 or not c.schedule.has_single_ctas:
+        got, expected = f"{c.warpgroups} warpgroups, {c.schedule}", "2 or 4 warpgroups, WholeTiles or EqualShares"
+        return explain(f"a plan for {c.arch.name}", got=got, expected=f"{expected} without clusters")
     if c.tile_n % 16 or not 16 <= c.tile_n <= 256:
         return explain(f"tile_n of {c.arch.name}", got=c.tile_n, expected="a multiple of 16 from 16 to 256")
     if c.decoded_stages < 2:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from typing import ClassVar
 
-from ....errors import explain
 from ....target import ARCHITECTURES, Architecture
 from ....weight_layout import DTYPES, PACKINGS, TILE_K, TILE_ROWS, Packing
 from ...dequantize.config import DequantizeConfig
 from ...quantize.fp8_config import Fp8RowsConfig
-from ..config import GATE_NAMES, OUT_BYTES
-from ..sm100.packed_plan import TENSOR_COLUMNS, divided, refused_by_tensor_memory
-from .schedules import limit_of_rows, schedule_of
+from ..sm100.packed_plan import TENSOR_COLUMNS, divided
+from .schedules import EqualShares, Schedule
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
@@ -32,29 +31,23 @@ RESERVED_SHARED = 1024
 ALIGNMENT = 256
 """Bytes that the alignment of what lies in shared memory may cost."""
 MAX_STAGES = 16
-PROMOTED_COLUMNS = {2: 128, 3: 64, 4: 32}
-"""By warpgroups, the columns of a tile up to which registers hold its sums twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WgmmaConfig:
     """One variant of the kernel for out (M, N) = x (M, K) · weight (N, K)ᵀ.
 
-    The weight is operand A of the MMA, so a tile has ``tile_m`` rows of the weight and ``tile_n`` rows of x. dtype: of
-    x, and what weights are decoded to. packing: theirs (``weight_layout.PACKINGS``). warpgroups: that multiply, 64 rows
-    of the weight each. k_groups: warpgroups that have the same rows and take stages in turn. ctas_per_sm: CTAs of a
-    multiprocessor. cluster_rows: CTAs along the weight's rows that load x for each other by multicast. split_k: CTAs of
-    a cluster that share a tile along K, and of which each stores some of its rows of x; with either there are as many
-    clusters as tiles, and helpers. overlap: k-tiles during whose products sums go to the other CTA. stage_tiles:
-    packed tiles along K in a stage. stages: 0 for as many as fit. raster: as in ``GemmTiling``. scheduler: "static",
-    "stream_k", or "helped": a CTA, or a cluster, for each tile, and others that multiply the ends of K.
+    The weight is operand A of the MMA, so a tile has ``tile_m`` rows of the weight and ``tile_n`` rows of x.
+
+    dtype: of x, and what weights are decoded to. packing: that of the weight (``weight_layout.PACKINGS``). warpgroups:
+    those that multiply, each 64 rows of the weight. ctas_per_sm: CTAs of a multiprocessor. stage_tiles: packed tiles
+    along K in a stage. stages: stages of the ring, 0 for as many as fit. schedule: how CTAs share the work.
     factors: device scalars that multiply alpha. vector: whether rows of the output are 16-bit numbers and start at
-    multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
-    eight of each, and the output is gate(first) · second: ``factors`` are of each of them. promoted: whether sums of
+    multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two products in
+    turn, eight of each, the output is gate(first) · second, and each product has ``factors``. promoted: whether sums of
     FP8 products, of which tensor cores keep about 14 bits, are added in fp32 after each k-tile. first: a kernel that
-    quantizes or decodes x before; this one starts meanwhile. decodes_x: whether x is NVFP4 as it lies, which the
-    loading warps decode. batched: whether operands that nobody packed are batches. programmatic: as in
-    ``StreamConfig``.
+    quantizes or decodes x before; this one starts meanwhile. decodes_x: whether x is NVFP4 and the loading warps decode
+    it. batched: whether the operands are batches that nobody packed. programmatic: as in ``StreamConfig``.
     """
 
     dtype: str = "bfloat16"
@@ -62,15 +55,10 @@ class WgmmaConfig:
     out: str = "bfloat16"
     tile_n: int = 128
     warpgroups: int = 2
-    k_groups: int = 1
     ctas_per_sm: int = 1
-    cluster_rows: int = 1
-    split_k: int = 1
-    overlap: int = 0
     stage_tiles: int = STAGE_TILES
     stages: int = 0
-    scheduler: str = "stream_k"
-    raster: str = "m"
+    schedule: Schedule = field(default_factory=EqualShares)
     factors: int = 0
     vector: bool = True
     bias: str = ""
@@ -90,6 +78,10 @@ class WgmmaConfig:
     gathered = False
     ways_to_start: ClassVar[tuple[str, ...]] = ("", "weights")
     tiles_n: ClassVar[tuple[int, ...]] = TILE_N
+
+    scheduler, raster = property(attrgetter("schedule.scheduler")), property(attrgetter("schedule.raster"))
+    cluster_rows, overlap = property(attrgetter("schedule.cluster_rows")), property(attrgetter("schedule.overlap"))
+    split_k, k_groups = property(attrgetter("schedule.split_k")), property(attrgetter("schedule.k_groups"))
 
     @property
     def columns_of_two(self) -> int:
@@ -309,88 +301,3 @@ class WgmmaConfig:
         if self.in_tensor_memory:
             return divided(self)[0]
         return self.stages or self.most_stages - self.most_stages % self.k_groups
-
-
-def can_implement(c: WgmmaConfig) -> str:
-    """Why no kernel can be made of ``c``, or an empty string."""
-    return _architecture(c) or limit_of_rows(c) or _tile(c) or _sums(c) or _schedule(c) or _output(c) or _stages(c)
-
-
-def _architecture(c: WgmmaConfig) -> str:
-    if DTYPES[c.dtype] not in PACKINGS[c.packing]:
-        expected = " or ".join(str(dtype)[6:] for dtype in PACKINGS[c.packing])
-        return explain(f"dtype of weights packed as {c.packing}", got=c.dtype, expected=expected)
-    if c.fp8 and c.arch.generation != "sm90":
-        return explain(f"dtype of packed weights on {c.arch.name}", got=c.dtype, expected="bfloat16 or float16")
-    if c.in_tensor_memory:
-        return refused_by_tensor_memory(c)
-    if c.arch.generation == "sm120" and (
-        c.clustered or c.warpgroups != 2 or c.k_groups > 1 or c.tile_n > 128 or c.scheduler == "helped"
-    ):
-        got = f"clusters of {c.cluster_rows * c.split_k}, {c.warpgroups} warpgroups, tiles of {c.tile_n} columns"
-        return explain(
-            f"a plan for {c.arch.name}", got=got, expected="clusters of 1, 2 warpgroups, at most 128 columns"
-        )
-    return ""
-
-
-def _tile(c: WgmmaConfig) -> str:
-    """Limits of registers, which a tile's columns take."""
-    if c.tile_n not in c.tiles_n:
-        return explain("tile_n", got=c.tile_n, expected=f"one of {', '.join(map(str, c.tiles_n))}")
-    if c.warpgroups not in (2, 3, 4):
-        return explain("warpgroups", got=c.warpgroups, expected="2, 3 or 4")
-    if c.tile_n > 128 and c.warpgroups > 2 and not c.in_tensor_memory:
-        return explain(f"warpgroups of tiles of {c.tile_n} columns", got=c.warpgroups, expected="2: registers end")
-    most = c.columns_of_two
-    if c.ctas_per_sm not in (1, 2) or (c.ctas_per_sm == 2 and (c.warpgroups != 2 or c.tile_n > most)):
-        got = f"{c.ctas_per_sm} with {c.warpgroups} warpgroups and tiles of {c.tile_n} columns"
-        return explain("ctas_per_sm", got=got, expected=f"1, or 2 with 2 warpgroups and at most {most} columns")
-    return ""
-
-
-def _sums(c: WgmmaConfig) -> str:
-    """Limits of sums in fp32 beside those of the tensor cores, which take as many registers."""
-    if not c.promoted:
-        return ""
-    if not c.fp8:
-        return explain("promoted sums", got=f"products of {c.dtype}", expected="float8_e4m3fn")
-    most = 32 if c.ctas_per_sm == 2 else PROMOTED_COLUMNS[c.warpgroups]
-    if c.tile_n > most or c.overlap:
-        got = f"tiles of {c.tile_n} columns, overlap {c.overlap}"
-        return explain(
-            "promoted sums", got=got, expected=f"at most {most} columns for {c.warpgroups} warpgroups, overlap 0"
-        )
-    return ""
-
-
-def _schedule(c: WgmmaConfig) -> str:
-    schedule = schedule_of(c)
-    if schedule is None:
-        return explain("scheduler", got=repr(c.scheduler), expected="static, stream_k or helped")
-    return schedule.reason(c)
-
-
-def _output(c: WgmmaConfig) -> str:
-    if c.gate not in ("", *GATE_NAMES):
-        return explain("gate", got=repr(c.gate), expected=f"one of {', '.join(GATE_NAMES)}")
-    if c.programmatic not in c.ways_to_start:
-        return explain("programmatic", got=repr(c.programmatic), expected=f"one of {c.ways_to_start}")
-    if c.gate and c.bias:
-        return explain("bias of a gated GEMM", got=c.bias, expected="none")
-    if c.vector and OUT_BYTES[c.out] != 2:
-        return explain("output stored in vectors", got=c.out, expected="float16 or bfloat16")
-    return ""
-
-
-def _stages(c: WgmmaConfig) -> str:
-    if c.stage_tiles not in (1, STAGE_TILES):
-        return explain("stage_tiles", got=c.stage_tiles, expected=f"1 or {STAGE_TILES}")
-    least = c.k_groups * (STAGE_TILES + 1 - c.stage_tiles) + 1
-    if c.ring_stages < least:
-        return explain("stages", got=c.ring_stages, expected=f"at least {least}: one is read ahead")
-    if c.ring_stages % c.k_groups:
-        return explain("stages", got=c.ring_stages, expected=f"a multiple of k_groups, {c.k_groups}")
-    if c.ring_stages > c.most_stages:
-        return explain("stages", got=c.ring_stages, expected=f"at most {c.most_stages}: shared memory holds no more")
-    return ""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import ClassVar
 
 from ....errors import explain
 from ...dequantize.config import GroupRowsConfig
 from ..grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW, Columns, GroupTableConfig
-from .config import WgmmaConfig, can_implement
+from .config import WgmmaConfig
+from .limits import can_implement
+from .schedules import Schedule, WholeTiles
 
 GROUP_TILE_N = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 128, 144, 256)
 """The most rows of x in a tile."""
@@ -50,7 +52,7 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     ways_to_start: ClassVar[tuple[str, ...]] = ("", "x")
     tiles_n: ClassVar[tuple[int, ...]] = GROUP_TILE_N
 
-    scheduler: str = "static"
+    schedule: Schedule = field(default_factory=WholeTiles)
     maps: str = "rows"
     narrower: tuple[int, ...] | None = None
     capacity: int = WINDOW
@@ -137,9 +139,8 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
 
 def can_implement_groups(c: GroupedWgmmaConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
-    if c.scheduler != "static" or c.clustered or c.k_groups > 1:
-        got = f"scheduler {c.scheduler}, clusters of {c.cluster_rows}, k_groups {c.k_groups}"
-        return explain("a grouped GEMM of packed weights", got=got, expected="static, without clusters or k_groups")
+    if c.schedule != WholeTiles():
+        return explain("schedule of a grouped GEMM of packed weights", got=c.schedule, expected=WholeTiles())
     if len(c.widths) > MOST_WIDTHS or any(a >= b or a % 8 for a, b in pairwise(c.widths)):
         expected = f"at most {MOST_WIDTHS - 1} multiples of 8 below {c.tile_n}, in order"
         return explain("narrower", got=c.narrower, expected=expected)

@@ -1,115 +1,143 @@
-"""The ways in which CTAs share the work of a GEMM of packed weights: the fields that each has, and its limits."""
+"""The ways in which CTAs share the work of a GEMM of packed weights: a record for each, with its fields and limits."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ....errors import explain
+from ....errors import OperandError, explain
 
 if TYPE_CHECKING:
     from .config import WgmmaConfig
 
 
+@dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """One of them, whose ``fields`` may have these values; the others of a configuration must be as in ``ABSENT``."""
+    """A way to share the work. A schedule without a field has the value that the field has here.
 
-    what: ClassVar[str]
-    fields: ClassVar[dict[str, tuple[int, ...]]]
+    raster: the order of work tiles, as in ``GemmTiling``. cluster_rows: CTAs along the weight's rows that load x for
+    each other by multicast. split_k: CTAs of a cluster that share a tile along K; each stores some of its rows of x.
+    k_groups: warpgroups that have the same rows of the weight and take stages in turn. overlap: k-tiles during whose
+    products sums go to the other CTA.
+    """
 
-    def reason(self, c: WgmmaConfig) -> str:
-        """Why ``c`` cannot be scheduled so, or an empty string."""
-        for name, absent in ABSENT.items():
-            values = self.fields.get(name, absent)
-            if getattr(c, name) not in values:
-                expected = " or ".join(map(str, values))
-                return explain(f"{name} of {self.what}", got=getattr(c, name), expected=expected)
-        return self.limit(c)
+    raster: str = "m"
+
+    scheduler: ClassVar[str]
+    """The tile scheduler: "static", "stream_k" or "helped"."""
+    cluster_rows: ClassVar[int] = 1
+    split_k: ClassVar[int] = 1
+    k_groups: ClassVar[int] = 1
+    overlap: ClassVar[int] = 0
 
     def limit(self, c: WgmmaConfig) -> str:
-        """Why the fields do not go with the tile."""
-        return ""
+        """Why the schedule does not go with the tile of ``c``, or an empty string."""
+        if self.raster not in ("m", "n"):
+            return explain("raster", got=repr(self.raster), expected="'m' or 'n'")
+        for name, values in _VALUES.items():
+            if (got := getattr(self, name)) not in values:
+                return explain(name, got=got, expected=" or ".join(map(str, values)))
+        return self._limit(c)
+
+    def _limit(self, c: WgmmaConfig) -> str:
+        raise NotImplementedError
+
+    @property
+    def has_single_ctas(self) -> bool:
+        """Whether CTAs neither form clusters nor share or help with a tile, but for the ends of equal shares."""
+        return isinstance(self, WholeTiles) and self.cluster_rows == 1
+
+    @property
+    def words(self) -> dict[str, Any]:
+        """All fields by name, as a table of plans has them (``schedule_of``)."""
+        return {name: getattr(self, name) for name in ("scheduler", "raster", *_VALUES)}
 
 
-ABSENT = {"cluster_rows": (1,), "split_k": (1,), "k_groups": (1,), "overlap": (0,), "ctas_per_sm": (1, 2)}
+_VALUES = {"cluster_rows": (1, 2, 4), "split_k": (1, 2, 4), "k_groups": (1, 2), "overlap": (0, 1, 2)}
 
 
+@dataclass(frozen=True, kw_only=True)
 class WholeTiles(Schedule):
-    """A CTA multiplies whole tiles, and stores them; ``cluster_rows`` CTAs load x for each other."""
+    """A CTA multiplies whole tiles, and stores them."""
 
-    what = "whole tiles"
-    fields: ClassVar = {"cluster_rows": (1, 2, 4)}
+    scheduler: ClassVar = "static"
+    cluster_rows: int = 1
 
-    def limit(self, c: WgmmaConfig) -> str:
-        if c.tile_n % (8 * c.cluster_rows):
-            return explain("cluster_rows", got=c.cluster_rows, expected=f"at most {c.tile_n // 8}: tile_n / 8")
+    def _limit(self, c: WgmmaConfig) -> str:
+        if c.tile_n % (8 * self.cluster_rows):
+            return explain("cluster_rows", got=self.cluster_rows, expected=f"at most {c.tile_n // 8}: tile_n / 8")
         return ""
 
 
+@dataclass(frozen=True, kw_only=True)
 class EqualShares(WholeTiles):
-    """All k-tiles are distributed in equal shares: stream-K."""
+    """Stream-K: CTAs, or clusters, get equal shares of all k-tiles."""
 
-    what = "stream_k"
+    scheduler: ClassVar = "stream_k"
 
 
+@dataclass(frozen=True, kw_only=True)
 class SharedTiles(Schedule):
-    """``split_k`` CTAs of a cluster, and ``k_groups`` warpgroups of each, share a tile along K."""
+    """``split_k`` CTAs of a cluster, and ``k_groups`` warpgroups of each, share a tile along K: there are as many
+    clusters as tiles."""
 
-    what = "tiles shared along K"
-    fields: ClassVar = {"split_k": (1, 2, 4), "k_groups": (1, 2)}
+    scheduler: ClassVar = "static"
+    split_k: int = 1
+    k_groups: int = 1
 
-    def limit(self, c: WgmmaConfig) -> str:
+    def _limit(self, c: WgmmaConfig) -> str:
+        if self.scheduler == "static" and c.k_parts == 1:
+            return explain("split_k · k_groups of tiles shared along K", got=1, expected="more")
         if c.tile_n % (8 * c.k_parts):
-            expected = f"a divisor of {c.tile_n} into multiples of 8"
-            return explain("split_k", got=c.split_k, expected=expected)
-        if c.k_groups > 1 and c.tile_n > {2: 128, 4: 64}.get(c.warpgroups, 0):
-            got = f"{c.k_groups} with {c.warpgroups} warpgroups and tiles of {c.tile_n} columns"
+            return explain("split_k", got=self.split_k, expected=f"a divisor of {c.tile_n} into multiples of 8")
+        if self.k_groups > 1 and c.tile_n > {2: 128, 4: 64}.get(c.warpgroups, 0):
+            got = f"{self.k_groups} with {c.warpgroups} warpgroups and tiles of {c.tile_n} columns"
             expected = "1, or 2 with 4 warpgroups, at most 64 columns, or 2 and at most 128"
             return explain("k_groups", got=got, expected=expected)
         return ""
 
 
+@dataclass(frozen=True, kw_only=True)
 class OverlappedSums(SharedTiles):
     """Two CTAs share a tile along K, and send sums during the products of ``overlap`` k-tiles."""
 
-    what = "overlapped sums"
-    fields: ClassVar = {"split_k": (2,), "overlap": (1, 2)}
+    split_k: ClassVar = 2
+    k_groups: ClassVar = 1
+    overlap: int = 1
 
-    def limit(self, c: WgmmaConfig) -> str:
+    def _limit(self, c: WgmmaConfig) -> str:
         if c.stage_tiles != 1:
-            return explain(f"stage_tiles of {self.what}", got=c.stage_tiles, expected="1")
-        if c.part_columns % (32 * c.overlap):
-            return explain(f"tile_n of {self.what}", got=c.tile_n, expected=f"a multiple of {64 * c.overlap}")
-        return super().limit(c)
+            return explain("stage_tiles of overlapped sums", got=c.stage_tiles, expected="1")
+        if not self.overlap or c.part_columns % (32 * self.overlap):
+            return explain("tile_n of overlapped sums", got=c.tile_n, expected=f"a multiple of {64 * self.overlap}")
+        return super()._limit(c)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Helped(SharedTiles):
-    """A CTA, or ``split_k`` of a cluster, for each tile, and others that multiply the ends of K."""
+    """A CTA, or ``split_k`` of a cluster, for each tile, and helpers, which multiply the ends of K."""
 
-    what = "tiles with helpers"
-    fields: ClassVar = {"split_k": (1, 2, 4), "ctas_per_sm": (1,)}
+    scheduler: ClassVar = "helped"
+    k_groups: ClassVar = 1
 
-
-def schedule_of(c: WgmmaConfig) -> Schedule | None:
-    """The schedule of a configuration; None if there is none of this name."""
-    if c.scheduler == "static":
-        if c.overlap:
-            return OverlappedSums()
-        return SharedTiles() if c.k_parts > 1 else WholeTiles()
-    return {"stream_k": EqualShares(), "helped": Helped()}.get(c.scheduler)
+    def _limit(self, c: WgmmaConfig) -> str:
+        if c.ctas_per_sm != 1:
+            return explain("ctas_per_sm of tiles with helpers", got=c.ctas_per_sm, expected="1")
+        return super()._limit(c)
 
 
-def limit_of_rows(c: WgmmaConfig) -> str:
-    """Why weights that lie in rows (``gemm.packed.rows``) cannot be multiplied so, or an empty string: a stage has 128
-    of K, and a CTA whole tiles of 128 rows."""
-    whole = c.stage_tiles == 2 and not c.half_tiles
-    if c.decodes_x and not (
-        c.packing == "nvfp4_rows" and c.tile_n in (64, 128) and c.cluster_rows == c.ctas_per_sm == 1
-    ):
-        got = f"{c.packing}, tiles of {c.tile_n}, cluster_rows {c.cluster_rows}, ctas_per_sm {c.ctas_per_sm}"
-        return explain("loading warps that decode x", got=got, expected="nvfp4_rows, tiles of 64 or 128, 1, 1")
-    if c.batched and not c.weights.in_rows:
-        return explain("packing of a batch", got=c.packing, expected="nvfp4_rows or mxfp4_rows")
-    if not c.weights.in_rows or (whole and c.arch.generation == "sm90" and c.programmatic != "weights"):
-        return ""
-    got = f"{c.row_groups} warpgroups along rows, stages of {c.stage_tiles} tiles on {c.arch.name}"
-    return explain("weights that lie in rows", got=got, expected="2 or 4, 2 tiles, on sm_90a, not started by weights")
+SCHEDULES = (WholeTiles, SharedTiles, OverlappedSums, EqualShares, Helped)
+
+
+def schedule_of(words: Mapping[str, Any]) -> Schedule:
+    """The first schedule that has these words (``Schedule.words``).
+
+    Raises:
+        OperandError: there is none.
+    """
+    for kind in SCHEDULES:
+        found = kind(**{x.name: words[x.name] for x in fields(kind)})
+        if found.words == words:
+            return found
+    raise OperandError.of("schedule", got=dict(words), expected=f"one of {', '.join(x.__name__ for x in SCHEDULES)}")
