@@ -18,7 +18,7 @@ from typing import Any
 
 from platformdirs import user_config_path
 
-from ..errors import CuteNvfp4Error
+from ..errors import CuteNvfp4Error, OperandError
 from ..runtime.cache import write_whole
 from ..target import ARCHITECTURES, Architecture
 from .table_families import FAMILIES, KERNELS, AnyPlan, Family, Problem, family_of
@@ -155,7 +155,10 @@ def _plan(raw: Any, family: Family, problem: Problem, arch: Architecture, where:
         _check(raw[name], kind, f"{where}: {name}")
     if "cluster" in raw and [type(x) for x in raw["cluster"]] != [int, int]:
         raise TableError(f"{where}: cluster is {raw['cluster']!r}, expected two integers")
-    plan = family.plan(raw, problem, arch)
+    try:
+        plan = family.plan(raw, problem, arch)
+    except OperandError as error:
+        raise TableError(f"{where} cannot run: {error}") from error
     reason = family.can_plan(plan, problem)
     if not reason and raw["workers"] < 1:
         reason = f"workers is {raw['workers']}, expected at least 1"

@@ -50,6 +50,7 @@ from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import GroupedStreamCo
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
+from cute_nvfp4.kernels.gemm.sm90.schedules import Helped, OverlappedSums, SharedTiles, WholeTiles
 from cute_nvfp4.kernels.peers.config import SLOTS
 from cute_nvfp4.ops.peer_sum import PeerMemory, empty_memory, peer_sum, state_of
 from cute_nvfp4.planning.packed import PackedPlan
@@ -63,19 +64,25 @@ N, K = 320, 1024
 def plans() -> dict[str, PackedPlan]:
     """Of the WGMMA kernel: every scheduler, clusters along rows and along K, two CTAs on a multiprocessor; and the
     streaming one. Rings have so few stages that each is filled more than once."""
-    static: dict[str, Any] = {"scheduler": "static", "stages": 2}
-    shared = static | {"tile_n": 32, "split_k": 2}
+    static: dict[str, Any] = {"schedule": WholeTiles(), "stages": 2}
+    shared = static | {"tile_n": 32, "schedule": SharedTiles(split_k=2)}
     configs: dict[str, tuple[dict[str, Any], int]] = {
         "stream_k": ({"tile_n": 64, "stages": 2}, 7),
         "static": (static | {"tile_n": 128}, 3),
         "two CTAs": ({"tile_n": 32, "ctas_per_sm": 2, "stages": 2}, 9),
-        "multicast": (static | {"tile_n": 64, "cluster_rows": 2}, 2),
-        "turns": (shared | {"warpgroups": 4, "k_groups": 2, "stage_tiles": 1, "stages": 6}, 12),
-        "turns, one CTA": (static | {"tile_n": 32, "warpgroups": 4, "k_groups": 2, "stage_tiles": 1, "stages": 6}, 12),
+        "multicast": (static | {"tile_n": 64, "schedule": WholeTiles(cluster_rows=2)}, 2),
+        "turns": (
+            shared | {"warpgroups": 4, "schedule": SharedTiles(split_k=2, k_groups=2), "stage_tiles": 1, "stages": 6},
+            12,
+        ),
+        "turns, one CTA": (
+            shared | {"warpgroups": 4, "schedule": SharedTiles(k_groups=2), "stage_tiles": 1, "stages": 6},
+            12,
+        ),
         "half tiles": (static | {"tile_n": 64, "warpgroups": 3}, 3),
-        "helped": (shared | {"scheduler": "helped"}, 14),
+        "helped": (shared | {"schedule": Helped(split_k=2)}, 14),
         "split_k": (shared, 12),
-        "overlap": (shared | {"tile_n": 64, "stage_tiles": 1, "stages": 3, "overlap": 1}, 6),
+        "overlap": (shared | {"tile_n": 64, "stage_tiles": 1, "stages": 3, "schedule": OverlappedSums()}, 6),
     }
     found = {name: PackedPlan(WgmmaConfig(vector=False, **config), n) for name, (config, n) in configs.items()}
     for slabs in (4, 8):
@@ -104,7 +111,7 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
     rows = GroupedRows.of(wide[1], [0, 140, 150, 200])
     lying = quantize(torch.randn(3, 40, 384, device=device), backend="reference")
     mx8, mx4 = (quantize(many, format, backend="reference") for format in ("mxfp8", "mxfp4"))
-    tiles = {"tile_n": 64, "scheduler": "static", "stages": 2, "packing": "nvfp4_rows", "dtype": "float16"}
+    tiles = {"tile_n": 64, "schedule": WholeTiles(), "stages": 2, "packing": "nvfp4_rows", "dtype": "float16"}
     in_place = PackedPlan(WgmmaConfig(decodes_x=True, **tiles), 3)
     rows_of_fp8: dict[str, Any] = {"global_scale": None, "format": "fp8_e4m3"}
     found: dict[str, Callable[[], object]] = {

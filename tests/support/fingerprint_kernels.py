@@ -170,6 +170,7 @@ def _quantizations() -> Iterator[tuple[str, Callable]]:
 def _packed() -> Iterator[tuple[str, Callable]]:
     from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
     from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
+    from cute_nvfp4.kernels.gemm.sm90.schedules import Helped, OverlappedSums, SharedTiles, WholeTiles
     from cute_nvfp4.ops.prepared_weight.gemm import STREAM, WGMMA
     from cute_nvfp4.target import ARCHITECTURES
 
@@ -179,24 +180,24 @@ def _packed() -> Iterator[tuple[str, Callable]]:
         "gated": {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": 2, "stages": 16, "factors": 1, "gate": "silu"},
         "mxfp8": {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": 2, "packing": "mxfp8"},
     }
-    plain = {"packing": "nvfp4_rows", "dtype": "float16", "out": "float16", "scheduler": "static"}
+    plain = {"packing": "nvfp4_rows", "dtype": "float16", "out": "float16", "schedule": WholeTiles()}
     wgmmas = {
         "plain": {"batched": True, "bias": "float32", **plain},
         "plain mxfp4": {"batched": True, **plain, "packing": "mxfp4_rows", "dtype": "bfloat16"},
-        "plain, x decoded": {"decodes_x": True, "split_k": 2, **plain},
+        "plain, x decoded": {"decodes_x": True, **plain, "schedule": SharedTiles(split_k=2)},
         "n32": {"tile_n": 32, "ctas_per_sm": 2, "factors": 1},
         "n128": {"tile_n": 128, "bias": "bfloat16"},
-        "n256 cluster": {"tile_n": 256, "cluster_rows": 2, "scheduler": "static", "dtype": "float16", "out": "float16"},
-        "turns": {"tile_n": 64, "warpgroups": 4, "k_groups": 2, "split_k": 2, "scheduler": "static"},
-        "overlap": {"split_k": 2, "overlap": 1, "stage_tiles": 1, "scheduler": "static"},
-        "helped": {"tile_n": 128, "split_k": 2, "stage_tiles": 1, "scheduler": "helped"},
-        "gated 192 rows": {"tile_n": 128, "warpgroups": 3, "stage_tiles": 1, "scheduler": "static", "gate": "silu"},
+        "n256 cluster": {"tile_n": 256, "schedule": WholeTiles(cluster_rows=2), "dtype": "float16", "out": "float16"},
+        "turns": {"tile_n": 64, "warpgroups": 4, "schedule": SharedTiles(split_k=2, k_groups=2)},
+        "overlap": {"schedule": OverlappedSums(), "stage_tiles": 1},
+        "helped": {"tile_n": 128, "stage_tiles": 1, "schedule": Helped(split_k=2)},
+        "gated 192 rows": {"tile_n": 128, "warpgroups": 3, "stage_tiles": 1, "schedule": WholeTiles(), "gate": "silu"},
         "gated n64": {"tile_n": 64, "ctas_per_sm": 2, "factors": 1, "gate": "silu"},
         "n128 mxfp8_e5m2": {"tile_n": 128, "packing": "mxfp8_e5m2"},
         "n64 mxfp8 fp16": {"tile_n": 64, "packing": "mxfp8", "dtype": "float16", "out": "float16"},
         "sm_120a n128": {"tile_n": 128, "stage_tiles": 1, "bias": "bfloat16", "arch": ARCHITECTURES["sm_120a"]},
         "sm_120a gated n64": {"tile_n": 64, "factors": 1, "gate": "silu", "arch": ARCHITECTURES["sm_120a"]},
-        "gated n256": {"tile_n": 256, "scheduler": "static", "gate": "gelu_tanh", "vector": False, "out": "float32"},
+        "gated n256": {"tile_n": 256, "schedule": WholeTiles(), "gate": "gelu_tanh", "vector": False, "out": "float32"},
     }
     for name, fields in streams.items():
         yield f"stream_gemm {name}", lambda fields=fields: STREAM.compile(StreamConfig(**fields))

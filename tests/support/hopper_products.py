@@ -20,15 +20,17 @@ import torch
 from cute_nvfp4 import BlockScaledTensor, gated_gemm, gemm, prepare_weight, simulating, to_blocked
 from cute_nvfp4.formats import MXFP4, NVFP4, Format
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
+from cute_nvfp4.kernels.gemm.sm90.schedules import EqualShares, WholeTiles
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.runtime.launch import CudaLauncher
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 KINDS = ("numbers", "numbers", "nvfp4", "plain", "mxfp4", "gated")
+MULTICAST = {"schedule": EqualShares(cluster_rows=2)}
 TILINGS = (
-    {"tile_n": 16}, {"tile_n": 32, "ctas_per_sm": 2, "raster": "n"}, {"tile_n": 64, "scheduler": "static"},
-    {"tile_n": 64, "cluster_rows": 2}, {"tile_n": 128, "warpgroups": 4}, {"tile_n": 256},
-    {"tile_n": 128, "cluster_rows": 2, "stages": 3},
+    {"tile_n": 16}, {"tile_n": 32, "ctas_per_sm": 2, "schedule": EqualShares(raster="n")},
+    {"tile_n": 64, "schedule": WholeTiles()}, {"tile_n": 64, **MULTICAST}, {"tile_n": 128, "warpgroups": 4},
+    {"tile_n": 256}, {"tile_n": 128, **MULTICAST, "stages": 3},
 )  # fmt: skip
 PLACES = 128
 """Elements that are kept of a result that is not exact."""

@@ -13,16 +13,21 @@ from cute_nvfp4.kernels.gemm.packed.pipelines import stream_pipelines, wgmma_pip
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.pipeline_graph import Edge, barrier_words, first_barriers
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
+from cute_nvfp4.kernels.gemm.sm90.schedules import EqualShares, OverlappedSums, SharedTiles
 from cute_nvfp4.planning.packed import PackedPlan
 
-SHARED = {"split_k": 2, "scheduler": "static"}
+SHARED = {"schedule": SharedTiles(split_k=2)}
+TURNS = {"schedule": SharedTiles(split_k=2, k_groups=2)}
 # (M, N, K), and plans whose rings go round more than once
 RUNS = {
     "stream-K": ((24, 130, 640), PackedPlan(WgmmaConfig(tile_n=16, stages=2), 3)),
-    "multicast": ((24, 300, 384), PackedPlan(WgmmaConfig(tile_n=16, cluster_rows=2, stages=2), 2)),
-    "turns": ((20, 130, 1536), PackedPlan(WgmmaConfig(tile_n=32, warpgroups=4, k_groups=2, stages=4, **SHARED), 2)),
+    "multicast": (
+        (24, 300, 384),
+        PackedPlan(WgmmaConfig(tile_n=16, schedule=EqualShares(cluster_rows=2), stages=2), 2),
+    ),
+    "turns": ((20, 130, 1536), PackedPlan(WgmmaConfig(tile_n=32, warpgroups=4, stages=4, **TURNS), 2)),
     "split": ((20, 130, 640), PackedPlan(WgmmaConfig(tile_n=64, stage_tiles=1, stages=3, **SHARED), 2)),
-    "overlap": ((20, 130, 768), PackedPlan(WgmmaConfig(stage_tiles=1, overlap=1, stages=3, **SHARED), 2)),
+    "overlap": ((20, 130, 768), PackedPlan(WgmmaConfig(stage_tiles=1, stages=3, schedule=OverlappedSums()), 2)),
     "streaming": ((9, 130, 1024), PackedPlan(StreamConfig(columns=16, stages=4), 2)),
     "slabs": ((1, 70, 1024), PackedPlan(StreamConfig(slabs=4, warps_m=1, warps_k=8, stages=8), 3)),
 }

@@ -196,7 +196,11 @@ def test_a_prepared_weights_plan_is_stored_and_chosen(
     # of both families, in one file
     run(*SIZES, "--x", x)
     raw = json.loads(table.read_text())
-    for change, message in (({"kernel": "mma"}, "kernel is 'mma'"), ({"workers": 0}, "at least 1")):
+    for change, message in (
+        ({"kernel": "mma"}, "kernel is 'mma'"),
+        ({"workers": 0}, "at least 1"),
+        ({"overlap": 9}, "schedule: got"),
+    ):
         entry = {**raw["entries"][0], "plan": {**raw["entries"][0]["plan"], **change}}
         table.write_text(json.dumps({**raw, "entries": [entry]}))
         with pytest.raises(gemm_table.TableError, match=message):

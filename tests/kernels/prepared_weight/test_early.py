@@ -16,6 +16,7 @@ from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import can_implement_g
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
+from cute_nvfp4.kernels.gemm.sm90.schedules import OverlappedSums, SharedTiles, WholeTiles
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.runtime.session import simulated_gpu
 from cute_nvfp4.sim import Race
@@ -25,11 +26,11 @@ pytestmark = [pytest.mark.kernels("sm_90a"), pytest.mark.sim_only("launches that
 HALF = {"slabs": 4, "warps_m": 2, "warps_k": 2, "stages": 8, "programmatic": "weights"}
 EARLY = {"programmatic": "weights"}
 PLANS = {
-    "wgmma": (20, PackedPlan(WgmmaConfig(tile_n=32, scheduler="static", **EARLY), 2)),
-    "wgmma, split along K": (20, PackedPlan(WgmmaConfig(tile_n=32, split_k=2, scheduler="static", **EARLY), 4)),
+    "wgmma": (20, PackedPlan(WgmmaConfig(tile_n=32, schedule=WholeTiles(), **EARLY), 2)),
+    "wgmma, split along K": (20, PackedPlan(WgmmaConfig(tile_n=32, schedule=SharedTiles(split_k=2), **EARLY), 4)),
     "wgmma, overlapped": (
         20,
-        PackedPlan(WgmmaConfig(tile_n=64, split_k=2, overlap=1, stage_tiles=1, scheduler="static", **EARLY), 4),
+        PackedPlan(WgmmaConfig(tile_n=64, schedule=OverlappedSums(), stage_tiles=1, **EARLY), 4),
     ),
     "wgmma, cut tiles": (20, PackedPlan(WgmmaConfig(tile_n=32, **EARLY), 3)),
     "stream": (3, PackedPlan(StreamConfig(**HALF), 4)),
@@ -78,7 +79,7 @@ def test_one_that_does_not_wait_is_a_race(name: str) -> None:
 @pytest.mark.parametrize("name, tiling", [("half tiles", {"warpgroups": 3}), ("packed", {})])
 def test_no_more_is_asked_for_than_is_copied(name: str, tiling: dict) -> None:
     """Bytes that are asked for beyond a weight's end would be an error of the simulator."""
-    plan = PackedPlan(WgmmaConfig(tile_n=32, stage_tiles=1, scheduler="static", programmatic="weights", **tiling), 2)
+    plan = PackedPlan(WgmmaConfig(tile_n=32, stage_tiles=1, schedule=WholeTiles(), programmatic="weights", **tiling), 2)
     generator = torch.Generator().manual_seed(7)
     x, weight = torch.randn(20, 176, generator=generator).bfloat16(), operand((136, 176), generator, 2.0**-11)
     want = gemm(x, prepare_weight(weight), backend="reference")
@@ -99,7 +100,7 @@ def test_gate_and_up() -> None:
 
 
 def test_kernels_of_groups_have_other_ways() -> None:
-    config = GroupedWgmmaConfig(scheduler="static", tile_n=64, programmatic="weights")
+    config = GroupedWgmmaConfig(tile_n=64, programmatic="weights")
     for reason in (can_implement_groups(config), can_stream_groups(GroupedStreamConfig(programmatic="weights"))):
         assert "programmatic: got 'weights'" in reason
 

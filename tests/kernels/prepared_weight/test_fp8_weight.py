@@ -30,6 +30,7 @@ from cute_nvfp4.formats import MXFP4, decode_e2m1
 from cute_nvfp4.kernels.gemm.packed import decode
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
 from cute_nvfp4.kernels.gemm.sm90.limits import can_implement
+from cute_nvfp4.kernels.gemm.sm90.schedules import Helped, OverlappedSums, SharedTiles, WholeTiles
 from cute_nvfp4.ops.quantize_rows import quantize_rows
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.prepared_weight import PreparedWeight
@@ -90,18 +91,19 @@ class Problem:
         return torch.equal(out, self.exact.to(out.dtype))
 
 
-SHARES = {"split_k": 2, "scheduler": "static"}
-OVERLAP = {"stage_tiles": 1, "overlap": 1, **SHARES}
+SHARES = {"schedule": SharedTiles(split_k=2)}
+TURNS = {"warpgroups": 4, "schedule": SharedTiles(split_k=2, k_groups=2)}
+OVERLAP = {"stage_tiles": 1, "schedule": OverlappedSums()}
 CASES = (
     Case(40, 130, 272, out=torch.bfloat16),
     Case(24, 600, 256, 3, {"tile_n": 8}),
-    Case(130, 300, 256, 2, {"tile_n": 128, "cluster_rows": 4, "scheduler": "static"}),
+    Case(130, 300, 256, 2, {"tile_n": 128, "schedule": WholeTiles(cluster_rows=4)}),
     Case(260, 136, 256, 2, {"tile_n": 256}, out=torch.bfloat16),
     Case(40, 300, 640, 3, {"tile_n": 64, **SHARES}),
-    Case(60, 130, 768, 2, {"warpgroups": 4, "k_groups": 2, **SHARES, "tile_n": 64, "stage_tiles": 1, "stages": 6}),
+    Case(60, 130, 768, 2, {**TURNS, "tile_n": 64, "stage_tiles": 1, "stages": 6}),
     Case(50, 300, 640, 3, {**OVERLAP, "tile_n": 64}),
-    Case(40, 390, 256, 3, {"tile_n": 64, "warpgroups": 3, "scheduler": "static"}),
-    Case(40, 300, 768, 4, {"tile_n": 64, "scheduler": "helped", "split_k": 2}),
+    Case(40, 390, 256, 3, {"tile_n": 64, "warpgroups": 3, "schedule": WholeTiles()}),
+    Case(40, 300, 768, 4, {"tile_n": 64, "schedule": Helped(split_k=2)}),
     Case(70, 130, 384, 2, {"tile_n": 64, "stage_tiles": 1}, promoted=True),
     Case(24, 200, 384, 3, {"tile_n": 16, "warpgroups": 4}, promoted=True),
     Case(33, 130, 640, 2, {"tile_n": 64, **SHARES}, promoted=True, out=torch.bfloat16),
@@ -271,7 +273,7 @@ class InOneLaunch:
     "dtype, config",
     [
         (torch.bfloat16, None),
-        (torch.float16, PackedPlan(WgmmaConfig(tile_n=64, scheduler="helped"), 3)),
+        (torch.float16, PackedPlan(WgmmaConfig(tile_n=64, schedule=Helped()), 3)),
         (torch.bfloat16, PackedPlan(WgmmaConfig(**OVERLAP, tile_n=64), 2)),
     ],
 )

@@ -20,6 +20,7 @@ from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import MXFP4, MXFP8, MXFP8_E5M2, NVFP4
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
 from cute_nvfp4.kernels.gemm.sm90.limits import can_implement
+from cute_nvfp4.kernels.gemm.sm90.schedules import EqualShares, SharedTiles, WholeTiles
 from cute_nvfp4.ops.prepared_weight.gemm import WGMMA
 from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, candidates, choose, predict
 from cute_nvfp4.planning.packed_groups import PackedGroups, choose_groups
@@ -30,7 +31,7 @@ from cute_nvfp4.target import ARCHITECTURES
 pytestmark = pytest.mark.sweep(8)
 HALF, BF16 = torch.float16, torch.bfloat16
 Case = dense.Case
-WHOLE, SHORT = {"scheduler": "static"}, {"stage_tiles": 1}
+WHOLE, SHORT = {"schedule": WholeTiles()}, {"stage_tiles": 1}
 CHOSEN = (
     # rows beyond the streaming kernel's, few rows with bias, x that is decoded first
     Case(33, 130, 272, out=BF16),
@@ -68,7 +69,7 @@ def drawn(seed: int) -> Case:
     while True:
         tiling = {
             "tile_n": int(g.choice((16, 32, 48, 64, 96, 128, 160, 192, 256))), "warpgroups": int(g.choice((2, 4))),
-            "stage_tiles": int(g.choice((1, 2))), "scheduler": str(g.choice(("static", "stream_k"))),
+            "stage_tiles": int(g.choice((1, 2))), "schedule": (WholeTiles(), EqualShares())[g.integers(2)],
             "stages": int(g.choice((0, 0, 2, 3, 4))),
         }  # fmt: skip
         if not can_implement(WgmmaConfig(arch=ARCHITECTURES["sm_100a"], **tiling)):
@@ -205,7 +206,7 @@ class TestSm100(OnBlackwell):
 
     def test_sass(self) -> None:
         """A warp stores both of its slabs of a packed tile to tensor memory at a time."""
-        opcodes = self.report(tile_n=256, scheduler="static").opcodes
+        opcodes = self.report(tile_n=256, schedule=WholeTiles()).opcodes
         assert counted(opcodes, "UTCHMMA") == 2 * 4 and counted(opcodes, "STTM") == 2 * 2
 
     @pytest.mark.parametrize("rows", [17, 64, 200, 2048])
@@ -223,7 +224,7 @@ class TestSm100(OnBlackwell):
         [
             ({"tile_n": 8}, "tile_n of sm_100a: got 8, expected a multiple of 16"),
             ({"warpgroups": 3}, "a plan for sm_100a: got 3 warpgroups"),
-            ({"split_k": 2, "scheduler": "static"}, "a plan for sm_100a: got 2 warpgroups, clusters of 2"),
+            ({"schedule": SharedTiles(split_k=2)}, "a plan for sm_100a: got 2 warpgroups, SharedTiles(split_k=2)"),
             ({"tile_n": 256, "warpgroups": 4}, "columns of tensor memory beside sums: got 0 for stages of 64"),
         ],
         ids=str,
@@ -241,9 +242,9 @@ class TestSm120(OnBlackwell):
         # tiles cut between CTAs, a tile of many CTAs, whole tiles
         Case(24, 600, 256, workers=3, tiling={"tile_n": 8}),
         Case(5, 200, 640, workers=5, tiling={"tile_n": 16}),
-        Case(70, 130, 384, HALF, HALF, 2, {"tile_n": 64, "scheduler": "static"}),
+        Case(70, 130, 384, HALF, HALF, 2, {"tile_n": 64, "schedule": WholeTiles()}),
         Case(140, 300, 384, workers=4, tiling={"tile_n": 128, "stage_tiles": 1}, out=BF16),
-        Case(140, 300, 256, workers=2, tiling={"tile_n": 128, "scheduler": "static", "raster": "n"}),
+        Case(140, 300, 256, workers=2, tiling={"tile_n": 128, "schedule": WholeTiles(raster="n")}),
         Case(60, 200, 256, workers=3, tiling={"tile_n": 32, "stage_tiles": 1, "stages": 3}, out=HALF),
     )
     CUT = CASE[8]
@@ -298,7 +299,7 @@ class TestSm120(OnBlackwell):
     @pytest.mark.parametrize("tile_n", [16, 64, 128])
     def test_no_bank_conflicts(self, tile_n: int) -> None:
         """Of what the main loop reads."""
-        problem = dense.Problem(Case(tile_n, 256, 512, workers=2, tiling={"tile_n": tile_n, "scheduler": "static"}))
+        problem = dense.Problem(Case(tile_n, 256, 512, workers=2, tiling={"tile_n": tile_n, "schedule": WholeTiles()}))
         with simulating(self.ARCH, counters=True, checks=False) as runs:
             problem.run()
         loads = [x for x in runs[-1].result.memory if x.space == "shared" and x.kind == "load"]
@@ -317,7 +318,9 @@ class TestSm120(OnBlackwell):
         assert not chosen.streams and chosen.config.tile_n in widths and chosen.workers <= sm_count
 
     @pytest.mark.parametrize(
-        "tiling", [{"tile_n": 256}, {"cluster_rows": 2}, {"split_k": 2, "scheduler": "static"}], ids=str
+        "tiling",
+        [{"tile_n": 256}, {"schedule": EqualShares(cluster_rows=2)}, {"schedule": SharedTiles(split_k=2)}],
+        ids=str,
     )
     def test_plans_of_wgmma_are_refused(self, tiling: dict[str, Any]) -> None:
         self.refused(tiling, "a plan for sm_120a: got")

@@ -29,6 +29,7 @@ from cute_nvfp4.kernels.gemm.packed.decode import sum_factors
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.sm90 import wgmma as wgmma_kernel
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
+from cute_nvfp4.kernels.gemm.sm90.schedules import EqualShares, SharedTiles, WholeTiles
 from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, choose
 from cute_nvfp4.sim import adversarial
 from cute_nvfp4.target import ARCHITECTURES
@@ -94,7 +95,7 @@ def wgmma(workers: int, **tiling: Any) -> PackedPlan:
 
 
 HALF, BF16 = torch.float16, torch.bfloat16
-TURNS = {"warpgroups": 4, "k_groups": 2, "scheduler": "static", "split_k": 2}
+TURNS = {"warpgroups": 4, "schedule": SharedTiles(split_k=2, k_groups=2)}
 SLABS = StreamConfig(slabs=2, warps_m=2, warps_k=4, stages=8)
 CASES = (
     # streamed: rows that are no multiple of 8, of 4, of 64; units cut between CTAs, a slab a warp; NVFP4
@@ -111,17 +112,24 @@ CASES = (
     # eight bits an element
     Case(9, 70, 288, out=BF16, format=MXFP8, name="mxfp8"),
     Case(20, 72, 160, "identity", format=MXFP8_E5M2, name="mxfp8_e5m2"),
-    Case(70, 72, 384, "gelu_tanh", HALF, HALF, wgmma(2, tile_n=64, scheduler="static"), name="n64 static"),
-    Case(40, 552, 256, out=BF16, plan=wgmma(2, tile_n=32, cluster_rows=2), name="cluster"),
+    Case(70, 72, 384, "gelu_tanh", HALF, HALF, wgmma(2, tile_n=64, schedule=WholeTiles()), name="n64 static"),
+    Case(40, 552, 256, out=BF16, plan=wgmma(2, tile_n=32, schedule=EqualShares(cluster_rows=2)), name="cluster"),
     Case(70, 150, 256, plan=wgmma(3, tile_n=64, warpgroups=4), name="four warpgroups"),
     Case(260, 72, 256, out=BF16, plan=wgmma(2, tile_n=256), name="n256"),
-    Case(40, 72, 512, out=BF16, plan=wgmma(2, tile_n=64, scheduler="static", split_k=2), name="split"),
-    Case(60, 104, 256, out=HALF, plan=wgmma(3, tile_n=32, ctas_per_sm=2, raster="n"), name="two an SM"),
+    Case(40, 72, 512, out=BF16, plan=wgmma(2, tile_n=64, schedule=SharedTiles(split_k=2)), name="split"),
+    Case(
+        60,
+        104,
+        256,
+        out=HALF,
+        plan=wgmma(3, tile_n=32, ctas_per_sm=2, schedule=EqualShares(raster="n")),
+        name="two an SM",
+    ),
     # halves of packed tiles; columns of two warpgroups of two CTAs, fewer than are turned at once
-    Case(40, 150, 256, out=BF16, plan=wgmma(2, tile_n=32, warpgroups=3, scheduler="static"), name="192 rows"),
+    Case(40, 150, 256, out=BF16, plan=wgmma(2, tile_n=32, warpgroups=3, schedule=WholeTiles()), name="192 rows"),
     Case(30, 72, 512, out=HALF, name="turns", plan=wgmma(2, tile_n=32, **TURNS)),
 )
-CUT = Case(24, 152, 384, out=BF16, plan=wgmma(5, tile_n=16, cluster_rows=2))
+CUT = Case(24, 152, 384, out=BF16, plan=wgmma(5, tile_n=16, schedule=EqualShares(cluster_rows=2)))
 DEFAULT = (*CASES[:6], CASES[7], CASES[9], *CASES[11:13], *CASES[14:])
 """The others are slow."""
 
@@ -161,7 +169,7 @@ def test_prepared_weight_is_both_weights() -> None:
 
 def test_it_is_the_gate_of_two_products() -> None:
     """The same sums as two calls of gemm on one plan, one CTA a tile: bit for bit where the gate does nothing."""
-    case = Case(24, 64, 128, "identity", out=torch.float32, plan=wgmma(1, tile_n=32, scheduler="static"))
+    case = Case(24, 64, 128, "identity", out=torch.float32, plan=wgmma(1, tile_n=32, schedule=WholeTiles()))
     problem = Problem(case)
     out = run(problem)
 

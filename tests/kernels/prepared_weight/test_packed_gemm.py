@@ -24,6 +24,7 @@ from cute_nvfp4.formats import MXFP8, MXFP8_E5M2, NVFP4, Format
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
 from cute_nvfp4.kernels.gemm.sm90.limits import can_implement
+from cute_nvfp4.kernels.gemm.sm90.schedules import EqualShares, Helped, OverlappedSums, SharedTiles, WholeTiles
 from cute_nvfp4.ops.prepared_weight import gemm as prepared_gemm
 from cute_nvfp4.planning import packed
 from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, candidates, choose
@@ -92,10 +93,10 @@ class Problem:
         return within(out, self.exact, self.magnitude)
 
 
-SHARES = {"split_k": 2, "scheduler": "static"}
-TURNS = {"warpgroups": 4, "k_groups": 2, **SHARES}
-OVERLAP = {"stage_tiles": 1, "overlap": 1, **SHARES}
-ALONE = {"k_groups": 2, "stage_tiles": 1, "scheduler": "static"}
+SHARES = {"schedule": SharedTiles(split_k=2)}
+TURNS = {"warpgroups": 4, "schedule": SharedTiles(split_k=2, k_groups=2)}
+OVERLAP = {"stage_tiles": 1, "schedule": OverlappedSums()}
+ALONE = {"schedule": SharedTiles(k_groups=2), "stage_tiles": 1}
 STREAMED = (
     Case(1, 200, 256),
     Case(16, 130, 272, torch.float16, torch.float16),
@@ -113,50 +114,64 @@ WGMMA = (
     # tiles cut between CTAs, whole tiles between; a tile of many CTAs; static; clusters; two CTAs an SM
     Case(24, 600, 256, workers=3, tiling={"tile_n": 8}),
     Case(5, 200, 640, workers=5, tiling={"tile_n": 8}),
-    Case(70, 130, 384, torch.float16, torch.float16, 2, {"tile_n": 64, "scheduler": "static"}),
-    Case(40, 1100, 256, workers=2, tiling={"tile_n": 32, "cluster_rows": 2}, out=torch.bfloat16),
-    Case(130, 300, 256, workers=2, tiling={"tile_n": 128, "cluster_rows": 4, "scheduler": "static"}),
+    Case(70, 130, 384, torch.float16, torch.float16, 2, {"tile_n": 64, "schedule": WholeTiles()}),
+    Case(40, 1100, 256, workers=2, tiling={"tile_n": 32, "schedule": EqualShares(cluster_rows=2)}, out=torch.bfloat16),
+    Case(130, 300, 256, workers=2, tiling={"tile_n": 128, "schedule": WholeTiles(cluster_rows=4)}),
     Case(70, 300, 256, workers=3, tiling={"tile_n": 64, "warpgroups": 4}),
-    Case(60, 200, 256, workers=3, tiling={"tile_n": 32, "ctas_per_sm": 2, "raster": "n"}, out=torch.float16),
+    Case(
+        60,
+        200,
+        256,
+        workers=3,
+        tiling={"tile_n": 32, "ctas_per_sm": 2, "schedule": EqualShares(raster="n")},
+        out=torch.float16,
+    ),
     Case(260, 136, 256, workers=2, tiling={"tile_n": 256}, out=torch.bfloat16),
     # tiles shared along K by two CTAs, and by four that have parts of different length
-    Case(40, 300, 640, workers=3, tiling={"tile_n": 64, "split_k": 2, "scheduler": "static"}, out=torch.bfloat16),
-    Case(50, 200, 640, workers=4, tiling={"tile_n": 32, "split_k": 4, "scheduler": "static", "ctas_per_sm": 2}),
+    Case(40, 300, 640, workers=3, tiling={"tile_n": 64, "schedule": SharedTiles(split_k=2)}, out=torch.bfloat16),
+    Case(50, 200, 640, workers=4, tiling={"tile_n": 32, "schedule": SharedTiles(split_k=4), "ctas_per_sm": 2}),
     # … by two warpgroups of each of two CTAs, of parts of different length, in two pieces, in the shortest ring
     Case(60, 130, 768, workers=2, tiling={**TURNS, "tile_n": 64, "stage_tiles": 1, "stages": 6}, out=torch.bfloat16),
     Case(20, 200, 512, torch.float16, workers=2, tiling={**TURNS, "tile_n": 32}),
     # … of one CTA each; of four warpgroups, with an odd number of eights of columns
-    Case(60, 130, 512, workers=2, tiling={"tile_n": 64, "warpgroups": 4, "k_groups": 2, "scheduler": "static"}),
+    Case(60, 130, 512, workers=2, tiling={"tile_n": 64, "warpgroups": 4, "schedule": SharedTiles(k_groups=2)}),
     Case(110, 130, 512, workers=3, tiling={**ALONE, "tile_n": 112}, out=torch.bfloat16),
     # … whose sums travel during products, of parts of different length; of three warpgroups
     Case(50, 300, 640, workers=3, tiling={**OVERLAP, "tile_n": 64}, out=torch.bfloat16),
-    Case(100, 200, 1024, torch.float16, workers=2, tiling={**OVERLAP, "tile_n": 128, "overlap": 2, "warpgroups": 3}),
+    Case(
+        100,
+        200,
+        1024,
+        torch.float16,
+        workers=2,
+        tiling={**OVERLAP, "tile_n": 128, "schedule": OverlappedSums(overlap=2), "warpgroups": 3},
+    ),
     # three warpgroups: halves of packed tiles
-    Case(40, 390, 256, workers=2, tiling={"tile_n": 64, "warpgroups": 3, "scheduler": "static"}),
+    Case(40, 390, 256, workers=2, tiling={"tile_n": 64, "warpgroups": 3, "schedule": WholeTiles()}),
     Case(20, 300, 512, workers=2, tiling={**SHARES, "tile_n": 32, "warpgroups": 3, "stage_tiles": 1}),
     # helpers: fewer than tiles, more; of clusters
-    Case(30, 330, 512, workers=5, tiling={"tile_n": 32, "scheduler": "helped"}),
-    Case(70, 200, 512, workers=8, tiling={"tile_n": 64, "scheduler": "helped", "warpgroups": 4}),
-    Case(40, 300, 768, workers=4, tiling={"tile_n": 64, "scheduler": "helped", "split_k": 2}, out=torch.half),
+    Case(30, 330, 512, workers=5, tiling={"tile_n": 32, "schedule": Helped()}),
+    Case(70, 200, 512, workers=8, tiling={"tile_n": 64, "schedule": Helped(), "warpgroups": 4}),
+    Case(40, 300, 768, workers=4, tiling={"tile_n": 64, "schedule": Helped(split_k=2)}, out=torch.half),
     # other stages
     Case(70, 300, 384, workers=5, tiling={"tile_n": 64, "stage_tiles": 1, "stages": 5}, out=torch.bfloat16),
     Case(20, 300, 640, workers=2, tiling={"tile_n": 32, "stage_tiles": 1, "warpgroups": 4}),
     # tiles of other widths than powers of two
     Case(150, 200, 384, workers=3, tiling={"tile_n": 80}, out=torch.bfloat16),
-    Case(100, 130, 512, workers=4, tiling={"tile_n": 96, "split_k": 2, "scheduler": "static"}, out=torch.bfloat16),
+    Case(100, 130, 512, workers=4, tiling={"tile_n": 96, "schedule": SharedTiles(split_k=2)}, out=torch.bfloat16),
     # the shortest ring of stages of one tile
     Case(20, 200, 640, workers=1, tiling={"tile_n": 16, "stage_tiles": 1, "stages": 3}),
     # eight bits an element
     Case(33, 130, 288, out=torch.bfloat16, format=MXFP8),
     Case(20, 300, 320, workers=2, tiling={"tile_n": 32, "stage_tiles": 1, "warpgroups": 4}, format=MXFP8_E5M2),
     Case(20, 200, 160, torch.float16, torch.float16, format=MXFP8),
-    Case(40, 300, 320, workers=3, tiling={"tile_n": 64, "split_k": 2, "scheduler": "static"}, format=MXFP8_E5M2),
-    Case(40, 390, 256, workers=2, tiling={"tile_n": 64, "warpgroups": 3, "scheduler": "static"}, format=MXFP8),
+    Case(40, 300, 320, workers=3, tiling={"tile_n": 64, "schedule": SharedTiles(split_k=2)}, format=MXFP8_E5M2),
+    Case(40, 390, 256, workers=2, tiling={"tile_n": 64, "warpgroups": 3, "schedule": WholeTiles()}, format=MXFP8),
     Case(20, 200, 512, workers=2, tiling={**TURNS, "tile_n": 32}, format=MXFP8),
-    Case(40, 300, 512, workers=4, tiling={"tile_n": 64, "scheduler": "helped", "split_k": 2}, format=MXFP8_E5M2),
+    Case(40, 300, 512, workers=4, tiling={"tile_n": 64, "schedule": Helped(split_k=2)}, format=MXFP8_E5M2),
     Case(140, 136, 192, workers=2, tiling={"tile_n": 256, "stage_tiles": 1}, out=torch.bfloat16, format=MXFP8),
 )
-CUT = Case(24, 300, 384, workers=5, tiling={"tile_n": 16, "cluster_rows": 2}, out=torch.bfloat16)
+CUT = Case(24, 300, 384, workers=5, tiling={"tile_n": 16, "schedule": EqualShares(cluster_rows=2)}, out=torch.bfloat16)
 
 
 DEFAULT = (*STREAMED, *(case for i, case in enumerate(WGMMA) if i not in (1, 5, 6, 7, 15, 16, 19, 20, 23)))
@@ -173,10 +188,10 @@ def test_exact(case: Case) -> None:
     assert problem.right(run(problem))
 
 
-SHARED = Case(12, 130, 384, workers=2, tiling={"tile_n": 16, "split_k": 2, "scheduler": "static"}, out=torch.bfloat16)
+SHARED = Case(12, 130, 384, workers=2, tiling={"tile_n": 16, "schedule": SharedTiles(split_k=2)}, out=torch.bfloat16)
 OVERLAPPED = Case(50, 130, 640, workers=2, tiling={**OVERLAP, "tile_n": 64}, out=torch.bfloat16)
 TAKEN = Case(20, 128, 1536, workers=1, tiling={**TURNS, "tile_n": 32, "stages": 4}, out=torch.bfloat16)
-HELPED = Case(12, 130, 512, workers=3, tiling={"tile_n": 16, "split_k": 2, "scheduler": "helped"})
+HELPED = Case(12, 130, 512, workers=3, tiling={"tile_n": 16, "schedule": Helped(split_k=2)})
 
 
 @pytest.mark.sim_only("runs schedules")
@@ -194,7 +209,7 @@ def test_a_ring_that_k_groups_do_not_divide_is_a_race(monkeypatch: pytest.Monkey
     """A warpgroup that first meets a stage in its second phase does not wait for it: why ``can_implement`` refuses."""
     monkeypatch.setattr(packed, "can_implement", lambda plan: "")
     monkeypatch.setattr(prepared_gemm, "WGMMA", replace(prepared_gemm.WGMMA, can_implement=lambda config: ""))
-    odd = {"k_groups": 2, "scheduler": "static", "tile_n": 32, "ctas_per_sm": 2, "stages": 3}
+    odd = {"schedule": SharedTiles(k_groups=2), "tile_n": 32, "ctas_per_sm": 2, "stages": 3}
     problem = Problem(Case(32, 2, 448, torch.float16, torch.float16, workers=1, tiling=odd))
     assert problem.right(run(problem))
     with pytest.raises(Race):
@@ -368,7 +383,7 @@ def test_rings_of_their_own_length_are_shared_evenly() -> None:
     left = set()
     for tile_n, ctas, stage_tiles, warpgroups in product((32, 64, 96, 112, 128), (1, 2), (1, 2), (2, 4)):
         tiling = {"tile_n": tile_n, "ctas_per_sm": ctas, "stage_tiles": stage_tiles, "warpgroups": warpgroups}
-        config = WgmmaConfig(**tiling, k_groups=2, scheduler="static")
+        config = WgmmaConfig(**tiling, schedule=SharedTiles(k_groups=2))
         if not can_implement(config):
             assert config.ring_stages % 2 == 0
             left.add(config.most_stages - config.ring_stages)

@@ -18,6 +18,7 @@ from cute_nvfp4.errors import OperandError
 from cute_nvfp4.kernels.gemm.packed.rows import column_of
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
 from cute_nvfp4.kernels.gemm.sm90.limits import can_implement
+from cute_nvfp4.kernels.gemm.sm90.schedules import EqualShares, WholeTiles
 from cute_nvfp4.ops import list_fast_path
 from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, candidates
 from cute_nvfp4.runtime.session import simulated_gpu
@@ -35,13 +36,13 @@ def plans() -> list[PackedPlan]:
     found: dict[tuple, PackedPlan] = {}
     for plan in candidates(problem, ARCHITECTURES["sm_90a"], 132):
         c = plan.config
-        found.setdefault((c.scheduler, c.split_k, c.k_groups, c.ctas_per_sm, c.cluster_rows, c.decodes_x), plan)
+        found.setdefault((c.schedule, c.ctas_per_sm, c.decodes_x), plan)
     return list(found.values())
 
 
 TILED = {"dtype": "float16", "packing": "nvfp4_rows", "out": "float32", "vector": False}
-BEFORE = PackedPlan(WgmmaConfig(tile_n=64, scheduler="static", **TILED), 2)
-MEANWHILE = PackedPlan(WgmmaConfig(tile_n=64, scheduler="static", decodes_x=True, **TILED), 2)
+BEFORE = PackedPlan(WgmmaConfig(tile_n=64, schedule=WholeTiles(), **TILED), 2)
+MEANWHILE = PackedPlan(WgmmaConfig(tile_n=64, schedule=WholeTiles(), decodes_x=True, **TILED), 2)
 """Plans that decode x by a launch before, and by the warps that load."""
 
 
@@ -65,7 +66,9 @@ def test_every_structure(plan: PackedPlan) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"tile_n": 96}, {"cluster_rows": 2}, {"ctas_per_sm": 2}, {"packing": "nvfp4"}], ids=str
+    "fields",
+    [{"tile_n": 96}, {"schedule": EqualShares(cluster_rows=2)}, {"ctas_per_sm": 2}, {"packing": "nvfp4"}],
+    ids=str,
 )
 def test_where_loading_warps_cannot_decode_x(fields: dict) -> None:
     config = replace(MEANWHILE.config, **fields)

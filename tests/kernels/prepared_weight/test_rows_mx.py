@@ -25,6 +25,7 @@ from cute_nvfp4 import (
 from cute_nvfp4.formats import MXFP4
 from cute_nvfp4.kernels.gemm.packed import rows as rows_module
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
+from cute_nvfp4.kernels.gemm.sm90.schedules import WholeTiles
 from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, candidates
 from cute_nvfp4.sim import adversarial
 from cute_nvfp4.target import ARCHITECTURES
@@ -32,7 +33,8 @@ from cute_nvfp4.target import ARCHITECTURES
 pytestmark = [pytest.mark.kernels("sm_90a"), pytest.mark.usefixtures("hopper")]
 F32 = {"out_dtype": torch.float32}
 PLAN = PackedPlan(
-    WgmmaConfig(packing="mxfp4_rows", dtype="bfloat16", out="float32", vector=False, tile_n=64, scheduler="static"), 2
+    WgmmaConfig(packing="mxfp4_rows", dtype="bfloat16", out="float32", vector=False, tile_n=64, schedule=WholeTiles()),
+    2,
 )
 
 
@@ -63,7 +65,7 @@ def plans() -> list[PackedPlan]:
     found: dict[tuple, PackedPlan] = {}
     for plan in candidates(PackedProblem(m=130, n=300, k=512, **kind), ARCHITECTURES["sm_90a"], 132):
         c = plan.config
-        found.setdefault((c.scheduler, c.split_k, c.k_groups, c.ctas_per_sm, c.cluster_rows), plan)
+        found.setdefault((c.schedule, c.ctas_per_sm), plan)
     return list(found.values())
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 import zlib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -21,6 +22,7 @@ from cute_nvfp4.kernels.gemm.packed.stream_config import can_implement as can_st
 from cute_nvfp4.kernels.gemm.sm90.config import STAGE_TILES, TILE_N, WgmmaConfig
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
 from cute_nvfp4.kernels.gemm.sm90.limits import can_implement as can_wgmma
+from cute_nvfp4.kernels.gemm.sm90.schedules import EqualShares, Helped, Schedule, SharedTiles, WholeTiles
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.target import ARCHITECTURES
 from cute_nvfp4.weight_layout import TILE_K
@@ -43,16 +45,12 @@ class Wgmma:
     tile_n: int = 128
     warpgroups: int = 2
     ctas_per_sm: int = 1
-    cluster_rows: int = 1
-    split_k: int = 1
     stage_tiles: int = 2
     stages: int = 0
-    scheduler: str = "stream_k"
-    raster: str = "m"
-    k_groups: int = 1
+    schedule: Schedule = field(default_factory=EqualShares)
 
     def plan(self, workers: int) -> PackedPlan:
-        return PackedPlan(WgmmaConfig(**asdict(self)), workers)
+        return PackedPlan(WgmmaConfig(**vars(self)), workers)
 
 
 @dataclass(frozen=True)
@@ -153,16 +151,24 @@ def _ragged(g: np.random.Generator, tile: int, most: int) -> int:
 # --- every structure
 
 
+def _schedules(raster: str) -> Iterator[Schedule]:
+    for count in (1, 2, 4):
+        yield WholeTiles(cluster_rows=count, raster=raster)
+        yield EqualShares(cluster_rows=count, raster=raster)
+        yield Helped(split_k=count, raster=raster)
+        for k_groups in (1, 2):
+            yield SharedTiles(split_k=count, k_groups=k_groups, raster=raster)
+
+
 def _wgmmas(arch: str, part: str) -> list[WgmmaCase]:
     axes = (
-        TILE_N, (2, 3, 4), (1, 2), (1, 2, 4), (1, 2, 4), (1, 2), (0, 2, 3, 4, 6), ("stream_k", "static", "helped"),
-        ("m", "n"), (1, 2), (False, True),
+        TILE_N, (2, 3, 4), (1, 2), (1, 2), (0, 2, 3, 4, 6), (*_schedules("m"), *_schedules("n")), (False, True),
     )  # fmt: skip
     found = []
     for *values, two in itertools.product(*axes):
         tiling = Wgmma(*values)
         # the fewest stages that there may be, and the next: with k_groups they are even
-        if tiling.stages > 3 and tiling.k_groups == 1:
+        if tiling.stages > 3 and tiling.schedule.k_groups == 1:
             continue
         config = WgmmaConfig(**vars(tiling), gate="silu" if two else "", out="bfloat16")
         if not can_wgmma(config):

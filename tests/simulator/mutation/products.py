@@ -14,6 +14,7 @@ from support.scratch_flags import keeping_flags, lowered
 from cute_nvfp4 import simulating
 from cute_nvfp4.formats import NVFP4
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
+from cute_nvfp4.kernels.gemm.sm90.schedules import EqualShares
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.sim import Result
 from tests.kernels.prepared_weight import test_packed_gated_gemm as packed_gated
@@ -54,7 +55,7 @@ def _short(case: Any) -> Any:
 
 
 _GATED_WEIGHTS = replace(
-    packed_gated.CUT, k=640, plan=packed_gated.wgmma(5, tile_n=16, cluster_rows=2, stages=2)
+    packed_gated.CUT, k=640, plan=packed_gated.wgmma(5, tile_n=16, schedule=EqualShares(cluster_rows=2), stages=2)
 )  # fmt: skip
 
 
@@ -78,7 +79,9 @@ def _packed(problem: type, *cases: Any) -> Callable[[], None]:
     return once
 
 
-_WGMMA = packed.Case(24, 300, 640, workers=3, tiling={"tile_n": 16, "stages": 2, "cluster_rows": 2}, out=_BF16)
+_WGMMA = packed.Case(
+    24, 300, 640, workers=3, tiling={"tile_n": 16, "stages": 2, "schedule": EqualShares(cluster_rows=2)}, out=_BF16
+)
 _SHORT = {"n": 424, "k": 208}
 """Units of the streaming kernel as short as its ring, several for each CTA: no stage orders what a CTA does with the
 place of the sums for one and for the next."""

@@ -31,6 +31,10 @@ class Schedule:
     k_groups: ClassVar[int] = 1
     overlap: ClassVar[int] = 0
 
+    def __str__(self) -> str:
+        told = (f"{x.name}={value}" for x in fields(self) if (value := getattr(self, x.name)) != x.default)
+        return f"{type(self).__name__}({', '.join(told)})"
+
     def limit(self, c: WgmmaConfig) -> str:
         """Why the schedule does not go with the tile of ``c``, or an empty string."""
         if self.raster not in ("m", "n"):
