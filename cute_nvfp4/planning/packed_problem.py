@@ -12,7 +12,7 @@ from ..kernels.gemm.packed.stream_config import StreamConfig
 from ..kernels.gemm.packed.stream_config import can_implement as can_stream
 from ..kernels.gemm.sm90.config import MMA_ROWS, STAGE_TILES, WgmmaConfig
 from ..kernels.gemm.sm90.limits import can_implement as can_wgmma
-from ..kernels.gemm.sm90.schedules import Schedule, schedule_of
+from ..kernels.gemm.sm90.schedules import schedule_of
 from ..weight_layout import DTYPES, PACKINGS, TILE_K, packed_rows
 from ..weight_layout import tiles as packed_tiles
 
@@ -60,7 +60,7 @@ TILING = {
 def tiling_of(kind: type, words: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a configuration of ``kind`` that a plan with this ``PackedPlan.tiling`` decides."""
     own = {name: words[name] for name in TILING[kind]}
-    return own if kind is StreamConfig else own | {"schedule": schedule_of({x: words[x] for x in Schedule().words})}
+    return own if kind is StreamConfig else own | {"schedule": schedule_of(words)}
 
 
 class ScratchSize(NamedTuple):

@@ -55,10 +55,11 @@ class Schedule:
     @property
     def words(self) -> dict[str, Any]:
         """All fields by name, as a table of plans has them (``schedule_of``)."""
-        return {name: getattr(self, name) for name in ("scheduler", "raster", *_VALUES)}
+        return {name: getattr(self, name) for name in _WORDS}
 
 
 _VALUES = {"cluster_rows": (1, 2, 4), "split_k": (1, 2, 4), "k_groups": (1, 2), "overlap": (0, 1, 2)}
+_WORDS = ("scheduler", "raster", *_VALUES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,13 +136,14 @@ SCHEDULES = (WholeTiles, SharedTiles, OverlappedSums, EqualShares, Helped)
 
 
 def schedule_of(words: Mapping[str, Any]) -> Schedule:
-    """The first schedule that has these words (``Schedule.words``).
+    """The schedule that ``words`` tell (``Schedule.words``), which may tell more.
 
     Raises:
         OperandError: there is none.
     """
+    words = {name: words[name] for name in _WORDS}
     for kind in SCHEDULES:
         found = kind(**{x.name: words[x.name] for x in fields(kind)})
         if found.words == words:
             return found
-    raise OperandError.of("schedule", got=dict(words), expected=f"one of {', '.join(x.__name__ for x in SCHEDULES)}")
+    raise OperandError.of("schedule", got=words, expected=f"one of {', '.join(x.__name__ for x in SCHEDULES)}")
