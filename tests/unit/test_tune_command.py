@@ -199,7 +199,7 @@ def test_a_prepared_weights_plan_is_stored_and_chosen(
     for change, message in (
         ({"kernel": "mma"}, "kernel is 'mma'"),
         ({"workers": 0}, "at least 1"),
-        ({"overlap": 9}, "schedule: got"),
+        ({"split_k": 2, "cluster_rows": 2}, r"schedule: got|unknown \['cluster_rows', 'split_k'\]"),
     ):
         entry = {**raw["entries"][0], "plan": {**raw["entries"][0]["plan"], **change}}
         table.write_text(json.dumps({**raw, "entries": [entry]}))
