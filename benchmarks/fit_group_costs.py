@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 from fit_packed_model import Problem, disagreements, result
 
+from cute_nvfp4.kernels.gemm.routed_config import RoutedConfig
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
 from cute_nvfp4.planning.group_costs import RECORD, GroupCosts
 from cute_nvfp4.planning.packed_groups import GROUPED_TILING, PackedGroups, predict
@@ -60,7 +61,9 @@ def table(path: Path = PLANS) -> list[Row]:
             for plan in product["plans"]:
                 tiling = {name: plan[name] for name in GROUPED_TILING}
                 tiling["narrower"] = tuple(tiling["narrower"])
-                config = GroupedWgmmaConfig(dtype=product["dtype"], gathered=first, **tiling, **gate)
+                config = GroupedWgmmaConfig(
+                    dtype=product["dtype"], routed=RoutedConfig(gathered=first), **tiling, **gate
+                )
                 rows.append(Row(record["date"], problem, PackedPlan(config, plan["workers"]), plan["us"], best))
     return rows
 

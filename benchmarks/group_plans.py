@@ -30,6 +30,7 @@ from moe import LAYERS, Layer, Routing, Weights
 
 from cute_nvfp4 import quantize
 from cute_nvfp4.harness.timing import ColdL2
+from cute_nvfp4.kernels.gemm.routed_config import RoutedConfig
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
 from cute_nvfp4.ops.grouped_gemm_contiguous import CONTIGUOUS
 from cute_nvfp4.ops.moe.experts import FP8, Experts
@@ -67,7 +68,9 @@ class Product:
                 continue
             ctas = 2 if not narrower and widest <= WIDEST_OF_TWO else 1
             widths = {"tile_n": widest, "narrower": tuple(narrower), "ctas_per_sm": ctas}
-            config = deep(GroupedWgmmaConfig(dtype=self.dtype, gathered=self.which == "first", **widths))
+            config = deep(
+                GroupedWgmmaConfig(dtype=self.dtype, routed=RoutedConfig(gathered=self.which == "first"), **widths)
+            )
             if not can_implement_groups(config):
                 yield PackedPlan(config, sm_count * ctas)
 

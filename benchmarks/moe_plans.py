@@ -34,6 +34,7 @@ from cute_nvfp4 import moe, simulating
 from cute_nvfp4.harness.timing import ColdL2
 from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig
 from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import can_implement_groups as can_stream
+from cute_nvfp4.kernels.gemm.routed_config import RoutedConfig
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
 from cute_nvfp4.ops.grouped_gemm_contiguous import CONTIGUOUS
 from cute_nvfp4.ops.moe.experts import FP8, Experts
@@ -85,7 +86,9 @@ class Cell:
         for name, widths, each in self.widths(rows):
             for i, which in enumerate(("first", "second")):
                 given = {"dtype": "float8_e4m3fn" if self.dtype == "fp8" else "bfloat16", "ctas_per_sm": each}
-                config = GroupedWgmmaConfig(tile_n=widths[-1], narrower=widths[:-1], gathered=i == 0, **given)
+                config = GroupedWgmmaConfig(
+                    tile_n=widths[-1], narrower=widths[:-1], routed=RoutedConfig(gathered=i == 0), **given
+                )
                 config = deep(config)
                 if not can_implement_groups(config):
                     plan = PackedPlan(config, ctas * each)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import statistics
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +16,7 @@ from ..kernels.gemm.grouped_config import PARAMETER_GROUPS, WINDOW, table_size
 from ..kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig
 from ..kernels.gemm.packed.grouped_stream_config import can_implement_groups as can_stream_groups
 from ..kernels.gemm.packed.stream_config import MMA_COLUMNS, StreamConfig
+from ..kernels.gemm.routed_config import RoutedConfig
 from ..kernels.gemm.sm90.grouped_config import GROUP_TILE_N, GroupedWgmmaConfig, can_implement_groups
 from ..runtime.bounded import remembered
 from ..target import Architecture
@@ -60,18 +61,6 @@ MOST_STEPS = 1 << 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoutedGroups:
-    """What products have whose rows are slots of a mixture of experts: as in ``GroupedWgmmaConfig``."""
-
-    gathered: bool
-    biased: bool
-    activation: str
-    constants: tuple[float, ...]
-    weighted: str
-    added: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class PackedGroups:
     """Products of groups: sizes (m, n, k) of each; of rows that offsets distribute to ``stack`` groups, one of all
     rows. vector: rows of outputs start at multiples of 16 bytes. factors: tensors of device scalars that multiply
@@ -87,7 +76,7 @@ class PackedGroups:
     factors: int = 0
     gate: str = ""
     packing: str = "nvfp4"
-    routed: RoutedGroups | None = None
+    routed: RoutedConfig | None = None
     promoted: bool = False
     decoded: bool = False
     ids: str = ""
@@ -106,13 +95,9 @@ class PackedGroups:
             vector=self.vector and self.sizes[0][1] % 4 == 0,
             factors=self.factors,
             gate=self.gate,
-            **self._routed,
+            routed=self.routed or RoutedConfig(),
             **tiling,
         )
-
-    @property
-    def _routed(self) -> dict[str, Any]:
-        return {} if self.routed is None else asdict(self.routed)
 
     @property
     def expected(self) -> tuple[Sizes, ...]:
@@ -140,7 +125,7 @@ class PackedGroups:
             vector=self.vector and self.out != "float32",
             factors=self.factors,
             gate=self.gate,
-            **self._routed,
+            routed=self.routed or RoutedConfig(),
             promoted=self.promoted,
             batched=bool(self.stack) and PACKINGS[self.packing][DTYPES[self.dtype]].in_rows,
             # a launch decodes x of a list just before

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from ...kernels.gemm.routed_config import RoutedConfig
 from ...kernels.gemm.sm90.grouped_arguments import RoutedRows
-from ...planning.packed_groups import RoutedGroups, stays_in_16_bits
+from ...planning.packed_groups import stays_in_16_bits
 from ...prepared_weight import PreparedWeight
 from ...reference import times
 from ...row_scaled import by_rows
@@ -75,7 +76,7 @@ def _check(r: Any) -> torch.Tensor:
 
 def _plan(r: Any, target: Target) -> PlannedCall:
     f, weights = r.activation, r.row_weights
-    routed = RoutedGroups(
+    routed = RoutedConfig(
         gathered=r.gathered,
         biased=r.bias is not None,
         weighted="" if weights is None else DTYPE_NAMES[weights.dtype],

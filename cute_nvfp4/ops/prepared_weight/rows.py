@@ -13,12 +13,13 @@ from ...grouped_rows import GroupedRows, checked_offsets
 from ...kernels.gemm.arguments import GroupFactor
 from ...kernels.gemm.packed.grouped_stream_config import GroupedStreamArguments
 from ...kernels.gemm.packed.grouped_stream_config import can_implement_groups as can_stream_groups
+from ...kernels.gemm.routed_config import RoutedConfig
 from ...kernels.gemm.sm90.arguments import Activations, OutputRows, PackedWeight, RowWeight
 from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RoutedRows, RowsOfGroups
 from ...kernels.gemm.sm90.grouped_config import can_implement_groups
 from ...lazy import ByGeneration, Lazily
 from ...planning.packed import PackedPlan
-from ...planning.packed_groups import PackedGroups, RoutedGroups, choose_groups
+from ...planning.packed_groups import PackedGroups, choose_groups
 from ...row_scaled import RowScaledTensor
 from ...runtime.backend import sm_count
 from ...runtime.kernel import Kernel
@@ -67,7 +68,7 @@ def plan_prepared_rows(
     r: Any,
     target: Target,
     gate: str,
-    routed: RoutedGroups | None = None,
+    routed: RoutedConfig | None = None,
     slots: RoutedRows | None = None,
     ids: str = "",
 ) -> PlannedCall:
@@ -145,7 +146,7 @@ _GROUPS = ByGeneration(
     sm120=Lazily("kernels.gemm.sm120.packed", "GroupedPackedGemm"),
 )
 _ROUTED = ByGeneration(
-    sm90=Lazily("kernels.gemm.sm90.routed", "RoutedWgmma"),
+    sm90=Lazily("kernels.moe.routed", "RoutedWgmma"),
     sm100=Lazily("kernels.gemm.sm100.packed", "RoutedTensorPackedGemm"),
     sm120=Lazily("kernels.gemm.sm120.packed", "RoutedPackedGemm"),
 )

@@ -15,6 +15,7 @@ from support.mutants import Mutant, Source, at, drop, instead, is_noticed, opera
 from cute_nvfp4 import simulating
 from cute_nvfp4.kernels.gemm.packed import decode
 from cute_nvfp4.kernels.gemm.packed.grouped_stream import GroupPlace, StreamGroups
+from cute_nvfp4.kernels.gemm.routed_config import RoutedConfig
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
 from cute_nvfp4.kernels.moe import few
 from cute_nvfp4.kernels.moe.few import SlotIds
@@ -225,7 +226,7 @@ def test_launches() -> None:
 @pytest.mark.sim_only("reads PTX")
 def test_gathering_has_no_fence() -> None:
     """The loop that starts ``cp.async`` has no fence between proxies, which other copies need."""
-    config = GroupedWgmmaConfig(tile_n=64, gathered=True, gate="silu")
+    config = GroupedWgmmaConfig(tile_n=64, routed=RoutedConfig(gathered=True), gate="silu")
     ptx = ROUTED.compile(config).ptx
     begin = ptx.rindex("mbarrier.try_wait", 0, ptx.index("cp.async.cg"))
     assert "fence.proxy" not in ptx[begin : ptx.index("cp.async.mbarrier")]
@@ -233,8 +234,11 @@ def test_gathering_has_no_fence() -> None:
 
 def test_wide_gathered_tiles_are_refused() -> None:
     """In 16 bits ptxas would let no two of their products run at the same time."""
-    assert "at most 144" in can_implement_groups(GroupedWgmmaConfig(tile_n=256, gathered=True))
-    assert can_implement_groups(GroupedWgmmaConfig(tile_n=256, gathered=True, dtype="float8_e4m3fn")) == ""
+    assert "at most 144" in can_implement_groups(GroupedWgmmaConfig(tile_n=256, routed=RoutedConfig(gathered=True)))
+    assert (
+        can_implement_groups(GroupedWgmmaConfig(tile_n=256, routed=RoutedConfig(gathered=True), dtype="float8_e4m3fn"))
+        == ""
+    )
 
 
 @pytest.mark.parametrize("arch", ["sm_90a"], indirect=True)

@@ -26,10 +26,11 @@ from cute_nvfp4 import (
 )
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import MXFP8
+from cute_nvfp4.kernels.gemm.routed_config import RoutedConfig
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
 from cute_nvfp4.planning.grouped import random_sizes, uneven_sizes
 from cute_nvfp4.planning.packed import PackedPlan
-from cute_nvfp4.planning.packed_groups import PackedGroups, RoutedGroups, choose_groups
+from cute_nvfp4.planning.packed_groups import PackedGroups, choose_groups
 from cute_nvfp4.sim import adversarial
 from cute_nvfp4.target import ARCHITECTURES
 
@@ -332,7 +333,7 @@ def test_plans_expect_uneven_groups_unless_a_router_sends_their_rows() -> None:
     found = uneven_sizes(1024, 8, 0.5)
     assert sum(found) == 1024 and list(found) == sorted(found, reverse=True) and (found[0], found[-1]) == (248, 54)
     assert uneven_sizes(3, 8, 0.5) == (1, 1, 1)
-    routed = RoutedGroups(gathered=True, biased=False, activation="", constants=(), weighted="")
+    routed = RoutedConfig(gathered=True)
     offsets = PackedGroups(sizes=((1024, 4096, 7168),), stack=8, dtype="float8_e4m3fn")
     of_experts = replace(offsets, routed=routed)
     assert [len({m for m, _, _ in sizes}) > 1 for sizes in offsets.expected] == [True] * 4

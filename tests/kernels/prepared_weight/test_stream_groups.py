@@ -18,12 +18,13 @@ from cute_nvfp4 import grouped_gemm_contiguous, prepare_weight, quantize, simula
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import MXFP4
 from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig
+from cute_nvfp4.kernels.gemm.routed_config import RoutedConfig
 from cute_nvfp4.ops.moe.maps import Maps, routing_maps
 from cute_nvfp4.ops.moe.product import expert_product
 from cute_nvfp4.ops.prepared_weight.rows import STREAM_GROUPS
 from cute_nvfp4.planning import packed_groups
 from cute_nvfp4.planning.packed import PackedPlan
-from cute_nvfp4.planning.packed_groups import PackedGroups, RoutedGroups, choose_groups
+from cute_nvfp4.planning.packed_groups import PackedGroups, choose_groups
 from cute_nvfp4.runtime.session import simulated_gpu
 from cute_nvfp4.sim import adversarial
 from cute_nvfp4.target import ARCHITECTURES
@@ -198,7 +199,7 @@ def test_plans_that_cannot_stream() -> None:
 
 def test_experts_of_few_rows_stream() -> None:
     """By the average rows of an expert that is used: eight columns, sixteen, and tiles; tiles on sm_120a."""
-    routed = RoutedGroups(gathered=True, biased=False, activation="", constants=(), weighted="")
+    routed = RoutedConfig(gathered=True)
 
     def plan(rows: int, arch: str = "sm_90a", **options: bool) -> PackedPlan:
         given = replace(routed, **options)

@@ -98,11 +98,11 @@ class GroupSums(Sums):
         values = [sums[i, p] * out.factors[p].alpha for p in range(cfg.products)]
         if cfg.of_fp8:
             values = [value * of_rows[i] for value, of_rows in zip(values, out.asked.row_factors)]
-        if cfg.biased:
+        if cfg.routed.biased:
             values = [value + of_rows[i] for value, of_rows in zip(values, out.asked.bias)]
-        name = cfg.activation or cfg.gate
-        number = activate(name, *values, constants=cfg.constants) if name else values[0]
-        if cfg.weighted:
+        name = cfg.routed.activation or cfg.gate
+        number = activate(name, *values, constants=cfg.routed.constants) if name else values[0]
+        if cfg.routed.weighted:
             weight, turn = out.asked.weights[0], div(column, cfg.thread_columns)
             for j, other in enumerate(out.asked.weights[1:]):
                 weight = cutlass.select_(turn == j + 1, other, weight)
@@ -218,12 +218,12 @@ class StreamGroups(PackedRows):
         quad_row = mod(thread, cfg.column_quads) * FLOATS
         if cfg.of_fp8:
             row_factors = self.ask_row_factors(place, quad_row)
-        if cfg.biased:
+        if cfg.routed.biased:
             row = place.row_tile * cfg.out_rows + quad_row
             matrix = routed.bias + Int64(place.group) * (rows * cfg.products)
             places = [cutlass.min(row + i, rows - 1) for i in range(FLOATS)]
             bias = [tuple(device_scalar(matrix + (p * rows + at)) for at in places) for p in range(cfg.products)]
-        if cfg.weighted:
+        if cfg.routed.weighted:
             for i in range(0, cfg.columns, cfg.thread_columns):
                 slots.append(self.slot(place.row + cutlass.min(column + i, place.columns - 1)))
         return Asked(tuple(scalars), tuple(bias), tuple(row_factors), tuple(slots))

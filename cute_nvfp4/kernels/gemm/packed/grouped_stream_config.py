@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import ClassVar, NamedTuple
 
 from ....errors import explain
@@ -11,8 +12,8 @@ from ....weight_layout import DTYPES, PACKINGS, Packing
 from ....weight_layout_fp8 import OF_FP8
 from ..arguments import GroupFactor, PartialSums
 from ..grouped_config import MAX_GROUPS, WINDOW, Columns, GroupTableConfig
+from ..routed_config import RoutedConfig
 from ..sm90.grouped_arguments import IDS, PackedGroup, RoutedRows, RowsOfGroups
-from ..sm90.grouped_config import ACTIVATIONS
 from .stream_config import WARP, StreamConfig, can_implement
 
 
@@ -22,8 +23,8 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
 
     A group of more than ``columns`` rows is multiplied in several passes, each of which reads its weight. maps: "rows",
     groups by their offsets; or "int32" or "int64", the dtype of ids of experts, from which each CTA finds the rows of
-    up to 32 slots itself. capacity: groups that the table has room for, a multiple of 32. gathered, biased, activation,
-    constants, weighted: as in ``GroupedWgmmaConfig``. of_fp8: whether weights are packed for FP8, which are decoded to
+    up to 32 slots itself. capacity: groups that the table has room for, a multiple of 32. routed: what is done where
+    rows are slots of a mixture of experts. of_fp8: whether weights are packed for FP8, which are decoded to
     x's 16 bits here, exactly, and whose rows have factors. cut_bytes: of weights, which a multiprocessor streams in the
     time in which the parts of a work tile are added up.
 
@@ -43,14 +44,11 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
 
     maps: str = "rows"
     capacity: int = WINDOW
-    gathered: bool = False
-    biased: bool = False
-    activation: str = ""
-    constants: tuple[float, ...] = ()
-    weighted: str = ""
-    added: bool = False
+    routed: RoutedConfig = field(default_factory=RoutedConfig)
     of_fp8: bool = False
     cut_bytes: int = 96 << 10
+
+    gathered = property(attrgetter("routed.gathered"))
 
     @property
     def weights(self) -> Packing:
@@ -62,11 +60,6 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
     def fp8(self) -> bool:
         """Whether both operands are in FP8, which this kernel does not take."""
         return False
-
-    @property
-    def routed(self) -> bool:
-        """Whether rows are slots of a mixture of experts."""
-        return self.gathered or self.biased or bool(self.activation or self.weighted)
 
     @property
     def column_quads(self) -> int:
@@ -90,16 +83,13 @@ def can_implement_groups(c: GroupedStreamConfig) -> str:
         return explain("x of a streaming kernel of groups", got="NVFP4", expected="numbers of 16 bits")
     if c.weights.by_table:
         return explain("dtype of a streaming kernel of groups", got=c.dtype, expected="bfloat16 or float16")
-    if c.added:
+    if c.routed.added:
         return explain("rows of the streaming kernel that are added to those of tokens", got="some", expected="none")
     if c.maps not in c.tables:
         return explain("maps", got=c.maps, expected=f"one of {', '.join(c.tables)}")
     if c.capacity % WINDOW or not WINDOW <= c.capacity <= MAX_GROUPS:
         return explain("capacity", got=c.capacity, expected=f"a multiple of {WINDOW} up to {MAX_GROUPS}")
-    if c.activation not in ("", *(name for name, products in ACTIVATIONS.items() if products == c.products)):
-        expected = f"one of {', '.join(ACTIVATIONS)}, with as many products as it takes"
-        return explain("activation", got=f"{c.activation!r} of {c.products} products", expected=expected)
-    return can_implement(c)
+    return c.routed.limit(c.products) or can_implement(c)
 
 
 class GroupedStreamArguments(NamedTuple):

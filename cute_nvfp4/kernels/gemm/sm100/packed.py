@@ -25,6 +25,7 @@ from cutlass.memory import SmemAllocator
 
 from ....ptx import mbarrier, tcgen05
 from ....weight_layout import SLAB_ROWS, STEPS, TILE_K
+from ...moe.routed import RoutedWgmma
 from ..barriers import PipelineState
 from ..config import MMA_BYTES
 from ..packed.decode import PackedLane, decode_step
@@ -34,7 +35,6 @@ from ..shared_plan import SWIZZLE_BYTES
 from ..sm90.config import LOADING_WARPS, MMA_ROWS, WARPGROUP
 from ..sm90.epilogue import WarpgroupEpilogue
 from ..sm90.grouped import GroupedWgmma
-from ..sm90.routed import RoutedWgmma
 from ..sm90.wgmma import WgmmaGemm, WgmmaMemory
 from ..tile_scheduler import WorkTile
 from .packed_plan import DECODED_COLUMNS, TENSOR_COLUMNS

@@ -17,13 +17,13 @@ from cutlass import Float32, Int32
 
 from ....ptx.mma import load_matrices, mma_m16n8k16
 from ....weight_layout import STEPS
+from ...moe.routed import RoutedWgmma
 from ..packed.decode import PackedLane, decode_step
 from ..packed.mainloop import OperandMemory, Products
 from ..packed.stream_config import MMA_COLUMNS, WARP
 from ..packed.stream_x import ROW_BYTES
 from ..sm90.config import WARPGROUP
 from ..sm90.grouped import GroupedWgmma
-from ..sm90.routed import RoutedWgmma
 from ..sm90.wgmma import WgmmaGemm
 
 STEPS_BYTES = 64

@@ -56,9 +56,11 @@ class RoutedRows(NamedTuple):
     slots: Pointer = Pointer(lambda c: IDS.get(c.maps, "Int32"), lambda c: 8 if c.maps == "int64" else 4)
     top: Scalar = INT32
     weights: Pointer | None = PerConfig(
-        lambda c: Pointer(OUT_DTYPES[c.weighted], int(OUT_BYTES[c.weighted])) if c.weighted else None
+        lambda c: (
+            Pointer(OUT_DTYPES[c.routed.weighted], int(OUT_BYTES[c.routed.weighted])) if c.routed.weighted else None
+        )
     )
-    bias: Pointer | None = PerConfig(lambda c: Pointer("Float32", 4) if c.biased else None)
+    bias: Pointer | None = PerConfig(lambda c: Pointer("Float32", 4) if c.routed.biased else None)
     first: Scalar | None = PerConfig(lambda c: INT32 if c.maps in IDS else None)
 
 

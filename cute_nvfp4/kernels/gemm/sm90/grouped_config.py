@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
+from operator import attrgetter
 from typing import ClassVar
 
 from ....errors import explain
 from ...dequantize.config import GroupRowsConfig
 from ..grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW, Columns, GroupTableConfig
+from ..routed_config import RoutedConfig
 from .config import WgmmaConfig
 from .limits import can_implement
 from .schedules import Schedule, WholeTiles
 
 GROUP_TILE_N = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 128, 144, 256)
 """The most rows of x in a tile."""
-ACTIVATIONS = {"clamped_swiglu": 2, "relu2": 1}
-"""What may stand between the products of an expert beside gates, and of how many matrices."""
 SWIZZLED_BYTES = 128
 """The most bytes of a row of x that are swizzled together."""
 AHEAD_COLUMNS = 144
@@ -40,11 +40,8 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     maps: where the tensor maps of x are: "rows", one for the rows of all groups, which have one N and K; "parameters"
     of the kernel, one for each of ``slots`` groups; or a "workspace" in global memory. capacity: groups that the table
     has room for, a multiple of 32. programmatic: "x" for a launch that starts while the one before it still decodes x,
-    and waits for that only. widest: of the configuration of one of ``widths``, the ``tile_n`` of all; else 0.
-
-    Of a mixture of experts, whose rows are slots (``RoutedRows``): whether x is ``gathered``, and products ``biased``
-    for each group; an activation instead of ``gate``'s (``gates.activate``) and its constants; weighted: dtype of the
-    router weights that multiply rows of the output, or ""; whether those are ``added`` to the rows of their tokens.
+    and waits for that only. widest: of the configuration of one of ``widths``, the ``tile_n`` of all; else 0. routed:
+    what is done where rows are slots of a mixture of experts.
     """
 
     tables: ClassVar[tuple[str, ...]] = ("rows", "parameters", "workspace")
@@ -57,13 +54,10 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     narrower: tuple[int, ...] | None = None
     capacity: int = WINDOW
     slots: int = 0
-    gathered: bool = False
-    biased: bool = False
-    activation: str = ""
-    constants: tuple[float, ...] = ()
-    weighted: str = ""
-    added: bool = False
+    routed: RoutedConfig = field(default_factory=RoutedConfig)
     widest: int = 0
+
+    gathered = property(attrgetter("routed.gathered"))
 
     @property
     def places(self) -> tuple[str, ...]:
@@ -84,18 +78,13 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
         return ("m", "n", "k", *self.places, "x_data", "x_row_stride")
 
     @property
-    def routed(self) -> bool:
-        """Whether rows are slots."""
-        return self.gathered or self.biased or bool(self.activation or self.weighted)
-
-    @property
     def counts_atoms(self) -> bool:
         """Whether x is decoded before, of scales that begin at an atom of their own in each group."""
         return isinstance(self.first, GroupRowsConfig)
 
     @property
     def row_factors(self) -> bool:
-        return self.fp8 or bool(self.weighted)
+        return self.fp8 or bool(self.routed.weighted)
 
     @property
     def factor_pitch(self) -> int:
@@ -159,21 +148,21 @@ def can_implement_groups(c: GroupedWgmmaConfig) -> str:
 
 def _routed(c: GroupedWgmmaConfig) -> str:
     """Limits of rows that are slots."""
-    if c.routed and c.maps != "rows":
+    routed = c.routed
+    if routed and c.maps != "rows":
         return explain("maps of routed rows", got=c.maps, expected="rows")
     if c.gathered and c.box_k * c.x_item != SWIZZLED_BYTES:
         return explain("bytes of a gathered row in a stage", got=c.box_k * c.x_item, expected=SWIZZLED_BYTES)
     if c.arch.generation == "sm90" and c.gathered and not c.fp8 and c.tile_n > GATHERED_COLUMNS:
         return explain("rows of a gathered tile in 16 bits", got=c.tile_n, expected=f"at most {GATHERED_COLUMNS}")
-    if c.fp8 and c.routed and (c.weighted or not c.gathered):
-        got = f"gathered {c.gathered}, weighted {c.weighted!r}"
+    if c.fp8 and routed and (routed.weighted or not c.gathered):
+        got = f"gathered {c.gathered}, weighted {routed.weighted!r}"
         return explain("routed rows in FP8", got=got, expected="the first product of experts")
-    if c.activation not in ("", *(name for name, products in ACTIVATIONS.items() if products == c.products)):
-        expected = f"one of {', '.join(ACTIVATIONS)}, with as many products as it takes"
-        return explain("activation", got=f"{c.activation!r} of {c.products} products", expected=expected)
-    if c.added and not (c.weighted and c.vector):
-        got = f"weighted {c.weighted!r}, vector {c.vector}"
+    if reason := routed.limit(c.products):
+        return reason
+    if routed.added and not (routed.weighted and c.vector):
+        got = f"weighted {routed.weighted!r}, vector {c.vector}"
         return explain("rows added to those of tokens", got=got, expected="weighted ones, stored in vectors")
-    if c.weighted and c.gate:
+    if routed.weighted and c.gate:
         return explain("router weights", got="a gated product", expected="the second product of experts")
     return ""

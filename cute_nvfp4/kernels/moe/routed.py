@@ -1,7 +1,7 @@
 """The products of a mixture of experts on WGMMA: rows of x by their slots, and an epilogue with biases, the activation
 between the products, and router weights.
 
-``GroupedWgmma`` of rows that offsets distribute. The first product gathers (``gather``) and activates; the second
+``GroupedWgmma`` of rows that offsets distribute. The first product gathers (``gathered_x``) and activates; the second
 multiplies each row by the weight that the router gave its slot.
 """
 
@@ -14,21 +14,21 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from ....ptx.memory import add_16bit_global
-from ...factors import Factor
-from ..epilogue import device_scalar
-from ..gates import activate
-from ..operands import TmaCopy
-from ..packed.mainloop import OperandMemory
-from ..stage_loader import fill_stages
-from ..tile_scheduler import WorkTile
-from .config import GATHER_THREADS, WARPGROUP
-from .epilogue import WARP, WarpgroupEpilogue
-from .gather import GatheredX
-from .grouped import GroupedWgmma
-from .grouped_arguments import RoutedRows
-from .groups import GroupScheduler, GroupTile, PackedGroups
-from .row_factors import RowFactors
+from ...ptx.memory import add_16bit_global
+from ..factors import Factor
+from ..gemm.epilogue import device_scalar
+from ..gemm.gates import activate
+from ..gemm.operands import TmaCopy
+from ..gemm.packed.mainloop import OperandMemory
+from ..gemm.sm90.config import GATHER_THREADS, WARPGROUP
+from ..gemm.sm90.epilogue import WARP, WarpgroupEpilogue
+from ..gemm.sm90.grouped import GroupedWgmma
+from ..gemm.sm90.grouped_arguments import RoutedRows
+from ..gemm.sm90.groups import GroupScheduler, GroupTile, PackedGroups
+from ..gemm.sm90.row_factors import RowFactors
+from ..gemm.stage_loader import fill_stages
+from ..gemm.tile_scheduler import WorkTile
+from .gathered_x import GatheredX
 
 FACTOR_COLUMNS = 128
 """Columns of a tile up to which registers are left, beside its sums, for factors that the epilogue will need."""
@@ -45,7 +45,7 @@ class RoutedEpilogue(WarpgroupEpilogue):
     def of_tile(self, tile: WorkTile) -> RoutedEpilogue:
         """This epilogue with the factors of the tile's rows, asked for before its products if there are registers."""
         found = self.with_factors(tile) if self.config.tile_n <= FACTOR_COLUMNS else self
-        if self.config.biased and self.config.asks_ahead(self.config.tile_n):
+        if self.config.routed.biased and self.config.asks_ahead(self.config.tile_n):
             return replace(found, biases=found.group_biases(tile))
         return found
 
@@ -83,15 +83,15 @@ class RoutedEpilogue(WarpgroupEpilogue):
             self.rows.scale(acc, begin, end)
         self.shift(acc, begin, end)
         self.scale(acc, begin, end)
-        if cutlass.const_expr(cfg.biased):
+        if cutlass.const_expr(cfg.routed.biased):
             self.add_group_bias(acc, tile, begin, end)
         self.activate(acc, begin, end)
-        if cutlass.const_expr(cfg.weighted):
+        if cutlass.const_expr(cfg.routed.weighted):
             self.rows.scale(acc, begin, end)
         self.store_columns(acc, tile, begin, end)
 
     def target(self, first: cute.Pointer, m: Int32, n: Int32) -> cute.Pointer:
-        if not self.config.added:
+        if not self.config.routed.added:
             return super().target(first, m, n)
         # the row of the token, in an output of all tokens
         row = self.routed.slots + cutlass.min(m, self.x_rows - 1)
@@ -99,7 +99,7 @@ class RoutedEpilogue(WarpgroupEpilogue):
         return super().target(first, token, n)
 
     def put(self, target: cute.Pointer, vector: list[Uint32]) -> None:
-        if self.config.added:
+        if self.config.routed.added:
             add_16bit_global(target.toint(), vector, self.config.out)
         else:
             super().put(target, vector)
@@ -112,16 +112,16 @@ class RoutedEpilogue(WarpgroupEpilogue):
 
     def activate(self, acc: cute.Tensor, begin: int, end: int) -> None:
         """The activation of one product, if it has one; two are joined as they are stored."""
-        if self.config.activation and not self.config.gate:
+        if self.config.routed.activation and not self.config.gate:
             for i in range(begin // 2, end // 2):
-                acc[i] = activate(self.config.activation, acc[i])
+                acc[i] = activate(self.config.routed.activation, acc[i])
 
     def join(self, acc: cute.Tensor, begin: int, end: int) -> None:
         """The activation of both products, scaled before, in place of the first."""
         cfg = self.config
         for i in range(begin // 2, end // 2, 4):
             for j in range(i, i + 2):
-                acc[j] = activate(cfg.activation or cfg.gate, acc[j], acc[j + 2], cfg.constants)
+                acc[j] = activate(cfg.routed.activation or cfg.gate, acc[j], acc[j + 2], cfg.routed.constants)
 
     @cute.jit
     def add_group_bias(
@@ -210,9 +210,9 @@ class RoutedWgmma(GroupedWgmma):
         groups, routed = scheduler.groups, scheduler.groups.arguments.routed
         slots = routed.slots + (groups.table.read("row", tile.group) + tile.x_row)
         bias = None
-        if self.config.biased:
+        if self.config.routed.biased:
             bias = routed.bias + Int64(tile.group) * (made.arguments.weight.rows * self.config.products)
-        if self.config.added:
+        if self.config.routed.added:
             arguments = made.arguments._replace(out=groups.arguments.one.out)
             made = replace(made, arguments=arguments)
         fields = {name: getattr(made, name) for name in made.__dataclass_fields__}

@@ -14,14 +14,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
 
-from ....ptx import mbarrier
-from ....ptx.async_copy import copy_async
-from ...arith import ceil_div, div, mod
-from ..barriers import Ring
-from ..packed.loaders import StageOrder
-from ..stage_loader import ThreadCopies
-from .config import GATHER_THREADS
-from .groups import GroupTile, PackedRows
+from ...ptx import mbarrier
+from ...ptx.async_copy import copy_async
+from ..arith import ceil_div, div, mod
+from ..gemm.barriers import Ring
+from ..gemm.packed.loaders import StageOrder
+from ..gemm.sm90.config import GATHER_THREADS
+from ..gemm.sm90.groups import GroupTile, PackedRows
+from ..gemm.stage_loader import ThreadCopies
 
 WARP = 32
 CHUNK = 16

@@ -1,0 +1,38 @@
+"""What products of groups do where rows are slots of a mixture of experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...errors import explain
+
+ACTIVATIONS = {"clamped_swiglu": 2, "relu2": 1}
+"""What may stand between the products of an expert beside gates, and of how many matrices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoutedConfig:
+    """The part of a configuration that is for rows of experts; it is false where rows are no slots.
+
+    gathered: whether rows of x are those of the slots' tokens. biased: whether each group has a bias. activation: one
+    of ``ACTIVATIONS`` instead of the gate (``gates.activate``), or "". constants: those of the activation. weighted:
+    the dtype of router weights that multiply rows of the output, or "". added: whether these rows are added to those
+    of their tokens.
+    """
+
+    gathered: bool = False
+    biased: bool = False
+    activation: str = ""
+    constants: tuple[float, ...] = ()
+    weighted: str = ""
+    added: bool = False
+
+    def __bool__(self) -> bool:
+        return self != RoutedConfig()
+
+    def limit(self, products: int) -> str:
+        """Why ``products`` matrices cannot be activated so, or an empty string."""
+        if self.activation not in ("", *(name for name, count in ACTIVATIONS.items() if count == products)):
+            expected = f"one of {', '.join(ACTIVATIONS)}, with as many products as it takes"
+            return explain("activation", got=f"{self.activation!r} of {products} products", expected=expected)
+        return ""
