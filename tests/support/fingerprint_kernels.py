@@ -109,6 +109,40 @@ def _packed_groups() -> Iterator[tuple[str, Callable]]:
         yield f"grouped_wgmma {name}", lambda config=config: KERNEL.compile(config)
 
 
+def _experts() -> Iterator[tuple[str, Callable]]:
+    from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig
+    from cute_nvfp4.kernels.gemm.routed_config import RoutedConfig
+    from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
+    from cute_nvfp4.kernels.moe.config import RouteConfig
+    from cute_nvfp4.kernels.moe.summed_config import SummedConfig
+    from cute_nvfp4.ops.moe import route, summed
+    from cute_nvfp4.ops.prepared_weight.rows import ROUTED, STREAM_GROUPS
+    from cute_nvfp4.target import ARCHITECTURES
+
+    sm90 = ARCHITECTURES["sm_90a"]
+    first, clamped = RoutedConfig(gathered=True), {"activation": "clamped_swiglu", "constants": (1.702, 7.0)}
+    second = RoutedConfig(weighted="float32", biased=True)
+    tiles = {
+        "first": GroupedWgmmaConfig(tile_n=64, gate="silu", routed=first),
+        "first fp8": GroupedWgmmaConfig(tile_n=80, gate="silu", dtype="float8_e4m3fn", routed=first),
+        "first clamped": GroupedWgmmaConfig(tile_n=40, gate="silu", routed=replace(first, biased=True, **clamped)),
+        "second": GroupedWgmmaConfig(tile_n=128, routed=second),
+        "second added": GroupedWgmmaConfig(tile_n=32, routed=replace(second, added=True)),
+    }
+    for name, config in tiles.items():
+        yield f"moe_product {name}", lambda config=config: ROUTED.compile(config)
+    streams = {
+        "rows": GroupedStreamConfig(routed=first, gate="silu", slabs=4, warps_m=2, warps_k=4, stage_tiles=2),
+        "ids": GroupedStreamConfig(routed=second, maps="int64", columns=16, stage_tiles=2, programmatic="x"),
+    }
+    for name, config in streams.items():
+        yield f"stream_groups {name}", lambda config=config: STREAM_GROUPS.compile(config)
+    one = SummedConfig("bfloat16", "nvfp4", "int64", "float32", 8, True, True, 1, 16, 2, sm90)
+    yield "moe_summed", lambda: summed.KERNEL.compile(one)
+    choice = RouteConfig("bfloat16", "float32", "int64", 4, "sigmoid", True, True, sm90)
+    yield "moe_route", lambda: route.KERNEL.compile(choice)
+
+
 def _gemvs() -> Iterator[tuple[str, Callable]]:
     import torch
 
@@ -254,5 +288,15 @@ def _decoding() -> Iterator[tuple[str, Callable]]:
 def configurations() -> dict[str, Callable]:
     """What is compiled, by name."""
     return dict(
-        [*_gemms(), *_grouped(), *_gemvs(), *_packed(), *_packed_groups(), *_quantizations(), *_fused(), *_decoding()]
+        [
+            *_gemms(),
+            *_grouped(),
+            *_gemvs(),
+            *_packed(),
+            *_packed_groups(),
+            *_experts(),
+            *_quantizations(),
+            *_fused(),
+            *_decoding(),
+        ]
     )

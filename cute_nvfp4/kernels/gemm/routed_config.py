@@ -12,7 +12,7 @@ ACTIVATIONS = {"clamped_swiglu": 2, "relu2": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class RoutedConfig:
-    """The part of a configuration that is for rows of experts; it is false where rows are no slots.
+    """The part of a configuration that is for rows of experts.
 
     gathered: whether rows of x are those of the slots' tokens. biased: whether each group has a bias. activation: one
     of ``ACTIVATIONS`` instead of the gate (``gates.activate``), or "". constants: those of the activation. weighted:
@@ -27,7 +27,9 @@ class RoutedConfig:
     weighted: str = ""
     added: bool = False
 
-    def __bool__(self) -> bool:
+    @property
+    def of_slots(self) -> bool:
+        """Whether rows are slots."""
         return self != RoutedConfig()
 
     def limit(self, products: int) -> str:

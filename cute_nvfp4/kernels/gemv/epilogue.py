@@ -27,11 +27,12 @@ class Mailbox(NamedTuple):
     """Where a CTA gets the sums of the others of its cluster.
 
     sums: the address of (TILES * 16, CLUSTER - 1) in fp32, rows in the order of :meth:`Epilogue.total`. barrier: of the
-    mbarrier that counts their bytes.
+    mbarrier that counts their bytes. rank: that of the CTA in its cluster.
     """
 
     sums: Int32
     barrier: Int32
+    rank: Int32
 
 
 class Epilogue:
@@ -44,21 +45,22 @@ class Epilogue:
         self.config = config
         self.factor = factor
 
-    def allocate(self, smem: SmemAllocator) -> Mailbox | None:
+    def allocate(self, smem: SmemAllocator, rank: Int32) -> Mailbox | None:
         """Shared memory for what the other CTAs of the cluster send."""
         cfg = self.config
         if cfg.cluster == 1:
             return None
         sums = smem.allocate_array(Float32, cfg.tiles * TILE_ROWS * (cfg.cluster - 1), byte_alignment=16)
-        return Mailbox(sums.toint(), smem.allocate_array(Uint64, 1, byte_alignment=8).toint())
+        return Mailbox(sums.toint(), smem.allocate_array(Uint64, 1, byte_alignment=8).toint(), rank)
 
     @cute.jit
     def open(self, mailbox: Mailbox, tiles: Span, thread: Int32):
-        """Says how much will be sent (to the first CTA; the others' is not used), and that this CTA runs."""
+        """Says that this CTA runs and, in the first one, how many bytes the others will send."""
         if thread == 0:
             mbarrier.initialise(mailbox.barrier, 1)
             mbarrier.fence_initialised()
-            mbarrier.expect_bytes(mailbox.barrier, tiles.count * (4 * TILE_ROWS * (self.config.cluster - 1)))
+            if mailbox.rank == 0:
+                mbarrier.expect_bytes(mailbox.barrier, tiles.count * (4 * TILE_ROWS * (self.config.cluster - 1)))
         cute.arch.cluster_arrive_relaxed()
 
     @cute.jit
@@ -70,7 +72,6 @@ class Epilogue:
         tiles: Span,
         thread: Int32,
         batch: Int32,
-        rank: Int32,
     ):
         """Stores the rows of the tiles, once the sums of all warps of this CTA are there."""
         cute.arch.sync_threads()
@@ -78,8 +79,8 @@ class Epilogue:
             self.store(arguments, sums, mailbox, tiles, thread, batch)
         else:
             cute.arch.cluster_wait()
-            if rank > 0:
-                self.send(sums, mailbox, tiles, thread, rank)
+            if mailbox.rank > 0:
+                self.send(sums, mailbox, tiles, thread)
             else:
                 mbarrier.wait(mailbox.barrier, Int32(0), cluster=True)
                 self.store(arguments, sums, mailbox, tiles, thread, batch)
@@ -94,10 +95,10 @@ class Epilogue:
         return sum_lanes(total, QUAD)
 
     @cute.jit
-    def send(self, sums: cute.Tensor, mailbox: Mailbox, tiles: Span, thread: Int32, rank: Int32):
+    def send(self, sums: cute.Tensor, mailbox: Mailbox, tiles: Span, thread: Int32):
         """Sends the sums of this CTA to the first of its cluster."""
         barrier = remote_address(mailbox.barrier, Int32(0))
-        target = remote_address(mailbox.sums, Int32(0)) + (rank - 1) * (4 * self.config.tiles * TILE_ROWS)
+        target = remote_address(mailbox.sums, Int32(0)) + (mailbox.rank - 1) * (4 * self.config.tiles * TILE_ROWS)
         for output in cutlass.range(thread, tiles.count * TILE_ROWS * QUAD, self.config.threads, unroll=1):
             total = self.total(sums, output)
             if mod(output, QUAD) == 0:

@@ -148,7 +148,7 @@ class Gemv:
         tiles = Span(group * share.each + cutlass.min(group, share.rest), share.each + Int32(group < share.rest))
         a, b = matrix_a(cfg, arguments, batch, k), vector_b(arguments, batch)
         slices = Span(Int32(0), ceil_div(k, SLICE_K))
-        mailbox = self.epilogue.allocate(smem)
+        mailbox = self.epilogue.allocate(smem, rank)
         if cutlass.const_expr(cfg.cluster > 1):
             each = ceil_div(slices.count, cfg.cluster)
             slices = Span(rank * each, cutlass.min(each, slices.count - rank * each))
@@ -160,7 +160,7 @@ class Gemv:
                 self.add_chunk(work._replace(slices=chunk), first_slice > slices.first)
         else:
             self.add_chunk(work, None)
-        self.epilogue.finish(arguments, sums, mailbox, tiles, index, batch, rank)
+        self.epilogue.finish(arguments, sums, mailbox, tiles, index, batch)
 
     def allocate_b(self, smem: SmemAllocator) -> SharedB:
         """Shared memory for a chunk of b: its values, the engine's constants, its scales."""

@@ -93,7 +93,7 @@ class GroupSums(Sums):
 
     def joined(self, sums: cute.Tensor, i: int, column: Int32, out: TileOutput) -> Float32:
         cfg = self.config
-        if not cfg.routed:
+        if not cfg.routed.of_slots:
             return super().joined(sums, i, column, out)
         values = [sums[i, p] * out.factors[p].alpha for p in range(cfg.products)]
         if cfg.of_fp8:

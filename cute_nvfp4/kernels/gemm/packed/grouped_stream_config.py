@@ -101,7 +101,7 @@ class GroupedStreamArguments(NamedTuple):
 
     groups: RowsOfGroups = RowsOfGroups()
     one: PackedGroup = PackedGroup()
-    routed: RoutedRows | None = PerConfig(lambda c: RoutedRows() if c.routed else None)
+    routed: RoutedRows | None = PerConfig(lambda c: RoutedRows() if c.routed.of_slots else None)
     alpha: Scalar = VARYING_FLOAT32
     factors: tuple[tuple[GroupFactor, ...], ...] = PerConfig(lambda c: ((GroupFactor(),) * c.factors,) * c.products)
     partials: PartialSums = PartialSums()

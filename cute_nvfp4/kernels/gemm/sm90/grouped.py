@@ -163,7 +163,7 @@ class GroupedWgmma(WgmmaGemm):
             preferred_smem_carveout=100,
             stream=stream,
             # the GEMM starts while the maps are written or x is quantized or decoded, and its loads wait for them
-            use_pdl=cfg.maps == "workspace" or cfg.first is not None or cfg.routed or cfg.programmatic == "x",
+            use_pdl=cfg.maps == "workspace" or cfg.first is not None or cfg.routed.of_slots or cfg.programmatic == "x",
         )
 
     def chunk_layout(self, chunks: int) -> Any:

@@ -82,7 +82,7 @@ class GroupedWgmmaArguments(NamedTuple):
 
     groups: tuple | PackedGroupTable | RowsOfGroups = PerConfig(_groups)
     one: PackedGroup | None = PerConfig(lambda c: None if c.maps == "parameters" else PackedGroup())
-    routed: RoutedRows | None = PerConfig(lambda c: RoutedRows() if c.routed else None)
+    routed: RoutedRows | None = PerConfig(lambda c: RoutedRows() if c.routed.of_slots else None)
     floats: Fp8RowsArguments | GroupRowsArguments | None = PerConfig(first_of)
     alpha: Scalar = VARYING_FLOAT32
     factors: tuple[tuple[GroupFactor, ...], ...] = PerConfig(lambda c: ((GroupFactor(),) * c.factors,) * c.products)

@@ -149,13 +149,13 @@ def can_implement_groups(c: GroupedWgmmaConfig) -> str:
 def _routed(c: GroupedWgmmaConfig) -> str:
     """Limits of rows that are slots."""
     routed = c.routed
-    if routed and c.maps != "rows":
+    if routed.of_slots and c.maps != "rows":
         return explain("maps of routed rows", got=c.maps, expected="rows")
     if c.gathered and c.box_k * c.x_item != SWIZZLED_BYTES:
         return explain("bytes of a gathered row in a stage", got=c.box_k * c.x_item, expected=SWIZZLED_BYTES)
     if c.arch.generation == "sm90" and c.gathered and not c.fp8 and c.tile_n > GATHERED_COLUMNS:
         return explain("rows of a gathered tile in 16 bits", got=c.tile_n, expected=f"at most {GATHERED_COLUMNS}")
-    if c.fp8 and routed and (routed.weighted or not c.gathered):
+    if c.fp8 and routed.of_slots and (routed.weighted or not c.gathered):
         got = f"gathered {c.gathered}, weighted {routed.weighted!r}"
         return explain("routed rows in FP8", got=got, expected="the first product of experts")
     if reason := routed.limit(c.products):
