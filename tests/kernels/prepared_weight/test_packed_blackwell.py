@@ -224,7 +224,7 @@ class TestSm100(OnBlackwell):
         [
             ({"tile_n": 8}, "tile_n of sm_100a: got 8, expected a multiple of 16"),
             ({"warpgroups": 3}, "a plan for sm_100a: got 3 warpgroups"),
-            ({"schedule": SharedTiles(split_k=2)}, "a plan for sm_100a: got 2 warpgroups, SharedTiles(split_k=2)"),
+            ({"schedule": SharedTiles(split_k=2)}, "a plan for sm_100a: got 2 warpgroups, SharedTiles.split_k=2."),
             ({"tile_n": 256, "warpgroups": 4}, "columns of tensor memory beside sums: got 0 for stages of 64"),
         ],
         ids=str,
