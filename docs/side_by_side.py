@@ -30,16 +30,20 @@ def _has_quack(record: dict[str, Any]) -> bool:
     return any(row["us"].get("quack") for row in record["rows"])
 
 
-def side_by_side(records: list[dict[str, Any]]) -> str:
+def side_by_side(records: list[dict[str, Any]], begin: tuple[str, ...] = ("",)) -> str:
     """Records of ``benchmarks/overview.py`` as one table: the calls of all, three columns for each GPU, four where
-    quack ran. A figure that a record lacks is an empty cell.
+    quack ran. A figure that a record lacks is an empty cell. begin: how the names of those calls begin that it has.
     """
     from overview import PEER
 
     lines, head = [], ["call", "peer"]
     calls: dict[str, str] = {}
     for of in sorted(records, key=lambda of: -len(of["rows"])):  # in the order of the one that has most
-        calls |= {row["call"]: PEER[row["peer"]] for row in of["rows"] if "ours" in row["us"]}
+        calls |= {
+            row["call"]: PEER[row["peer"]]
+            for row in of["rows"]
+            if "ours" in row["us"] and row["call"].startswith(begin)
+        }
     for of in records:
         short = of["gpu"].removeprefix("NVIDIA ").split()[0]
         packages = ("torch", "nvidia-cutlass-dsl", "quack-kernels")

@@ -35,14 +35,33 @@ TABLE = re.compile(r"<!-- table: (\w[\w-]*) -->\n(.*?)<!-- table: end -->", re.D
 COUNT = re.compile(r"<!-- count: (\w[\w-]*) -->(.*?)<!-- end -->")
 
 
-def results() -> str:
-    """The results of the README, an H200's first: records of ``benchmarks/overview.py``, or the products that
-    ``gemm.py`` measured in the same way."""
+def results(calls: tuple[str, ...] = ("",)) -> str:
+    """Every operation on two GPUs, an H200's first: records of ``benchmarks/overview.py``, or the products that
+    ``gemm.py`` measured in the same way. calls: how the names of those begin that the table has; all by default."""
     found = sorted((ROOT / "benchmarks" / "results").glob("overview_*.json"), reverse=True)
     records = [record(path.stem) for path in found]
     if not any("H200" in of["gpu"] for of in records):
         records.insert(0, of_products(record("gemm_nvidia_h200")))
-    return side_by_side(records)
+    return side_by_side(records, calls)
+
+
+IN_SHORT = (
+    "`gemv` 7168 × 16384",
+    *(f"`gemm` {m} × 8192 × 8192, bf16" for m in (1, 16, 128, 256)),
+    *(f"`gemm` {m} × 8192 × 8192, rows" for m in (128, 256)),
+    "`gemm` 2048 × 8192 × 8192",
+    "`gated_gemm`",
+    "`grouped_gemm",
+    "`quantize` 8192 × 8192 bf16, rule `four_six_mse`",
+    *(f"`moe` Qwen3-30B-A3B, {tokens} token" for tokens in (1, 64)),
+    "Llama-3.1-8B's shape",
+)
+"""How the names of the README's calls begin: one of each kind, and where a peer is as fast."""
+
+
+def results_in_short() -> str:
+    """The README's rows of ``results``."""
+    return results(IN_SHORT)
 
 
 def support() -> str:
@@ -110,7 +129,17 @@ def programs() -> str:
 
 
 _OF_THE_PACKAGE = (support, shapes, summaries.api, summaries.sim_api, summaries.harness_api, summaries.all_arguments)
-_OF_RECORDS = (results, first_call, eval_times, leaderboard, simulator, notebooks, w4a8_layers, w4a8_parts)
+_OF_RECORDS = (
+    results,
+    results_in_short,
+    first_call,
+    eval_times,
+    leaderboard,
+    simulator,
+    notebooks,
+    w4a8_layers,
+    w4a8_parts,
+)
 TABLES: dict[str, Callable[[], str]] = {f.__name__: f for f in (*_OF_THE_PACKAGE, *_OF_RECORDS)}
 TABLES |= measured_tables.TABLES | {
     "json_outputs": json_tables.outputs,
