@@ -7,7 +7,7 @@ The public names are imported on first use, so that ``import cute_nvfp4`` costs 
 import sys
 
 if sys.argv[0] == "-m" and sys.path and any(word.partition(".")[0] == "cute_nvfp4" for word in sys.orig_argv):
-    # ``python -m cute_nvfp4…`` is the judge of what lies in the current folder: nothing is imported from there
+    # ``python -m cute_nvfp4…`` judges files in the current folder, so it must import nothing from there
     del sys.path[0]
 
 from .lazy import lazy_names
@@ -57,6 +57,6 @@ __all__ = sorted([*_PUBLIC, "__version__"])
 __getattr__, __dir__ = lazy_names(__name__, _PUBLIC)
 
 if (_shell := getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()) is not None:
-    from .display.registered import register  # in a notebook results, hazards and plans are shown as pictures
+    from .display.registered import register  # notebooks show results, hazards and plans as pictures
 
     register(_shell)

@@ -1,4 +1,4 @@
-"""``python -m cute_nvfp4``: the same as the ``cute-nvfp4`` command."""
+"""``python -m cute_nvfp4`` is the ``cute-nvfp4`` command."""
 
 from .cli.main import app
 

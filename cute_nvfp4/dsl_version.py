@@ -1,4 +1,4 @@
-"""The release of nvidia-cutlass-dsl that this package works with: it reads what the DSL compiles."""
+"""The release of nvidia-cutlass-dsl that this package needs, because it reads what the DSL compiles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ADVICE = f"pip install '{PACKAGE}>=4.8.1,<4.9'"
 
 @functools.cache
 def wrong_dsl() -> str:
-    """Says which other release is installed, or that none is; "" for one of 4.8."""
+    """What is wrong with the installed DSL: it is another release, or missing; "" for release 4.8."""
     try:
         found = metadata.version(PACKAGE)
     except metadata.PackageNotFoundError:
@@ -22,6 +22,6 @@ def wrong_dsl() -> str:
 
 
 def require_dsl() -> None:
-    """Raises ``TargetError``, with what to install, where the DSL is of another release than 4.8 or is not there."""
+    """Raises ``TargetError``, with what to install, unless release 4.8 of the DSL is installed."""
     if wrong := wrong_dsl():
         raise TargetError(f"{wrong}, compiling a kernel needs {SERIES}: {ADVICE}")

@@ -1,7 +1,7 @@
-"""Every error the library raises on purpose, and the one way it words them.
+"""The errors that the library raises on purpose, and the one way in which it words them.
 
-A message says what was got, what was expected and, where it helps, what to do. Errors about
-arguments are also ``ValueError`` or ``TypeError``, so that callers need not know this module.
+A message says what was got, what was expected and, where it helps, what to do. Errors about arguments are also
+``ValueError`` or ``TypeError``, so callers need not know this module.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ class CuteNvfp4Error(Exception):
 
     @classmethod
     def of(cls, what: str, *, got: object, expected: object, hint: str = "") -> CuteNvfp4Error:
-        """The error with the words of ``explain``."""
+        """The error whose message ``explain`` makes."""
         return cls(explain(what, got=got, expected=expected, hint=hint))
 
 
@@ -33,19 +33,19 @@ class CompileError(CuteNvfp4Error, RuntimeError):
 
 
 class SimError(CuteNvfp4Error, RuntimeError):
-    """The simulator refused or stopped a kernel; subclasses name the hazard. ``findings`` are what its checks had found
-    in the launch before (``sim.checks.findings``)."""
+    """The simulator refused or stopped a kernel; subclasses name the hazard. findings: what its checks had already
+    found in the launch (``sim.checks.findings``)."""
 
     findings: tuple = ()
 
 
 def explain(what: str, *, got: object, expected: object, hint: str = "") -> str:
-    """Words an error: ``what``, then what was got and expected, then what to do about it."""
+    """The message of an error: ``what``, then what was got and expected, then what to do about it."""
     tail = f" {hint}" if hint else ""
     return f"{what}: got {got}, expected {expected}.{tail}"
 
 
 def not_quantized(name: str, got: object, more: str = "") -> CuteNvfp4Error:
-    """The error for an argument ``name`` that is no ``BlockScaledTensor``; ``more`` follows the way to make one."""
+    """The error for an argument ``name`` that is no ``BlockScaledTensor``. more: is added to the hint."""
     hint = f"quantize({name}) makes one{more}."
     return OperandTypeError.of(name, got=type(got).__name__, expected="BlockScaledTensor", hint=hint)

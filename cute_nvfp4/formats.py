@@ -1,8 +1,8 @@
 """Block-scaled formats: their descriptors, and exact codecs of their elements and scales in torch.
 
-A code is the bit pattern of a value, held in ``uint8``. Decoding is exact. Encoding rounds to nearest, ties
-to even, and saturates, as PTX ``cvt.rn.satfinite`` does; what becomes of NaN is said at each encoder. Nothing
-here reads a value back to the host, so every function runs on any device without a synchronisation.
+A code is the bit pattern of a value, held in ``uint8``. Decoding is exact. Encoding rounds to nearest, ties to even,
+and saturates, as PTX ``cvt.rn.satfinite`` does; each encoder says what it makes of NaN. Nothing here reads a value back
+to the host, so every function runs on any device without synchronising.
 
 Sources: OCP Microscaling Formats (MX) v1.0, OCP 8-bit Floating Point v1.0, PTX ISA (``cvt``, "Alternate
 Floating-Point Data Formats").
@@ -46,7 +46,7 @@ _UE8M0_MIN = 2.0**-127
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Views ``tensor``, of any one-byte dtype (``float4_e2m1fn_x2`` included), as ``uint8``: shape and strides stay."""
+    """A ``uint8`` view of ``tensor``, which has any one-byte dtype (also ``float4_e2m1fn_x2``), of the same shape."""
     if tensor.dtype is torch.uint8:
         return tensor
     if tensor.element_size() != 1:
@@ -55,7 +55,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _floating(x: torch.Tensor) -> torch.Tensor:
-    """``x`` in float32 (float64 stays), a conversion that loses nothing; codes have no gradient."""
+    """``x`` in float32 (float64 stays), which is exact, and without a gradient."""
     x = x.detach()
     if x.dtype in (torch.float16, torch.bfloat16):
         return x.to(torch.float32)
@@ -68,7 +68,7 @@ def _encode(x: torch.Tensor, kind: _Minifloat) -> torch.Tensor:
     x = _floating(x)
     integer, mantissa_bits, bias = _WORK[x.dtype]
     nan = torch.isnan(x)
-    # saturating before rounding is the same as after it: max_value is itself representable
+    # max_value is representable, so saturating before rounding gives the same as after it
     magnitude = x.abs().clamp(max=kind.max_value).masked_fill(nan, 0)
     min_exponent = 1 - kind.exponent_bias
     exponent = ((magnitude.view(integer) >> mantissa_bits) - bias).clamp(min=min_exponent)
@@ -84,7 +84,7 @@ def _encode(x: torch.Tensor, kind: _Minifloat) -> torch.Tensor:
 def _has_sign(x: torch.Tensor) -> torch.Tensor:
     """Whether the sign bit of ``x`` is set."""
     if torch.compiler.is_compiling():
-        # what inductor makes of signbit for a GPU takes −0 for positive
+        # on a GPU, inductor's signbit takes −0 for positive
         return torch.copysign(torch.ones_like(x), x) < 0
     return torch.signbit(x)
 
@@ -189,7 +189,7 @@ def _decode_packed_e2m1(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tenso
 
 @dataclass(frozen=True)
 class _Codec:
-    """What a descriptor needs to know of an element or scale type."""
+    """An element or scale type: its bits, torch's dtype, its largest value, and its decoder."""
 
     bits: int
     dtype: torch.dtype

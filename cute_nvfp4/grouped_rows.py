@@ -1,4 +1,4 @@
-"""Rows of one matrix that belong to groups: the tokens of a mixture of experts, sorted by expert."""
+"""Rows of one matrix that belong to groups, such as the tokens of a mixture of experts, sorted by expert."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from cute_nvfp4.tensors import check_dense
 class GroupedRows:
     """Block-scaled rows of E groups, one after the other: the A of ``grouped_gemm_contiguous``.
 
-    data: (T, K/2) bytes as in ``BlockScaledTensor``; group e has rows offsets[e] to offsets[e + 1] of it.
-    scale: uint8 or the format's dtype, one dimension: blocked scales of each group by itself, one after the other. A
-        group's scales start at an atom of 128 rows of their own, so they have ⌈rows / 128⌉ · ⌈K / (4 · block)⌉ · 512
-        bytes, and those of group e start ⌈rows / 128⌉ atom rows of each group before it further on, wherever its rows
-        of data start. ``scale_atoms`` says how many atom rows always suffice; bytes that belong to no row should
-        be zeros. ``GroupedRows.of`` builds them.
-    offsets: (E + 1,) numbers of rows, not decreasing. A sequence of ints is checked here; an int32 tensor, which must
-        be on the device of the data, is never read by the host (see ``grouped_gemm_contiguous``). Rows before the
-        first and after the last offset belong to no group.
+    data: (T, K/2) bytes as in ``BlockScaledTensor``; group e has the rows offsets[e] to offsets[e + 1].
+    scale: uint8 or the format's dtype, one dimension: the blocked scales of each group, one group after the other.
+        Each group's scales start at a new atom of 128 rows, so they have ⌈rows / 128⌉ · ⌈K / (4 · block)⌉ · 512 bytes,
+        and those of group e start after ⌈rows / 128⌉ atom rows for each group before it, wherever its rows of data
+        start. ``scale_atoms`` says how many atom rows always suffice; bytes that belong to no row should be zeros.
+        ``GroupedRows.of`` builds them.
+    offsets: (E + 1,) row numbers, not decreasing. A sequence of ints is checked here; an int32 tensor, which must be
+        on the device of the data, is never read by the host (see ``grouped_gemm_contiguous``). Rows before the first
+        and after the last offset belong to no group.
     global_scale: as in ``BlockScaledTensor``, for all rows.
     """
 
@@ -44,7 +44,7 @@ class GroupedRows:
     scale: torch.Tensor
     offsets: torch.Tensor
     global_scale: torch.Tensor | None = None
-    # by a factory, as in BlockScaledTensor
+    # a factory, as in BlockScaledTensor
     format: Format = field(default_factory=lambda: NVFP4)
     rows: int = field(init=False)
     k: int = field(init=False)
@@ -64,9 +64,9 @@ class GroupedRows:
 
     @classmethod
     def of(cls, a: BlockScaledTensor, offsets: Sequence[int] | torch.Tensor) -> GroupedRows:
-        """The rows of a matrix (T, K) as groups: its data as it is, its scales moved to where they have to be.
+        """The rows of a matrix (T, K) as groups: its data as it is, and a copy of its scales in the order of groups.
 
-        Works on the matrix's device and waits for nothing.
+        It works on the matrix's device and does not wait.
         """
         if a.is_batched:
             raise OperandError.of("rows of groups", got=f"data of {a.data.ndim} dimensions", expected="2")
@@ -75,7 +75,7 @@ class GroupedRows:
 
     @functools.cached_property
     def key(self) -> tuple:
-        """All that a plan depends on: everything but addresses and values."""
+        """The cache key: everything that a plan depends on, without addresses and values."""
         data, alignment = self.data, row_alignment(self.data, 32)
         shapes = (data.shape, data.stride(), self.scale.shape, self.offsets.shape)
         return (*shapes, self.format, data.device, self.global_scale is not None, alignment)
@@ -100,7 +100,7 @@ class GroupedRows:
         return self.scale
 
     def rowmajor_scale(self) -> torch.Tensor:
-        """Scales (T, K/block); of rows of no group, and of those whose scales are not there, some scale."""
+        """Scales (T, K/block). Rows of no group, and rows whose scales are missing, get an arbitrary scale."""
         edges = clamped(self.offsets, self.rows).long()
         atoms = (edges.diff() + (ATOM_ROWS - 1)) // ATOM_ROWS
         row = torch.arange(self.rows, device=self.device)
@@ -113,7 +113,7 @@ class GroupedRows:
         return scales[place.clamp(0, room - 1)]
 
     def matrix(self, start: int, end: int, atom: int) -> BlockScaledTensor:
-        """Rows ``start`` to ``end``, whose scales start at atom row ``atom``; scales that are not there are zeros."""
+        """Rows ``start`` to ``end``, whose scales start at atom row ``atom``; missing scales are zeros."""
         size = -(-(end - start) // ATOM_ROWS) * self.atom_bytes
         bytes_ = torch.zeros(size, dtype=torch.uint8, device=self.device)
         there = as_bytes(self.scale)[atom * self.atom_bytes :][:size]
@@ -127,7 +127,7 @@ class GroupedRows:
 
     @property
     def atoms(self) -> int:
-        """Atom rows that ``scale`` has."""
+        """The number of atom rows in ``scale``."""
         return self.scale.shape[0] // self.atom_bytes
 
     def __repr__(self) -> str:
@@ -138,15 +138,15 @@ register(GroupedRows, ("data", "scale", "offsets", "global_scale"))
 
 
 def scale_atoms(rows: int, groups: int) -> int:
-    """Atoms of 128 rows that suffice for the scales of ``rows`` rows, however ``groups`` groups share them."""
+    """The number of atom rows (128 rows) that suffice for ``rows`` rows, however ``groups`` groups share them."""
     return max(1, (rows + min(rows, groups) * (ATOM_ROWS - 1)) // ATOM_ROWS)
 
 
 def padded_scales(scale: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    """Row-major scales (T, K/block) of groups of rows as ``GroupedRows`` wants them, padded with zeros.
+    """Row-major scales (T, K/block) of groups of rows in the layout of ``GroupedRows``, padded with zeros.
 
-    Waits for nothing: it has room for ``scale_atoms`` atoms, whatever the offsets. Rows of no group are left out; where
-    offsets decrease or are too large, they are clamped as the kernel clamps them.
+    It does not wait for the device: the result has ``scale_atoms`` atom rows, whatever the offsets. Rows of no group
+    are left out. Offsets that decrease or are too large are clamped as the kernel clamps them.
     """
     rows, columns = scale.shape
     edges = clamped(offsets, rows).long()
@@ -158,7 +158,7 @@ def padded_scales(scale: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     inside = (row >= edges[0]) & (group < sizes.shape[0])
     group = group.clamp(max=sizes.shape[0] - 1)
     room = scale_atoms(rows, sizes.shape[0]) * ATOM_ROWS
-    # rows of no group go to a row that is cut off
+    # rows of no group go to one more row, which is cut off
     target = torch.where(inside, first[group] + row - edges[group], room)
     padded = torch.zeros(room + 1, columns, dtype=torch.uint8, device=scale.device)
     padded[target] = as_bytes(scale)
@@ -166,18 +166,18 @@ def padded_scales(scale: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
 
 
 def wrong_offset(offsets: Sequence[int], rows: int) -> int:
-    """1 + the number of the first offset that is negative, less than the one before it, or more than ``rows``; or 0."""
+    """1 + the index of the first offset that is negative, less than the one before it, or more than ``rows``; or 0."""
     wrong = (i for i, (left, right) in enumerate(zip([0, *offsets], offsets)) if right < left or right > rows)
     return next(wrong, -1) + 1
 
 
 def clamped(offsets: torch.Tensor, rows: int) -> torch.Tensor:
-    """Offsets that do not decrease and lie in 0 to ``rows``: each at least those before it. What the kernel uses."""
+    """The offsets that the kernel uses: within 0 … ``rows``, each at least the one before it."""
     return offsets.clamp(0, rows).cummax(0).values
 
 
 def checked_offsets(offsets: Sequence[int] | torch.Tensor, data: torch.Tensor) -> torch.Tensor:
-    """Offsets of groups of the rows of ``data``, on its device; those of a tensor are not read."""
+    """Offsets of groups of the rows of ``data``, checked, and on its device; values of a tensor are not read."""
     if isinstance(offsets, torch.Tensor):
         check_dense("offsets", offsets)
         if offsets.dtype is not torch.int32:

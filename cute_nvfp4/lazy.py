@@ -1,4 +1,4 @@
-"""What is imported on first use, so that importing the package costs milliseconds."""
+"""Imports on first use, so that importing the package takes milliseconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of ``package``. modules: in which of its modules each public name is."""
+    """``__getattr__`` and ``__dir__`` of ``package``. modules: for each public name the module that defines it."""
 
     def get(name: str) -> Any:
         if name not in modules:
@@ -22,26 +22,26 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str]
 
 
 class Lazily(NamedTuple):
-    """A function or class of the package that is imported when it is called. module: where, below the package."""
+    """A function or class of the package that is imported when it is called. module: its module, below the package."""
 
     module: str
     name: str
 
     def __call__(self, *args: Any) -> Any:
-        """What it returns."""
+        """Imports it, and calls it."""
         return getattr(importlib.import_module(f"{__package__}.{self.module}"), self.name)(*args)
 
 
 class ByGeneration:
-    """What makes the host function of a configuration, by the generation of its architecture, "sm90" for one."""
+    """A function for each generation of GPUs, such as "sm90", that makes the host function of a configuration."""
 
     def __init__(self, **hosts: Callable[[Any], Any]) -> None:
         self._hosts = hosts
 
     def of(self, config: Any) -> Callable[[Any], Any]:
-        """What makes it for the configuration's generation."""
+        """The function for the generation of ``config``."""
         return self._hosts[config.arch.generation]
 
     def __call__(self, config: Any) -> Any:
-        """The host function."""
+        """The host function of ``config``."""
         return self.of(config)(config)

@@ -1,8 +1,8 @@
 """The operand of every kernel: block-scaled data with its scales, checked once, when it is built.
 
-Checks read only what torch keeps on the host (dtype, device, shape, strides, address), so that building an operand
-neither copies nor waits for the device, and costs a few microseconds. Values are therefore not checked: a NaN scale
-is legal, and makes its whole block NaN, zeros included; so does a scale of the wrong magnitude, quietly.
+Checks read only what torch keeps on the host (dtype, device, shape, strides, address), so building an operand neither
+copies nor waits for the device, and takes a few microseconds. Values are not checked: a NaN scale is legal, and makes
+its whole block NaN, zeros included. A scale of the wrong magnitude goes unnoticed.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from cute_nvfp4.tensors import check_dense, memory_of
 _BLOCKED_ALIGNMENT = 16  # kernels read four scales of a row at once, and sixteen bytes of an atom through TMA
 _MAX_DATA_ALIGNMENT = 16  # the widest load of any architecture has 32 bytes; TMA wants its tensors at 16
 PLAIN = (torch.Tensor, torch.nn.Parameter)
-"""Classes of tensors whose memory a kernel can read."""
+"""Classes of tensors whose memory kernels can read."""
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, eq=False)
 class OperandKey:
-    """All that a plan depends on of an operand: everything but addresses and values. Equal keys are the same object.
+    """The cache key of an operand: everything that a plan depends on, without addresses and values.
 
-    rows, k, batch, batched, scale_layout: of the operand. strides, scale_strides: (MN, L) of the data, and of row-major
-    scales, in bytes; 0 for L where there is none. data_bytes, scale_bytes: from the first to after the last.
-    alignment, scale_alignment: largest power of two, up to 32 bytes, that divides the address of every row; new tensors
-    of torch's have that much on any device.
-    plain: whether data and scales are tensors of torch's own class. on_cpu: whether they are in host memory.
+    Equal keys are the same object. rows, k, batch, batched, scale_layout: those of the operand. strides, scale_strides:
+    (MN, L) of the data, and of row-major scales, in bytes; 0 for L if there is no batch. data_bytes, scale_bytes: from
+    the first byte to after the last. alignment, scale_alignment: the largest power of two, up to 32 bytes, that divides
+    the address of every row; new tensors of torch have at least that. plain: whether data and scales are tensors of
+    torch's own class. on_cpu: whether they are in host memory.
     """
 
     format: Format
@@ -56,7 +56,7 @@ class OperandKey:
 
     @functools.cached_property
     def shared(self) -> dict[str, object]:
-        """The fields of every operand with this key, but for its tensors."""
+        """The fields of every operand with this key, except its tensors."""
         return {x: getattr(self, x) for x in ("format", "rows", "k", "batch", "scale_layout")} | {"key": self}
 
 
@@ -65,7 +65,7 @@ _checked: dict[tuple, OperandKey] = {}  # of operands that passed the checks, by
 
 
 def _kind(data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor | None, format: Format) -> tuple | None:
-    """All that the checks look at; None where torch traces, or has no plain dense memory for a tensor."""
+    """Everything that the checks read; None if torch traces, or if a tensor has no plain dense memory."""
     if is_dynamo_compiling() or not isinstance(format, Format):
         return None
     found = (memory_of(data), memory_of(scale), global_scale is None or memory_of(global_scale), format)
@@ -87,14 +87,14 @@ class BlockScaledTensor:
         E4M3 scales are decoded with their sign, and NaN scales (0x7F, 0xFF; 0xFF of UE8M0) propagate.
     global_scale: None, or one float32 number on the same device that multiplies every value (NVFP4 only).
 
-    Errors are ``OperandTypeError`` (a ``TypeError``: wrong Python type or dtype) and ``OperandError`` (a
-    ``ValueError``: all the rest), and say what was got and what was expected.
+    Errors are ``OperandTypeError`` (a ``TypeError``: a wrong Python type or dtype) and ``OperandError`` (a
+    ``ValueError``: all others), and say what was got and what was expected.
     """
 
     data: torch.Tensor
     scale: torch.Tensor
     global_scale: torch.Tensor | None = None
-    # by a factory, because torch.compile of torch 2.11 does not follow a default that is an object
+    # a factory, because torch.compile of torch 2.11 does not follow a default that is an object
     format: Format = field(default_factory=lambda: NVFP4)
     rows: int = field(init=False)
     k: int = field(init=False)
@@ -136,9 +136,9 @@ class BlockScaledTensor:
     def like(
         cls, key: OperandKey, data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor | None
     ) -> BlockScaledTensor:
-        """An operand with ``key``, of tensors that fit it because they were made for it: nothing is checked."""
+        """An operand with ``key``, from tensors that were made for it; nothing is checked."""
         self = object.__new__(cls)
-        # past the frozen dataclass, whose own way takes three times as long
+        # writes past the frozen dataclass, whose own way takes three times as long
         fields = self.__dict__
         fields.update(key.shared)
         fields["data"], fields["scale"], fields["global_scale"] = data, scale, global_scale
@@ -146,7 +146,7 @@ class BlockScaledTensor:
 
     @functools.cached_property
     def key(self) -> OperandKey:
-        """The key that plans for this operand are cached by, made when it is first asked for."""
+        """The cache key of plans for this operand, made on first use."""
         data, scale, given = self.data, self.scale, self.global_scale
         plain = type(data) in PLAIN and type(scale) in PLAIN and (given is None or type(given) in PLAIN)
         batched = self.is_batched
@@ -163,7 +163,7 @@ class BlockScaledTensor:
         return _keys.setdefault(found, OperandKey(*found))
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in vars(self).items() if name != "key"}  # which is this process's
+        return {name: value for name, value in vars(self).items() if name != "key"}  # a key belongs to its process
 
     @property
     def device(self) -> torch.device:
@@ -177,7 +177,7 @@ class BlockScaledTensor:
 
     @property
     def data_alignment(self) -> int:
-        """Largest power of two, up to 128 bytes, that divides the address of every row."""
+        """The largest power of two, up to 128 bytes, that divides the address of every row."""
         return row_alignment(self.data, 128)
 
     def rowmajor_scale(self) -> torch.Tensor:
@@ -188,7 +188,7 @@ class BlockScaledTensor:
         return self.scale if self.is_batched else self.scale.unsqueeze(0)
 
     def blocked_scale(self) -> torch.Tensor:
-        """The (32, 4, rest_m, 4, rest_k, L) view of blocked scales; never a copy, so an error if they are row-major."""
+        """The (32, 4, rest_m, 4, rest_k, L) view of blocked scales, never a copy; raises if scales are row-major."""
         if self.scale_layout != "blocked":
             raise OperandError.of(
                 "scale layout", got=self.scale_layout, expected="blocked", hint="scale_layout.to_blocked converts."
@@ -198,11 +198,11 @@ class BlockScaledTensor:
         return blocked_view(self.scale, self.rows, self.format.scale_columns(self.k), self.batch)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Values, (MN, K) or (L, MN, K) as data has it; a copy.
+        """The values, (MN, K) or (L, MN, K) as data has it; a copy.
 
-        Element · scale is computed in float32, where it is exact, except that MX values beyond 3.4e38 are inf; and
-        then multiplied by the global scale, which rounds once. In float64 nothing rounds and nothing overflows.
-        float16 and bfloat16 round the float32 result once more (NVFP4 without a global scale is exact in both).
+        Element · scale is computed in float32, where it is exact, except that MX values beyond 3.4e38 become inf. The
+        global scale then multiplies, which rounds once. In float64 nothing rounds and nothing overflows. float16 and
+        bfloat16 round the float32 result once more (NVFP4 without a global scale is exact in both).
         """
         if dtype not in _DTYPES:
             raise OperandTypeError.of("dtype to dequantize to", got=dtype, expected=" or ".join(map(str, _DTYPES)))
@@ -214,8 +214,7 @@ class BlockScaledTensor:
         return values if self.is_batched else values[0]
 
     def _decode(self, data: torch.Tensor, rowmajor_scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """Values in float32 or float64 of any rows of data, (…, K/2), with their scales, (…, K/block), and without the
-        global scale."""
+        """The values of rows of data (…, K/2) with scales (…, K/block), in float32 or float64; no global scale."""
         values = self.format.decode_data(data, dtype)
         blocks = values.unflatten(-1, (-1, self.format.block))
         blocks *= self.format.decode_scale(rowmajor_scale, dtype).unsqueeze(-1)
@@ -234,14 +233,14 @@ register(BlockScaledTensor, ("data", "scale", "global_scale"))
 
 
 def span_bytes(x: torch.Tensor) -> int:
-    """Bytes from the first element to after the last; 0 if there is none."""
+    """Bytes from the first element to after the last; 0 for an empty tensor."""
     if not x.numel():
         return 0
     return x.element_size() * (1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride())))
 
 
 def row_alignment(x: torch.Tensor, most: int) -> int:
-    """Largest power of two, up to ``most`` bytes, that divides the address of every row of ``x``."""
+    """The largest power of two, up to ``most`` bytes, that divides the address of every row of ``x``."""
     bits = x.data_ptr() | most
     for size, stride in zip(x.shape[:-1], x.stride()):
         bits |= stride * x.element_size() if size > 1 else 0
@@ -263,7 +262,7 @@ def _shape(tensor: torch.Tensor) -> str:
 
 
 def _check_data(data: torch.Tensor, fmt: Format) -> tuple[int, int, int]:
-    """Rows, K and batch of valid data."""
+    """Rows, K and batch of data, which is checked."""
     if not isinstance(fmt, Format):
         raise OperandTypeError.of("format", got=type(fmt).__name__, expected="cute_nvfp4.formats.Format")
     check_dense("data", data)
@@ -311,7 +310,7 @@ def _check_data(data: torch.Tensor, fmt: Format) -> tuple[int, int, int]:
 
 
 def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, rows: int, k: int, batch: int) -> str:
-    """The layout of valid scales: "blocked" or "rowmajor"."""
+    """The layout of scales, "blocked" or "rowmajor"; they are checked."""
     check_dense("scale", scale)
     if scale.dtype is not torch.uint8 and scale.dtype is not fmt.scale_dtype:
         raise OperandTypeError.of(
@@ -346,12 +345,12 @@ def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, rows: int
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """The address of a tensor; 0 while torch traces, when it has none yet. Kernels look again when they are called."""
+    """The address of a tensor; 0 while torch traces and it has none yet. Calls of kernels check it again."""
     return 0 if is_dynamo_compiling() or is_wrapper(tensor) else tensor.data_ptr()
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for others: a fake or functional one, or another library's. It has no memory."""
+    """Whether a tensor has no memory and stands for others: a fake or functional one, or another library's."""
     kind = type(tensor)
     return kind not in PLAIN and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 

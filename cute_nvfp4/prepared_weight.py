@@ -1,4 +1,4 @@
-"""A weight that was repacked once for the kernels that decode it: frozen, as ``BlockScaledTensor`` is."""
+"""A weight that was repacked once for the kernels that decode it; frozen, as ``BlockScaledTensor`` is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cute_nvfp4.weight_layout_fp8 import unpack_blocks, unpack_rows
 
 @dataclass(frozen=True, eq=False)
 class WeightKey:
-    """All that a plan depends on of a prepared weight. Equal keys are the same object."""
+    """The cache key of a prepared weight: everything that a plan depends on. Equal keys are the same object."""
 
     rows: int
     k: int
@@ -34,21 +34,22 @@ _keys: dict[tuple, WeightKey] = {}
 
 @dataclass(frozen=True, eq=False)
 class PreparedWeight:
-    """A block-scaled matrix (N, K), or a stack (L, N, K) of them, as ``prepare_weight`` packs it for kernels that
-    decode it on the way to the tensor cores: of sm_90a, sm_100a and sm_120a.
+    """A block-scaled matrix (N, K), or a stack (L, N, K), packed by ``prepare_weight`` for kernels that decode it on
+    the way to the tensor cores of sm_90a, sm_100a and sm_120a.
 
     packed: uint8 (row tiles, K tiles, bytes), for a stack (L, …) (:mod:`.weight_layout`).
     rows, k: N and K.
-    dtype: what tensor cores multiply it in, and the dtype of x where x is not quantized: bfloat16 or float16, which are
+    dtype: the dtype in which tensor cores multiply it, and that of an unquantized x: bfloat16 or float16, which are
         exact; or float8_e4m3fn, to which each element is rounded once.
     global_scale: None, or one float32 number on the same device that multiplies every value.
-    gated: whether it is two matrices (N, K), gate and up; global_scale is then that of gate.
-    packing: the key of its ``weight_layout.PACKINGS``.
-    row_factor: for float8_e4m3fn, float32 powers of two that multiply the rows (padded to 16; for a stack (L, rows)).
+    gated: whether it holds two matrices (N, K), gate and up; global_scale is then that of gate.
+    up_global_scale: the global scale of up, if it is gated and has global scales.
+    packing: a key of ``weight_layout.PACKINGS``.
+    row_factor: for float8_e4m3fn: float32 powers of two that multiply the rows (padded to 16; for a stack (L, rows)).
     promoted: whether sums of FP8 products are added in fp32 after every 128 of K.
 
     Raises:
-        OperandError, OperandTypeError: tensors that no ``prepare_weight`` gives.
+        OperandError, OperandTypeError: tensors that ``prepare_weight`` does not make.
     """
 
     packed: torch.Tensor
@@ -87,7 +88,7 @@ class PreparedWeight:
             )
 
     def _check_row_factor(self) -> None:
-        """Raises unless there are factors of rows where there must be."""
+        """Raises unless the factors of rows are what the packing needs."""
         factor, shape = self.row_factor, None
         if self.layout.by_table:
             rows = packed_rows(self.rows, self.gated)
@@ -102,7 +103,7 @@ class PreparedWeight:
 
     @property
     def layout(self) -> Packing:
-        """The name of the layout of its bytes."""
+        """The layout of its bytes."""
         return PACKINGS[self.packing][self.dtype]
 
     @property
@@ -112,7 +113,7 @@ class PreparedWeight:
 
     @property
     def batch(self) -> int:
-        """Matrices, or pairs of gate and up."""
+        """The number of matrices, or of pairs of gate and up."""
         return self.packed.shape[0] if self.is_batched else 1
 
     @property
@@ -127,15 +128,15 @@ class PreparedWeight:
 
     @functools.cached_property
     def key(self) -> WeightKey:
-        """The key that plans for this weight are cached by."""
+        """The cache key of plans for this weight."""
         stack = self.batch if self.is_batched else 0
         device, scaled = self.packed.device, self.global_scale is not None
         found = (self.rows, self.k, stack, self.dtype, device, scaled, self.gated, self.packing, self.promoted)
         return _keys.setdefault(found, WeightKey(*found, device.type == "cpu"))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Values (N, K), gated (2, N, K), of a stack (L, …), exact in float32 and float64 but for one rounding by the
-        global scale."""
+        """The values (N, K), gated (2, N, K), of a stack (L, …). In float32 and float64 only the global scale rounds,
+        once."""
         packed = self.packed if self.is_batched else self.packed.unsqueeze(0)
         values = unpack_rows(packed, self.layout) if self.layout.by_table else unpack(packed, self.layout)
         if self.row_factor is not None:
@@ -144,17 +145,17 @@ class PreparedWeight:
         return self._of_rows(values, dtype)
 
     def unrounded(self) -> torch.Tensor:
-        """The values in float64 of a weight for float8_e4m3fn, shaped as by ``dequantize``, before they are rounded."""
+        """The values of a weight for float8_e4m3fn before they are rounded, in float64, shaped as by ``dequantize``."""
         packed = self.packed if self.is_batched else self.packed.unsqueeze(0)
         codes, scales = unpack_blocks(packed, self.layout, self.row_factor.reshape(len(packed), -1))
         scales = scales.repeat_interleave(codes.shape[-1] // scales.shape[-1], dim=-1)
-        # of codes that are zeros NaN among a row's factors makes NaN, too
+        # a NaN row factor makes zeros NaN, too
         values = decode_e2m1(codes, torch.float64) * scales
         values = values.masked_fill(self.row_factor.isnan().reshape(len(packed), -1, 1), torch.nan)
         return self._of_rows(values, torch.float64)
 
     def _of_rows(self, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """What ``dequantize`` gives, of values (L, padded rows, padded K)."""
+        """The result of ``dequantize``, cut out of values (L, padded rows, padded K)."""
         values = (separated(values) if self.gated else values)[..., : self.rows, : self.k]
         values = values if self.is_batched else values[0]
         wide = values.to(torch.float64 if dtype is torch.float64 else torch.float32)

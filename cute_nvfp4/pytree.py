@@ -1,4 +1,4 @@
-"""Records of tensors as nodes of torch's trees, so that ``torch.export`` takes them as arguments and results."""
+"""Makes records of tensors nodes of torch's trees, so that ``torch.export`` takes them as arguments and results."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from cute_nvfp4.formats import FORMATS, Format
 def register(cls: type, tensors: Sequence[str]) -> None:
     """Makes ``cls``, a frozen dataclass of tensors (or None) and a ``format``, a node: its tensors are the leaves.
 
-    torch.export.register_dataclass would make a leaf of the format. What is put together again of tensors is checked
-    as ever; a tree of something else (shapes, devices) has the form only.
+    torch.export.register_dataclass would make the format a leaf. A record that is rebuilt from tensors is checked as
+    any other; one that is rebuilt from other leaves (shapes, devices) is not.
     """
 
     def present(x: Any) -> tuple[str, ...]:
         return tuple(name for name in tensors if getattr(x, name) is not None)
 
     def flatten(x: Any) -> tuple[list[Any], Any]:
-        # constants only: that is what a compiler keeps of a tree
+        # constants only, because that is what a compiler keeps of a tree
         return [getattr(x, name) for name in present(x)], (present(x), tuple(getattr(x.format, f) for f in _FIELDS))
 
     def flatten_with_keys(x: Any) -> tuple[list[Any], Any]:
@@ -40,7 +40,7 @@ def register(cls: type, tensors: Sequence[str]) -> None:
             object.__setattr__(bare, name, value)
         return bare
 
-    # an exported program keeps its example arguments, and torch reads no class that it was not told of
+    # an exported program keeps its example arguments, and torch loads only classes that it was told of
     torch.serialization.add_safe_globals([cls, Format])
     _pytree.register_pytree_node(
         cls,

@@ -1,8 +1,8 @@
-"""Exact oracles in plain torch, on any device: decode, multiply, sum in float64, round once.
+"""Exact oracles in plain torch, on any device: they decode, multiply, sum in float64, and round once.
 
 Every product of two NVFP4 values is exact in float64. A sum of K of them is exact too while the products span less
 than 53 bits, and otherwise has a relative error near 1e-16 of the sum of magnitudes: far below the last bit of any
-output dtype. Operands are decoded a slab at a time, so that a reference costs little memory beside its result.
+output dtype. Operands are decoded a slab at a time, so a reference needs little memory besides its result.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from cute_nvfp4.operand import BlockScaledTensor, check_pair
 
 GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": torch.nn.functional.silu,
-    # torch's own add 1 to what is nearly −1, and lose small results
+    # torch's own functions add 1 to values near −1, and so lose small results
     "gelu_tanh": lambda x: x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)),
     "gelu_erf": lambda x: x * torch.special.ndtr(x),
     "relu": torch.relu,
     "identity": lambda x: x,
 }
-"""Of a gated GEMM, by name."""
+"""The gates of a gated GEMM, by name."""
 # Elements of an operand decoded at once: 32 MiB of float64.
 _SLAB_ELEMENTS = 1 << 22
 _OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -56,7 +56,7 @@ def gemm_reference(
 ) -> torch.Tensor:
     """``alpha`` · A · Bᵀ of a (L, M, K) and b (L, N, K): (L, M, N), or (M, N) if a has no batch.
 
-    ``columns``: only the first so many of N. As ``gemv_reference`` otherwise.
+    columns: how many of the N columns to compute, from the first; None: all. Other arguments: as in ``gemv_reference``.
     """
     check_pair(a, b)
     columns = b.rows if columns is None else columns
@@ -83,8 +83,8 @@ def gemm_reference(
 def times(sums: torch.Tensor, *factors: float | torch.Tensor | None) -> torch.Tensor:
     """``sums`` times the factors that are not None, in float64.
 
-    Global scales come here, after the sum: a value times one has up to 30 bits, and products of such round, so that
-    terms that cancel would leave a remainder, which large factors make infinite.
+    Global scales multiply after the sum. A value times a global scale has up to 30 bits, so products of such values
+    would round, and terms that cancel would leave a remainder, which large factors could make infinite.
     """
     product: float | torch.Tensor = 1.0
     for factor in factors:
@@ -104,7 +104,7 @@ def silu_mul_reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 def rmsnorm_reference(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
     """x / sqrt(mean(x²) + eps) · weight in float64, rounded once to the dtype of x, (M, K)."""
     wide = x.double()
-    # the kernel's range and its eps, not float64's
+    # the sum and eps have the kernel's range, that of float32
     total = wide.square().sum(-1, keepdim=True).float().double()
     normed = wide * torch.rsqrt(total / x.shape[-1] + wide.new_full((), eps, dtype=torch.float32))
     return (normed if weight is None else normed * weight.double()).to(x.dtype)
@@ -113,7 +113,7 @@ def rmsnorm_reference(x: torch.Tensor, weight: torch.Tensor | None, eps: float) 
 def _round_once(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``x`` in ``dtype``, rounded to nearest even once.
 
-    torch narrows float64 to 16 bits by way of float32, which rounds twice. Rounding to odd on the way makes that
+    torch converts float64 to 16 bits by way of float32, which rounds twice. Rounding to odd in between makes that
     harmless (Boldo and Melquiond, "When double rounding is odd", 2005).
     """
     if x.dtype is not torch.float64 or dtype not in (torch.float16, torch.bfloat16):

@@ -1,4 +1,4 @@
-"""Activations in FP8 with a scale for each row (token): the operand x of products with weights prepared for E4M3."""
+"""FP8 activations with a scale for each row (token): the operand x of products with weights prepared for E4M3."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from cute_nvfp4.operand import address_of, row_alignment
 from cute_nvfp4.tensors import check_dense
 
 FP8 = "fp8_e4m3"
-"""The name of the format where ``quantize`` and an operator take one."""
+"""The name by which ``quantize`` and operators know this format."""
 LARGEST = 448.0
 LEAST = 2.0**-100
-"""The least largest magnitude of a row: its reciprocal is far from infinity."""
+"""Rows with a smaller largest magnitude are scaled as if it were this: its reciprocal is far from infinity."""
 
 
 @dataclass(frozen=True, eq=False)
 class RowScaledKey:
-    """All that a plan depends on of such an operand. Equal keys are the same object."""
+    """The cache key of such an operand: everything that a plan depends on. Equal keys are the same object."""
 
     rows: int
     k: int
@@ -36,13 +36,13 @@ _keys: dict[tuple, RowScaledKey] = {}
 
 @dataclass(frozen=True, eq=False, repr=False)
 class RowScaledTensor:
-    """A matrix (M, K) whose value is element · the scale of its row.
+    """A matrix (M, K) with a scale for each row: value = element · scale.
 
     data: ``torch.float8_e4m3fn`` (M, K), contiguous along K, rows at multiples of 16 bytes. scale: float32 (M,),
     contiguous, on the same device. ``quantize(x, "fp8_e4m3")`` makes one.
 
     Raises:
-        OperandError, OperandTypeError: tensors that are no such matrix.
+        OperandError, OperandTypeError: the tensors are no such matrix.
     """
 
     data: torch.Tensor
@@ -87,13 +87,13 @@ class RowScaledTensor:
 
     @functools.cached_property
     def key(self) -> RowScaledKey:
-        """The key that plans for this operand are cached by."""
+        """The cache key of plans for this operand."""
         data = self.data
         found = (self.rows, self.k, data.device, data.stride(0), row_alignment(data, 16), data.device.type == "cpu")
         return _keys.setdefault(found, RowScaledKey(*found))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Values (M, K): exact in float64, rounded once in float32, and once more in a narrower dtype."""
+        """The values (M, K): exact in float64, rounded once in float32, and once more in a narrower dtype."""
         wide = torch.float64 if dtype is torch.float64 else torch.float32
         return (self.data.to(wide) * self.scale.to(wide).unsqueeze(1)).to(dtype)
 
@@ -103,9 +103,11 @@ class RowScaledTensor:
 
 
 def by_rows(x: torch.Tensor) -> RowScaledTensor:
-    """Rows of floats (M, K) in E4M3, with the kernel's bits: a row's largest magnitude, or ``LEAST`` if that is more,
-    becomes 448; values times 448 / largest, in float32, are rounded to the nearest, ties to even. A NaN in a row makes
-    all of it NaN, and so does an infinity the row's products."""
+    """Quantizes rows (M, K) to E4M3, with the kernel's bits.
+
+    The row's largest magnitude, or ``LEAST`` if that is more, becomes 448. Values times 448 / largest, in float32, are
+    rounded to nearest, ties to even. A NaN makes its whole row NaN; an infinity makes the row's products NaN.
+    """
     wide = x.to(torch.float32)
     largest = wide.abs().amax(-1).clamp(min=LEAST)
     # a tensor, because on a GPU torch divides by a Python number with a reciprocal, which rounds twice

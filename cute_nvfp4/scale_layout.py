@@ -1,4 +1,4 @@
-"""The 128×4 scale-factor atom, and the blocked scale layout tiled from it: their only definition.
+"""The 128×4 scale-factor atom, and the blocked scale layout tiled from it; both are defined here only.
 
 An atom holds the scales of 128 rows and 4 columns (four blocks along K) in 512 bytes. As a CuTe layout of
 (row, column) to byte offset it is ``((32, 4), 4) : ((16, 4), 1)``: row r = r0 + 32·r1 lies at 16·r0 + 4·r1, so
@@ -31,12 +31,12 @@ ATOM_ROWS = ATOM_SHAPE[0][0] * ATOM_SHAPE[0][1]
 ATOM_COLS = ATOM_SHAPE[1]
 ATOM_BYTES = ATOM_ROWS * ATOM_COLS
 
-# from the view (r0, r1, rest_m, c, rest_k, l) to (l, rest_m, r1, r0, rest_k, c), which flattens to rows × columns
+# orders the view (r0, r1, rest_m, c, rest_k, l) as (l, rest_m, r1, r0, rest_k, c), which flattens to rows × columns
 _VIEW_TO_MATRIX = (5, 2, 1, 0, 4, 3)
 
 
 def _rest(rows: Any, cols: Any) -> tuple[Any, Any]:
-    """Atoms along the rows and along the columns. Integers, or the DSL's traced integers."""
+    """The number of atoms along the rows and along the columns, from integers or from the DSL's traced integers."""
     return (rows + (ATOM_ROWS - 1)) // ATOM_ROWS, (cols + (ATOM_COLS - 1)) // ATOM_COLS
 
 
@@ -46,23 +46,23 @@ def _rest_stride(rest_m: Any, rest_k: Any) -> tuple[Any, Any, Any]:
 
 
 def cute_atom() -> Any:
-    """The atom as a ``cute.Layout``: (row, column) to bytes. For traced code."""
+    """The atom as a ``cute.Layout``, (row, column) to bytes; for traced code."""
     import cutlass.cute as cute
 
     return cute.make_layout(ATOM_SHAPE, stride=ATOM_STRIDE)
 
 
 def cute_layout(rows: Any, cols: Any, batch: Any = 1) -> Any:
-    """The ``cute.Layout`` of a blocked scale tensor: (row, column, l) to bytes, padding included. For traced code.
+    """The ``cute.Layout`` of a blocked scale tensor, (row, column, l) to bytes, with its padding; for traced code.
 
-    ``(((32, 4), rest_m), (4, rest_k), batch)``, so that a plain row and a plain column index it (CuTe splits them
-    colexicographically). ``rows``, ``cols`` and ``batch`` are Python integers or traced ``Int32``.
+    It is ``(((32, 4), rest_m), (4, rest_k), batch)``, so a plain row and a plain column index it (CuTe splits them
+    colexicographically). rows, cols, batch: Python integers or traced ``Int32``.
     """
     return cute_layout_of_atoms(*_rest(rows, cols), batch)
 
 
 def cute_layout_of_atoms(rest_m: Any, rest_k: Any, batch: Any = 1) -> Any:
-    """:func:`cute_layout` of ``rest_m`` × ``rest_k`` atoms."""
+    """:func:`cute_layout` for ``rest_m`` × ``rest_k`` atoms."""
     import cutlass.cute as cute
 
     stride_m, stride_k, stride_l = _rest_stride(rest_m, rest_k)
@@ -73,7 +73,7 @@ def cute_layout_of_atoms(rest_m: Any, rest_k: Any, batch: Any = 1) -> Any:
 
 
 def offset(row: int, col: int, rows: int, cols: int, batch_index: int = 0) -> int:
-    """Byte of scale (``row``, ``col``) of matrix ``batch_index`` in a blocked tensor of ``rows`` × ``cols`` scales."""
+    """The byte of scale (``row``, ``col``) of matrix ``batch_index``, in a blocked tensor of ``rows`` × ``cols``."""
     rest_m, rest_k = _rest(rows, cols)
     if not (0 <= row < rest_m * ATOM_ROWS and 0 <= col < rest_k * ATOM_COLS and batch_index >= 0):
         raise OperandError.of(
@@ -89,7 +89,7 @@ def offset(row: int, col: int, rows: int, cols: int, batch_index: int = 0) -> in
 
 def _geometry(rows: int, cols: int, batch: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """Shape, stride and bytes of the six-dimensional view."""
-    # torch.compile looks through a cache, but warns of it; symbolic sizes cannot be looked up
+    # torch.compile warns of a cache that it traces through; symbolic sizes cannot be looked up
     numbers = type(rows) is type(cols) is type(batch) is int
     return (_cached_geometry if numbers and not torch.compiler.is_compiling() else _new_geometry)(rows, cols, batch)
 
@@ -125,20 +125,20 @@ def blocked_bytes(rows: int, cols: int, batch: int = 1) -> int:
 
 
 def is_blocked(scale: torch.Tensor, rows: int, cols: int, batch: int = 1) -> bool:
-    """Whether ``scale`` is the blocked view of ``rows`` × ``cols`` scales: its shape, and its order in memory."""
+    """Whether ``scale`` is the blocked view of ``rows`` × ``cols`` scales, in shape and in memory order."""
     shape, stride, _ = _geometry(rows, cols, batch)
     if scale.shape != shape:
         return False
     if scale.stride() == stride:
         return True
-    # the stride of a mode of size 1 addresses nothing, and torch does not keep it
+    # the stride of a mode of size 1 addresses nothing, and torch may change it
     return all(size == 1 or got == want for size, got, want in zip(shape, scale.stride(), stride))
 
 
 def blocked_view(flat: torch.Tensor, rows: int, cols: int, batch: int = 1) -> torch.Tensor:
     """The (32, 4, rest_m, 4, rest_k, L) view of a contiguous blocked buffer of one-byte codes, without a copy.
 
-    ``flat`` may have any shape (cuBLAS and torch take one dimension) but must be contiguous and have exactly
+    ``flat`` may have any shape (cuBLAS and torch take one dimension), but must be contiguous and have exactly
     ``blocked_bytes(rows, cols, batch)`` elements.
     """
     shape, stride, size = _geometry(rows, cols, batch)
@@ -154,7 +154,7 @@ def blocked_view(flat: torch.Tensor, rows: int, cols: int, batch: int = 1) -> to
 
 
 def blocked_flat(blocked: torch.Tensor) -> torch.Tensor:
-    """The bytes of the (32, 4, rest_m, 4, rest_k, L) view in one dimension: no copy where they lie in their order."""
+    """The bytes of the (32, 4, rest_m, 4, rest_k, L) view in one dimension; a copy unless they lie in that order."""
     return blocked.permute(5, 2, 4, 0, 1, 3).reshape(-1)
 
 
@@ -167,8 +167,8 @@ def _check_bytes(what: str, scale: torch.Tensor) -> None:
 def to_blocked(scale: torch.Tensor) -> torch.Tensor:
     """Copies row-major scales (MN, KS) or (L, MN, KS) to the blocked layout, padded with zeros.
 
-    Any one-byte dtype, kept; any strides. Returns the (32, 4, rest_m, 4, rest_k, L) view of memory ordered
-    (L, rest_m, rest_k, 32, 4, 4); L is 1 for a matrix.
+    Takes any one-byte dtype, which it keeps, and any strides. Returns the (32, 4, rest_m, 4, rest_k, L) view of memory
+    ordered (L, rest_m, rest_k, 32, 4, 4); L is 1 for a matrix.
     """
     _check_bytes("row-major scales", scale)
     if scale.ndim not in (2, 3):
@@ -187,8 +187,7 @@ def to_blocked(scale: torch.Tensor) -> torch.Tensor:
 def from_blocked(blocked: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
     """Copies blocked scales to row-major ones, (L, ``rows``, ``cols``), without the padding. The dtype is kept.
 
-    ``blocked`` is the six-dimensional view (any strides: the indices alone say where a scale is), or the bytes in
-    one dimension, whose length then tells L.
+    ``blocked`` is the six-dimensional view, of any strides, or the bytes in one dimension, whose length determines L.
     """
     _check_bytes("blocked scales", blocked)
     if blocked.ndim == 1:

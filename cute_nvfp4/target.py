@@ -1,4 +1,4 @@
-"""Architectures, and what runs a kernel on them; the one home of GPU figures."""
+"""GPU architectures and targets; the one place for figures of GPUs."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ DEFAULT_ARCH = "sm_100a"
 
 @dataclass(frozen=True)
 class Architecture:
-    """What kernels and schedules need to know of one GPU architecture.
+    """The facts about one GPU architecture that kernels and schedules need.
 
-    ``sm_count`` is that of the part named in ``example``; on a real device the driver is asked instead.
-    ``shared_bytes`` is the opt-in limit for one block, ``vector_bytes`` the widest global load of a thread.
+    ``sm_count`` is that of the GPU named in ``example``; on a real device the driver says it. ``shared_bytes`` is the
+    opt-in limit of one CTA, ``vector_bytes`` the widest global load of a thread.
     """
 
     name: str
@@ -28,7 +28,7 @@ class Architecture:
 
     @property
     def generation(self) -> str:
-        """Whose tensor cores it has, named as the folders of GEMM kernels: ``sm90``, ``sm100`` or ``sm120``."""
+        """The generation of its tensor cores, as the folders of GEMM kernels name it: sm90, sm100 or sm120."""
         return f"sm{self.capability[0]}0"
 
 
@@ -40,7 +40,7 @@ ARCHITECTURES = {
         Architecture("sm_103a", (10, 3), "B300", 148, 232448, 32, True),
         Architecture("sm_120a", (12, 0), "RTX 5090", 170, 101376, 32, True),
         Architecture("sm_121a", (12, 1), "GB10/DGX Spark", 48, 101376, 32, True),
-        # of the family: what is built for the first runs on the second too
+        # the family: kernels that are built for the first of these run on the second too
         Architecture("sm_120f", (12, 0), "RTX 5090", 170, 101376, 32, True),
         Architecture("sm_121f", (12, 1), "GB10/DGX Spark", 48, 101376, 32, True),
     )
@@ -49,7 +49,7 @@ ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class Target:
-    """An architecture to compile for and the backend that runs what was compiled."""
+    """An architecture to compile for, and the backend that runs the compiled kernel."""
 
     arch: Architecture
     backend: Literal["cuda", "sim", "reference"]
@@ -59,7 +59,7 @@ def architecture(name: str) -> Architecture:
     """The architecture called ``name`` (``sm_90a``, ``sm_100a``, ``sm_120a`` …).
 
     Raises:
-        TargetError: there is none; of a target without its letter, that it lacks FP4 and block scales, and which has.
+        TargetError: the name is unknown. If it lacks its letter, the message says why and which has FP4.
     """
     if name not in ARCHITECTURES:
         hint = ""

@@ -1,4 +1,4 @@
-"""What kind a tensor is: kernels, and exact torch too, read dense memory that has the tensor's own numbers."""
+"""Checks of tensors: kernels and exact torch read dense memory that holds the tensor's values."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _EXPECTED = "a dense tensor, whose memory has its numbers"
 
 
 def check_dense(what: str, x: Any) -> None:
-    """Raises unless ``x`` is a tensor whose memory has its numbers, one after the other or by strides.
+    """Raises unless ``x`` is a tensor whose memory holds its values, contiguous or strided.
 
-    Sparse, nested and quantized tensors have no such memory, that of a negated view has other numbers, and what
-    ``torch.func`` maps over has none of its own. What torch traces is never refused.
+    Sparse, nested and quantized tensors have no such memory, that of a negated view has other values, and a tensor that
+    ``torch.func`` maps over has none of its own. A tensor that torch traces is never refused.
     """
     if not isinstance(x, torch.Tensor):
         raise OperandTypeError.of(what, got=type(x).__name__, expected="torch.Tensor")
@@ -35,8 +35,7 @@ def check_tensor(
     shapes: Collection[Sequence[int]] = (),
     device: torch.device | None = None,
 ) -> None:
-    """``check_dense``, and raises unless x has one of ``dtypes`` and one of ``shapes`` and lies on ``device``; none
-    named are all."""
+    """Raises unless x is dense, has one of ``dtypes`` and one of ``shapes``, and lies on ``device``; empty: any."""
     check_dense(name, x)
     if dtypes and x.dtype not in dtypes:
         raise OperandTypeError.of(f"dtype of {name}", got=x.dtype, expected=" or ".join(map(str, dtypes)))
@@ -48,13 +47,13 @@ def check_tensor(
 
 
 def is_dense(x: torch.Tensor) -> bool:
-    """Whether the memory of a tensor has its numbers."""
+    """Whether the memory of a tensor holds its values."""
     dense = x.layout is torch.strided and not (x.is_nested or x.is_quantized)
     return dense and not (x.is_neg() or x.is_conj()) and _has_memory(x)
 
 
 def check_all_dense(named: Iterable[tuple[str, Any]]) -> None:
-    """``check_dense`` of what is a tensor among arguments, or in lists of them."""
+    """Runs ``check_dense`` on every tensor among arguments, and in lists of them."""
     for name, x in named:
         if isinstance(x, torch.Tensor):
             check_dense(name, x)
@@ -63,8 +62,10 @@ def check_all_dense(named: Iterable[tuple[str, Any]]) -> None:
 
 
 def memory_of(x: torch.Tensor) -> tuple | None:
-    """Shape, strides, dtype, device and alignment (up to 32 bytes) of a dense tensor of torch's own class; None of one
-    whose memory is another's, or has other numbers."""
+    """Shape, strides, dtype, device and alignment (up to 32 bytes) of a dense tensor of torch's own class.
+
+    None for a tensor of another class, without memory, or whose memory does not hold its values.
+    """
     try:
         address = x.data_ptr() if type(x) is torch.Tensor else 0
         return None if not address or x.is_neg() else (x.shape, x.stride(), x.dtype, x.device, address & 31)
@@ -73,7 +74,7 @@ def memory_of(x: torch.Tensor) -> tuple | None:
 
 
 def _has_memory(x: torch.Tensor) -> bool:
-    """Whether a tensor of torch's own class has memory of its own, if it needs any."""
+    """Whether a tensor of torch's own class has memory, or needs none."""
     if type(x) is not torch.Tensor or x.is_meta:
         return True
     try:
@@ -83,7 +84,7 @@ def _has_memory(x: torch.Tensor) -> bool:
 
 
 def _explained(x: torch.Tensor) -> tuple[str, str]:
-    """What a tensor is, and what to do."""
+    """What kind of tensor it is, and what to do about it."""
     if x.is_nested:
         return "a nested tensor", ".to_padded_tensor(0) makes a dense one."
     if x.layout is not torch.strided:

@@ -1,30 +1,29 @@
-"""Weights as tensor-core kernels of sm_90a read them: repacked once, decoded with few instructions.
+"""The layout of weights for the tensor-core kernels of sm_90a: repacked once, decoded with few instructions.
 
 The decoded weight is operand A of a 16-bit MMA, from registers. Memory is a grid of tiles of 128 rows and 64 columns
-along K, (L, row tiles, K tiles, bytes), K innermost, so that a range of K of some rows is one run of bytes;
-the K tiles are even in number, padded with zeros.
-A tile has the codes of its 8 slabs of 16 rows and then their scales:
+along K, (L, row tiles, K tiles, bytes), K innermost, so that a range of K of some rows is contiguous; the number of K
+tiles is even, padded with zeros. A tile has the codes of its 8 slabs of 16 rows, and then their scales:
 
-* codes (SLAB, LOAD, LANE, STEP) of 32-bit words: what lane 4·g + c holds of A for step s, 16 columns, in a slab (PTX
-  ISA, "wgmma, register fragments for m64k16"): registers 0 to 3 are rows g, g + 8, g, g + 8 at columns 2c, 2c + 1 and
-  (registers 2 and 3) 8 + 2c, 9 + 2c. Those are one word of 4-bit codes, or two of 8-bit codes, of two registers each.
-  A load is sixteen bytes of a lane: its four steps, or two of them.
-* scales (SLAB, ROW g, PAIR of blocks, ROW g or g + 8, BLOCK of the pair) of bytes. NVFP4's have five bits of exponent
-  and three of mantissa, and stand for 2**7 times the scale: in fp16 they need a shift, in bf16 a shift and an OR. Those
-  of MX are UE8M0, which is the exponent of bf16 (2**-127 a subnormal), or exponents of fp16.
+* codes: 32-bit words (SLAB, LOAD, LANE, STEP). A word is what lane 4·g + c holds of A for step s, 16 columns, in a slab
+  (PTX ISA, "wgmma, register fragments for m64k16"): registers 0 to 3 are rows g, g + 8, g, g + 8 at columns 2c, 2c + 1
+  and (registers 2 and 3) 8 + 2c, 9 + 2c. These are one word of 4-bit codes, or two of 8-bit codes with two registers
+  each. A load is sixteen bytes of a lane: its four steps, or two of them.
+* scales: bytes (SLAB, ROW g, PAIR of blocks, ROW g or g + 8, BLOCK of the pair). Those of NVFP4 have five bits of
+  exponent and three of mantissa, and stand for 2**7 times the scale: fp16 needs a shift, bf16 a shift and an OR. Those
+  of MX are UE8M0, which is the exponent of bf16 (2**-127 is a subnormal), or exponents of fp16.
 
-A code in a 16-bit float is its sign, zeros, exponent, mantissa and zeros: E2M1 in bf16 is s0000000 0ee m0…, 2**-126
-times its value, in fp16 s000eem0…, 2**-14 times; subnormals stay right. It needs no instruction but moving bits there.
-``PACKINGS`` says how a word becomes registers: each is the exclusive or of some shifts of the word, under a mask.
-Shifts that fetch each element from one place cannot tile a word, but the map from word to registers is linear over
-GF(2), and these have an inverse, which packing applies. That is eight instructions for eight elements of four bits,
-where a table or masks with one place an element need fifteen; and eight for eight of eight bits.
+A code in a 16-bit float is its sign, zeros, exponent, mantissa and zeros. E2M1 in bf16 is s0000000 0ee m0…, 2**-126
+times its value; in fp16 it is s000eem0…, 2**-14 times its value; subnormals stay right. Only bits need to move.
+``PACKINGS`` says how a word becomes registers: each register is the exclusive or of some shifts of the word, masked.
+Shifts that fetch each element from one place cannot tile a word. But the map from word to registers is linear over
+GF(2), and those chosen here have an inverse, which packing applies. That takes eight instructions for eight 4-bit
+elements, where a table, or masks with one place an element, need fifteen; and eight for eight 8-bit elements.
 
-Products with the scales are exact: a scale of NVFP4 has at most four significant bits, E2M1 two, E4M3 four and E5M2
-three, and powers of two one. They are 2**-7 times the weight for NVFP4. MX with scales of any exponent is multiplied
-with a constant first, since 2**127 is the largest power of two in bf16. A block whose scale is zero has zero codes; a
-negative scale's sign goes to the codes. NaN stays NaN; in blocks of MX with a NaN or infinity among their elements all
-become NaN. MXFP4 whose scales are near one another has exponents of five bits.
+Products with the scales are exact: a scale of NVFP4 has at most four significant bits, E2M1 two, E4M3 four, E5M2 three,
+and powers of two one. For NVFP4 they are 2**-7 times the weight. MX with scales of any exponent is first multiplied by
+a constant, since 2**127 is the largest power of two in bf16. A block whose scale is zero has zero codes; the sign of a
+negative scale goes to the codes. NaN stays NaN; a block of MX that has a NaN or an infinity becomes all NaN. MXFP4 with
+scales near one another has exponents of five bits.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ import torch
 
 TILE_ROWS, TILE_K = 128, 64
 SLAB_ROWS = 16
-"""Rows of a warp's fragment of A; of half of them a thread has one."""
+"""Rows of a warp's fragment of A; a thread has one row of each half."""
 HALF_SLAB = SLAB_ROWS // 2
 STEP_K = 16
 """Columns of one MMA."""
@@ -47,7 +46,7 @@ LOAD_BYTES = 16
 
 
 class Shift(NamedTuple):
-    """A word shifted ("left", "right", zeros come in) or rotated ("rotate", to the right) by ``bits``."""
+    """A shift of a word by ``bits``: "left" and "right" fill with zeros, "rotate" rotates to the right."""
 
     kind: str
     bits: int
@@ -56,15 +55,15 @@ class Shift(NamedTuple):
 class Packing(NamedTuple):
     """How weights of a format are packed for MMAs of ``dtype``.
 
-    element_bits: of a code. block_steps: steps that have a scale. mask, registers: how a word of codes becomes
-    registers of 16-bit pairs, each the exclusive or of shifts of the word, masked. boost: of bf16, the power of two
-    that they are multiplied with first. scale_shift: of a scale byte to its place in a 16-bit number; scale_bits: what
-    is ORed to it; least_scale: the least bits it has. factor: what the decoded weight is multiplied with to be the
-    weight. special: the first magnitude of a code that is no number, if there is one.
+    element_bits: the bits of a code. block_steps: the steps that share a scale. mask, registers: how a word of codes
+    becomes registers of 16-bit pairs, each the exclusive or of shifts of the word, masked. scale_shift: from a scale
+    byte to its place in a 16-bit float; scale_bits: bits that are ORed to it; least_scale: the smallest such pattern.
+    boost: the power of two that multiplies bf16 elements first. factor: the decoded weight times this is the weight.
+    special: the first magnitude code that is NaN or infinity; 0: the format has none.
 
-    exponents: where scales that are powers of two are exponents of five bits, the first and the last whose products
-    with every element are exact and finite; with ``exponent_bias``, of 0. None: scales are UE8M0, or E4M3 too. in_rows:
-    not packed at all (``kernels.gemm.packed.rows``). of_fp8: in ``weight_layout_fp8``'s order, decoded to 16 bits.
+    exponents: if scales are five-bit exponents, the first and the last whose products with every element are exact and
+    finite; None: scales are UE8M0, or E4M3. exponent_bias: their bias. in_rows: the weight is not packed at all
+    (``kernels.gemm.packed.rows``). of_fp8: it has the order of ``weight_layout_fp8``, and is decoded to 16 bits.
     """
 
     dtype: torch.dtype
@@ -159,11 +158,11 @@ PACKINGS = {
         _FP16: Packing(_FP16, 8, 2, *_E5M2_FP16, **_FIVE_BITS, factor=2.0**-12, exponents=(7, 15), special=0x7C),
     },
 }
-"""By format and dtype. mxfp4_near: exponents of five bits. For E4M3: decoded by tables (``weight_layout_fp8``)."""
+"""The packings, by format and dtype. mxfp4_near: MXFP4 with five-bit exponents. E4M3 uses ``weight_layout_fp8``."""
 
 
 def shifted(word: Any, shift: Shift) -> Any:
-    """``word`` (an integer below 2**32, or a tensor of such) shifted."""
+    """``word`` (an integer below 2**32, or a tensor of such), shifted."""
     kind, bits = shift
     if kind == "left":
         return (word << bits) & 0xFFFFFFFF
@@ -171,7 +170,7 @@ def shifted(word: Any, shift: Shift) -> Any:
 
 
 def registers_of(word: Any, packing: Packing) -> list[Any]:
-    """The registers that a word of codes is decoded to, before they are scaled."""
+    """The registers that a word of codes becomes, before scaling."""
     found = []
     for shifts in packing.registers:
         value = shifted(word, shifts[0])
@@ -183,11 +182,11 @@ def registers_of(word: Any, packing: Packing) -> list[Any]:
 
 @functools.cache
 def encoder(packing: Packing) -> tuple[tuple[int, ...], ...]:
-    """The words of the codes of each element of a word, which is their exclusive or.
+    """The words of all codes of each element of a word; a packed word is the exclusive or of its elements' words.
 
     Element 2·r + h is in half h of register r.
     """
-    # rows of (bits of the registers that a set of word bits gives, that set), reduced until each has one register bit
+    # rows of (register bits that a set of word bits gives, that set), reduced until each has one register bit
     rows = []
     for bit in range(32):
         registers = registers_of(1 << bit, packing)
@@ -200,7 +199,7 @@ def encoder(packing: Packing) -> tuple[tuple[int, ...], ...]:
         rows = [(x ^ image, s ^ source) if x & place else (x, s) for x, s in rows]
         word_of = {p: (x ^ image, s ^ source) if x & place else (x, s) for p, (x, s) in word_of.items()}
         word_of[place] = (image, source)
-    # a half's bits of the mask, lowest first, are those of a code: mantissa, exponent, sign
+    # the bits of a half's mask, lowest first, are those of a code: mantissa, exponent, sign
     half = [b for b in range(16) if packing.mask >> b & 1]
     elements = []
     for element in range(packing.word_elements):
@@ -217,16 +216,15 @@ def encoder(packing: Packing) -> tuple[tuple[int, ...], ...]:
 
 
 ENCODED_ORDER = {4: (2, 6, 0, 4, 3, 7, 1, 5), 8: (0, 1, 2, 3)}
-"""By bits of an element, the elements of a word in the order that ``encoding`` takes: the order of the fewest
-shifts."""
+"""For each element size in bits: the order of a word's elements for ``encoding`` that needs the fewest shifts."""
 
 
 @functools.cache
 def encoding(packing: Packing) -> tuple[tuple[int, int], ...]:
-    """The encoder as shifts to the left (negative: to the right) and masks: a word is the exclusive or of the codes
-    shifted, & mask.
+    """The encoder as pairs (left shift, mask), a negative shift being to the right.
 
-    The nibbles or bytes of a 32-bit number, lowest first, are the codes of the elements in ``ENCODED_ORDER``.
+    A word is the exclusive or over the pairs of (codes shifted & mask). The codes are a 32-bit number whose nibbles or
+    bytes, lowest first, are the codes of the elements in ``ENCODED_ORDER``.
     """
     masks: dict[int, int] = {}
     bits = packing.element_bits
@@ -240,10 +238,10 @@ def encoding(packing: Packing) -> tuple[tuple[int, int], ...]:
 
 
 def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Rows (…, N, C) of two weights in turn, eight of each, N padded with zeros to a multiple of eight: (…, 2 · padded
-    N, C).
+    """Rows (…, N, C) of two weights in turn, eight of each: (…, 2 · padded N, C).
 
-    A thread has rows g and g + 8 of a slab's accumulators: a row of either.
+    N is padded with zeros to a multiple of eight. A thread, which has rows g and g + 8 of a slab's accumulators, then
+    has a row of each weight.
     """
     padding = (0, 0, 0, -gate.shape[-2] % HALF_SLAB)
     both = torch.stack([torch.nn.functional.pad(x, padding) for x in (gate, up)], dim=-3)
@@ -251,17 +249,17 @@ def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 def separated(rows: torch.Tensor) -> torch.Tensor:
-    """(…, 2, padded N, C) of such rows."""
+    """The two weights (…, 2, padded N, C) of ``interleaved`` rows."""
     return rows.unflatten(-2, (-1, 2, HALF_SLAB)).transpose(-4, -3).flatten(-3, -2)
 
 
 def packed_rows(rows: int, gated: bool) -> int:
-    """Rows of the packed matrix of a weight with ``rows``, or of two such that are interleaved."""
+    """Rows of the packed matrix of a weight with ``rows`` rows, or of two such weights that are interleaved."""
     return 2 * HALF_SLAB * -(-rows // HALF_SLAB) if gated else rows
 
 
 def tiles(rows: int, k: int) -> tuple[int, int]:
-    """Tiles that cover ``rows`` rows, and ``k`` columns: an even number of those, which a stage has two of."""
+    """The numbers of tiles that cover ``rows`` rows and ``k`` columns; the latter is even, as a stage has two tiles."""
     return -(-rows // TILE_ROWS), 2 * -(-k // (2 * TILE_K))
 
 
@@ -270,32 +268,32 @@ def pack(codes: torch.Tensor, scales: torch.Tensor, packing: Packing) -> torch.T
 
     codes: (L, N, K) E2M1 codes, one a byte. scales: (L, N, K / 16) E4M3 codes.
     """
-    # −0 for blocks without a value would do no harm, but one code is as good
+    # −0 for blocks without a value would do no harm, but one code for zero is enough
     block = scales.repeat_interleave(STEP_K, dim=-1)
     codes = torch.where(block & 0x7F == 0, 0, codes ^ (block >> 7 << 3))
     return _tiled(codes, _scale_bytes(scales), packing)
 
 
 def pack_powers(codes: torch.Tensor, scales: torch.Tensor, nan: torch.Tensor, packing: Packing) -> torch.Tensor:
-    """Tiles of weights whose blocks of 32 have powers of two for scales; all (L, N, …), of uint8.
+    """Tiles of weights whose blocks of 32 have powers of two as scales; all tensors are uint8, (L, N, …).
 
-    codes: one a byte. scales: (…, K / 32), UE8M0 codes where the packing has no exponents, else those, within their
-    range, or anything up to 30 under codes of zero. nan: (…, K / 32), blocks that become NaN.
+    codes: one a byte. scales: (…, K / 32): UE8M0 codes if the packing has no exponents; otherwise exponents within its
+    range, and up to 30 for blocks of zeros. nan: (…, K / 32): the blocks that become NaN.
     """
-    # infinity, of which zero times is NaN
+    # zero times the scale infinity is NaN
     codes = torch.where(nan.repeat_interleave(2 * STEP_K, dim=-1), 0, codes)
     scales = torch.where(nan, 0xFF if packing.exponents is None else 31, scales)
     return _tiled(codes, scales, packing)
 
 
 def _tiled(codes: torch.Tensor, scales: torch.Tensor, packing: Packing) -> torch.Tensor:
-    """Tiles of codes, and of scale bytes."""
+    """Tiles of codes and scale bytes."""
     batch, rows, k = codes.shape
     row_tiles, k_tiles = tiles(rows, k)
     blocks = STEPS // packing.block_steps
     scales = padded(scales, row_tiles * TILE_ROWS, k_tiles * blocks)
     codes = padded(codes, row_tiles * TILE_ROWS, k_tiles * TILE_K)
-    # (L, row tile, slab, row half, g; K tile, load, step, column half, c, e): from matrices to fragments
+    # (L, row tile, slab, row half, g; K tile, load, step, column half, c, e): matrices, to be permuted to fragments
     loads = packing.step_words
     codes = codes.view(batch, row_tiles, SLABS, 2, 8, k_tiles, loads, STEPS // loads, 2, 4, 2)
     # (L, row tile, K tile, slab, load, g, c, step, element: column half, row half, e)
@@ -310,8 +308,8 @@ def _tiled(codes: torch.Tensor, scales: torch.Tensor, packing: Packing) -> torch
 
 
 def joined(words: torch.Tensor, scales: torch.Tensor, packing: Packing) -> torch.Tensor:
-    """Tiles (L, row tiles, K tiles, bytes) of words of codes (L, row tiles, K tiles, …) in their order, and scale bytes
-    (L, padded rows, blocks of padded K)."""
+    """Tiles (L, row tiles, K tiles, bytes) from words of codes (L, row tiles, K tiles, …), in their order, and scale
+    bytes (L, padded rows, blocks of padded K)."""
     batch, row_tiles, k_tiles = words.shape[:3]
     scales = scales.view(batch, row_tiles, SLABS, 2, 8, k_tiles, -1, 2)
     # (L, row tile, K tile, slab, g, pair of blocks, row half, block)
@@ -326,23 +324,23 @@ def _low_words(words: torch.Tensor) -> torch.Tensor:
 
 
 def _scale_bytes(scales: torch.Tensor) -> torch.Tensor:
-    """Bytes of E4M3 codes: a five-bit exponent, so that subnormals are normal; NaN keeps its mantissa."""
+    """The scale bytes of E4M3 codes: with a five-bit exponent subnormals become normal; NaN keeps its mantissa."""
     magnitude = scales & 0x7F
-    # 2**7 · s in fp16 is the byte and seven zeros
+    # 2**7 · s in fp16 is the scale byte followed by seven zeros
     value = magnitude.view(torch.float8_e4m3fn).to(torch.float32) * 2.0**7
     found = (value.to(torch.float16).view(torch.int16) >> 7).to(torch.uint8)
     return torch.where(magnitude == 0x7F, 0xFF, found)
 
 
 def padded(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """``x`` with zeros after its rows and columns; always memory of its own."""
+    """A copy of ``x`` with zeros after its rows and columns."""
     out = torch.zeros((x.shape[0], rows, columns), dtype=torch.uint8, device=x.device)
     out[:, : x.shape[1], : x.shape[2]] = x
     return out
 
 
 def unpack(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
-    """Values (L, padded rows, padded K) in float64 of tiles, without a global scale: what was packed."""
+    """The values (L, padded rows, padded K) of tiles in float64, without a global scale."""
     values = _from_bits(_element_bits(packed, packing), packing.dtype) * 2.0**packing.boost
     scales = scale_matrix(packed, packing).to(torch.int64) << packing.scale_shift | packing.scale_bits
     scales = _from_bits(scales.clamp(min=packing.least_scale), packing.dtype)
@@ -350,9 +348,11 @@ def unpack(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
 
 
 def unpack_nvfp4(packed: torch.Tensor, packing: Packing) -> tuple[torch.Tensor, torch.Tensor]:
-    """E2M1 codes (L, padded rows, padded K), one a byte, and E4M3 codes of scales (L, padded rows, padded K / 16) of
-    tiles that ``pack`` made: what it was given, but for codes under a scale of ±0, which are zeros, and for a negative
-    scale, whose sign is that of its block's codes."""
+    """E2M1 codes (L, padded rows, padded K), one a byte, and E4M3 scale codes (…, padded K / 16), of tiles.
+
+    They are what ``pack`` was given, except that codes under a scale of ±0 are zeros, and that the sign of a negative
+    scale is in its block's codes.
+    """
     scales = torch.arange(0x80, dtype=torch.uint8, device=packed.device)
     table = torch.zeros(256, dtype=torch.uint8, device=packed.device)
     table[_scale_bytes(scales).int()] = scales
@@ -360,13 +360,13 @@ def unpack_nvfp4(packed: torch.Tensor, packing: Packing) -> tuple[torch.Tensor, 
 
 
 def unpack_powers(packed: torch.Tensor, packing: Packing) -> tuple[torch.Tensor, torch.Tensor]:
-    """E2M1 codes (L, padded rows, padded K), one a byte, and exponents (L, padded rows, padded K / 32) of tiles of
-    mxfp4_near: what ``pack_powers`` was given, but for blocks of NaN."""
+    """E2M1 codes (L, padded rows, padded K), one a byte, and exponents (…, padded K / 32), of tiles of mxfp4_near: what
+    ``pack_powers`` was given, except for blocks of NaN."""
     return _codes(packed, packing), scale_matrix(packed, packing)
 
 
 def _codes(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
-    """Codes (L, padded rows, padded K) of tiles, one a byte."""
+    """The codes (L, padded rows, padded K) of tiles, one a byte."""
     bits = _element_bits(packed, packing)
     places = [place for place in range(16) if packing.mask >> place & 1]
     codes = torch.zeros_like(bits, dtype=torch.uint8)
@@ -376,7 +376,7 @@ def _codes(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
 
 
 def _element_bits(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
-    """Elements (L, padded rows, padded K) of tiles as a decoder makes them, 16 bits of each in an int64."""
+    """The elements (L, padded rows, padded K) of tiles as a decoder makes them, 16 bits each, in int64."""
     batch, row_tiles, k_tiles, _ = packed.shape
     words = packed[..., : packing.code_bytes].contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
     halves = torch.stack(
@@ -389,12 +389,12 @@ def _element_bits(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
 
 
 def scale_matrix(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
-    """Scale bytes (L, padded rows, blocks) of tiles."""
+    """The scale bytes (L, padded rows, blocks) of tiles."""
     batch, row_tiles, k_tiles, _ = packed.shape
     scales = packed[..., packing.code_bytes :].reshape(batch, row_tiles, k_tiles, SLABS, 8, -1, 2, 2)
     return scales.permute(0, 1, 3, 6, 4, 2, 5, 7).reshape(batch, row_tiles * TILE_ROWS, -1)
 
 
 def _from_bits(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Numbers of ``dtype`` with these 16 bits, in float64."""
+    """The values of ``dtype`` with these 16 bits, in float64."""
     return ((bits ^ 0x8000) - 0x8000).to(torch.int16).view(dtype).to(torch.float64)

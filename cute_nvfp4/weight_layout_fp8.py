@@ -1,22 +1,22 @@
-"""Weights in four bits that are decoded to E4M3, for FP8 tensor cores with operand A in registers.
+"""The layout of 4-bit weights that are decoded to E4M3, for FP8 tensor cores with operand A in registers.
 
 Tiles and their sizes are those of ``weight_layout``. A decoded element is the E2M1 code times its block's scale, times
 a power of two for the row that brings the row's largest product under 448, rounded to E4M3 (nearest, ties to even).
 The eight magnitudes of a block are eight bytes of two registers, {0, s/2, s, r} and {2s, 2r, 4s, 4r} with r = 1.5 s
-rounded: where s/2 is no subnormal, a factor of two is eight more in the byte, and r is s + 4, or s + 5 where 1.5 s is
-rounded up. So a scale is a byte: s, and in bit 7 whether r is s + 5; both registers are it times a constant, plus a
-constant (``TABLES``), in which bit 7 carries into the byte of r. Bits 7 of the table's bytes are anything: signs take
-their place.
+rounded. If s/2 is no subnormal, a factor of two adds eight to the byte, and r is s + 4, or s + 5 if 1.5 s is rounded
+up. So a scale byte is s, and its bit 7 says whether r is s + 5. Both registers are the byte times a constant plus a
+constant (``TABLES``), in which bit 7 carries into the byte of r. Bit 7 of each byte of a table is undefined: the sign
+takes its place.
 
-* codes (SLAB, LANE, BLOCK) of words: what lane 4·g + c holds of A for a block of 16 columns (PTX ISA, "wgmma, register
-  fragments for m64k32"), columns 4c to 4c + 3 of row g, and of row g + 8. The magnitudes of row g are bits 0 to 2 of
-  the four low nibbles, those of row g + 8 of the high ones: selectors of PRMT. The signs of row g are bits 7, 15, 23
-  and 31, those of row g + 8 bits 3, 11, 19 and 27.
-* scales are bytes in the order of ``weight_layout``.
+* codes: words (SLAB, LANE, BLOCK). A word is what lane 4·g + c holds of A for a block of 16 columns (PTX ISA, "wgmma,
+  register fragments for m64k32"), columns 4c to 4c + 3 of row g, and of row g + 8. The magnitudes of row g are bits 0
+  to 2 of the four low nibbles, those of row g + 8 of the high ones: selectors of PRMT. The signs of row g are bits 7,
+  15, 23 and 31, those of row g + 8 bits 3, 11, 19 and 27.
+* scales: bytes in the order of ``weight_layout``.
 
-s is 72 at most, whose 6 s are 432, and 2**-5 at least: blocks of NVFP4 whose scales are less than that, 2**-11 of the
-row's largest, are rounded to E2M1 times 2**-5. That moves an element by less than 2**-12 of the row's largest. Blocks
-of MXFP4 must not be moved: ``Rows.least`` says how far down a row's scales go.
+s is at most 72, whose 6 s is 432, and at least 2**-5. Blocks of NVFP4 with smaller scales, 2**-11 of the row's largest,
+are rounded to E2M1 times 2**-5. That moves an element by less than 2**-12 of the row's largest. Blocks of MXFP4 must
+not move: ``Rows.least`` says how small a row's scales are.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from cute_nvfp4.weight_layout import (
 MMA_K = 2 * STEP_K
 """Columns of one MMA: two blocks."""
 LEAST, MOST = 2.0**-5, 72.0
-"""Scales of a block, times the row's power of two."""
+"""The range of a block's scale times the row's power of two."""
 TABLES = (0x01010100, 0x047FF800), (0x01010101, 0x14900C88)
-"""What a scale byte is multiplied with, and what is added, to be the lower and the upper four magnitudes."""
+"""(factor, addend): a scale byte times factor plus addend is the lower, and the upper, four magnitudes."""
 MAGNITUDES = 0x77777777
-"""Selectors in a word of codes."""
+"""The bits of the selectors in a word of codes."""
 SIGNS = 0x80808080
 OF_FP8 = {
     name: {
@@ -55,16 +55,16 @@ OF_FP8 = {
     }
     for name, steps in (("nvfp4", 1), ("mxfp4_near", 2))
 }
-"""How weights in this layout are decoded to 16 bits: exactly, before they would be rounded."""
+"""How weights in this layout are decoded to 16 bits: exactly, without the rounding to E4M3."""
 HALF_WORD, SIGN_SHIFT = 16, 4
-"""Bits from what is row g's in a word to row g + 8's: selectors to the right, signs to the left."""
+"""Bits from row g's part of a word to that of row g + 8: selectors lie to the right, signs to the left."""
 
 
 class Rows(NamedTuple):
-    """Weights (L, N, K) of codes, one a byte, and float64 scales (L, N, K / 16), each row times a power of two.
+    """Weights (L, N, K) as codes, one a byte, and float64 scales (L, N, K / 16), each row times a power of two.
 
-    factor: (L, N), float32, what the decoded row is multiplied with; NaN where a scale of the row is NaN. least: the
-    smallest scale of a block that is not zero, relative to the row's largest possible: below ``LEAST`` codes change.
+    factor: (L, N), float32: multiplies the decoded row; NaN if a scale of the row is NaN. least: the smallest scale of
+    a block that is not zero, times the row's power of two; codes change if it is below ``LEAST``.
     """
 
     codes: torch.Tensor
@@ -74,7 +74,7 @@ class Rows(NamedTuple):
 
 
 def by_row(codes: torch.Tensor, scales: torch.Tensor) -> Rows:
-    """Codes (L, N, K) of E2M1 and scales (L, N, K / 16) of either sign, zero or NaN, with powers of two found."""
+    """Finds the rows' powers of two. codes: (L, N, K), E2M1. scales: (L, N, K / 16) of either sign, zero or NaN."""
     blocks = codes.unflatten(-1, (-1, STEP_K))
     used = (blocks & 7).ne(0).any(-1)
     magnitude = scales.to(torch.float64).abs()
@@ -95,14 +95,14 @@ def by_row(codes: torch.Tensor, scales: torch.Tensor) -> Rows:
 
 
 def pack_rows(rows: Rows, packing: Packing) -> torch.Tensor:
-    """Tiles (L, row tiles, K tiles, bytes)."""
+    """Packs rows into tiles (L, row tiles, K tiles, bytes)."""
     batch, count, k = rows.codes.shape
     row_tiles, k_tiles = tiles(count, k)
-    # of blocks of 32 sixteen elements may have no scale, because they are zeros
+    # sixteen elements of a block of 32 may have no scale, because they are zeros
     scales = rows.scales.unflatten(-1, (-1, packing.block_steps)).amax(-1)
     bytes_of = scales.to(torch.float32).to(torch.float8_e4m3fn).view(torch.uint8)
     mantissa = bytes_of & 7
-    # 1.5 times 9, 10, 11, 12 and 13 eighths is rounded up or carries: 13.5, 15, 16.5, 18 and 19.5 to 14 … 20
+    # 1.5 times 9, 10, 11, 12 and 13 eighths rounds up or carries: 13.5, 15, 16.5, 18 and 19.5 become 14 … 20
     bytes_of = bytes_of | ((mantissa >= 1) & (mantissa <= 5)).to(torch.uint8) << 7
     scales = padded(bytes_of, row_tiles * TILE_ROWS, k_tiles * STEPS // packing.block_steps)
     codes = padded(rows.codes, row_tiles * TILE_ROWS, k_tiles * TILE_K).to(torch.int64)
@@ -117,13 +117,13 @@ def pack_rows(rows: Rows, packing: Packing) -> torch.Tensor:
 
 
 def tables(scale: Any) -> tuple[Any, Any]:
-    """Two registers of four magnitudes each, of a scale byte (an integer, or a tensor of int64)."""
+    """The two registers, of four magnitudes each, of a scale byte (an integer, or a tensor of int64)."""
     lower, upper = ((scale * factor + addend) & 0xFFFFFFFF for factor, addend in TABLES)
     return lower, upper
 
 
 class Unpacked(NamedTuple):
-    """Tiles as matrices (L, padded rows, padded K) of codes' magnitudes and signs, and (…, K / 16) bytes of scales."""
+    """Unpacked tiles: matrices (L, padded rows, padded K) of magnitudes and signs, and (…, K / 16) scale bytes."""
 
     magnitudes: torch.Tensor
     negative: torch.Tensor
@@ -144,7 +144,7 @@ def _unpacked(packed: torch.Tensor, packing: Packing) -> Unpacked:
 
 
 def unpack_rows(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
-    """Values (L, padded rows, padded K) in float64 of tiles, without the rows' factors: what tensor cores multiply."""
+    """The values (L, padded rows, padded K) of tiles in float64, as tensor cores multiply them: without row factors."""
     magnitudes, negative, scales = _unpacked(packed, packing)
     lower, upper = tables(scales.repeat_interleave(STEP_K * packing.block_steps, dim=-1))
     chosen = torch.where(magnitudes < 4, lower, upper) >> (magnitudes % 4 * 8) & 0x7F | negative << 7
@@ -152,9 +152,11 @@ def unpack_rows(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
 
 
 def unpack_blocks(packed: torch.Tensor, packing: Packing, factor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """E2M1 codes (L, rows, padded K), one a byte, and scales (L, rows, blocks of padded K) in float64, of tiles whose
-    rows have these factors (L, rows); of a block without codes the scale is 0. Not what ``by_row`` was given where it
-    moved codes, or a sign."""
+    """E2M1 codes (L, rows, padded K), one a byte, and float64 scales (L, rows, blocks of padded K), from tiles.
+
+    factor: (L, rows), those of the rows. The scale of a block of zeros is 0. If ``by_row`` moved codes or signs, the
+    result differs from what it was given.
+    """
     magnitudes, negative, scales = (x[:, : factor.shape[1]] for x in _unpacked(packed, packing))
     codes = (magnitudes | negative << 3).to(torch.uint8)
     used = magnitudes.unflatten(-1, (-1, STEP_K * packing.block_steps)).ne(0).any(-1)

@@ -1,4 +1,4 @@
-"""Block-scaled weights in the layout of ``weight_layout``, by torch: what ``prepare_weight`` and its kernel write."""
+"""Packs block-scaled weights in the layout of ``weight_layout`` by torch, as ``prepare_weight``'s kernel does."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from cute_nvfp4.weight_layout_fp8 import LEAST, by_row, pack_rows
 
 
 def packing_of(format: Format) -> str:
-    """Which of ``PACKINGS`` a weight of ``format`` is prepared in."""
+    """The key of ``PACKINGS`` for a weight of ``format``."""
     return "mxfp4_near" if format is MXFP4 else format.name
 
 
 def in_turn(gate: BlockScaledTensor, up: BlockScaledTensor) -> BlockScaledTensor:
-    """Both in one, rows in turn as tiles have them, without global scales."""
+    """Both weights in one, with their rows in turn as tiles need them, without global scales."""
     data = interleaved(as_bytes(gate.data), as_bytes(up.data))
     scale = interleaved(*(as_bytes(x.rowmajor_scale()) for x in (gate, up)))
     return BlockScaledTensor(data, scale if gate.is_batched else scale[0], None, gate.format)
 
 
 def packed_by_torch(weight: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:
-    """Tiles (L, row tiles, K tiles, bytes) of every matrix, as the kernel packs them."""
+    """The tiles (L, row tiles, K tiles, bytes) of every matrix, as the kernel packs them."""
     packing = PACKINGS[weight.format.name][dtype]
     if weight.format != NVFP4:
         return _tiles([_powers(weight, packing)], weight.is_batched, packing)
@@ -38,8 +38,10 @@ def packed_by_torch(weight: BlockScaledTensor, dtype: torch.dtype) -> torch.Tens
 
 
 class Powers(NamedTuple):
-    """What ``pack_powers`` takes of a weight of MX: codes (…, N, K), (…, N, K / 32) scales, times 2**shift, and blocks
-    that are NaN."""
+    """The arguments of ``pack_powers`` for an MX weight.
+
+    codes: (…, N, K). scales: (…, N, K / 32); times 2**shift they are those of the weight. nan: the blocks that are NaN.
+    """
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -48,10 +50,11 @@ class Powers(NamedTuple):
 
 
 def _powers(weight: BlockScaledTensor, packing: Packing) -> Powers:
-    """Where the packing has exponents of its own, reads the range of the scales: waits for the device, once.
+    """The codes and scales of a weight. If the packing has five-bit exponents, this waits for the device, once, to read
+    the range of the scales.
 
     Raises:
-        OperandError: no power of two brings all that matter into range.
+        OperandError: no power of two brings the scales of all blocks that are not zero into range.
     """
     codes = unpack_e2m1(weight.data) if packing.element_bits == 4 else as_bytes(weight.data)
     scales = as_bytes(weight.rowmajor_scale())
@@ -67,7 +70,7 @@ def _powers(weight: BlockScaledTensor, packing: Packing) -> Powers:
     used = exponents[magnitudes.bool().any(-1) & ~nan]
     least, most = packing.exponents
     low, high = torch.stack([used.min(), used.max()]).tolist() if used.numel() else (least, least)
-    # the global scale is a number of float32
+    # the global scale must be a finite float32
     if high - low > most - least or high - most > 127:
         wider = "2**30" if weight.format is MXFP4 else "any"
         top = min(most - bias + 127, 127)
@@ -84,7 +87,7 @@ def _powers(weight: BlockScaledTensor, packing: Packing) -> Powers:
 def packed_powers(
     weights: Sequence[BlockScaledTensor], packing: Packing
 ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-    """Tiles of one weight, or of two that are interleaved, and their global scales."""
+    """The tiles of one weight, or of two that are interleaved, and their global scales."""
     found, batched = [_powers(x, packing) for x in weights], weights[0].is_batched
     packed = _tiles(found, batched, packing)
     factors = [torch.tensor(2.0**x.shift, dtype=torch.float32, device=packed.device) for x in found]
@@ -92,7 +95,7 @@ def packed_powers(
 
 
 def _tiles(weights: Sequence[Powers], batched: bool, packing: Packing) -> torch.Tensor:
-    """Tiles (L, row tiles, K tiles, bytes) of one weight, or of two that are interleaved."""
+    """The tiles (L, row tiles, K tiles, bytes) of one weight, or of two that are interleaved."""
     parts = weights[0][:3]
     if len(weights) > 1:
         parts = [interleaved(*x) for x in zip(*(weight[:3] for weight in weights))]
@@ -100,16 +103,16 @@ def _tiles(weights: Sequence[Powers], batched: bool, packing: Packing) -> torch.
 
 
 def rounded(weight: BlockScaledTensor, up: BlockScaledTensor | None, promoted: bool) -> PreparedWeight:
-    """A weight whose values are E4M3 times a power of two for each row.
+    """A weight for FP8: its values are E4M3 times a power of two for each row.
 
     Raises:
-        OperandError: blocks of MXFP4 that E4M3 cannot hold exactly beside the largest of their rows.
+        OperandError: E4M3 cannot hold blocks of MXFP4 exactly beside the largest of their rows.
     """
     given, batched = [x for x in (weight, up) if x is not None], weight.is_batched
     name = packing_of(weight.format)
     packing = PACKINGS[name][torch.float8_e4m3fn]
     stacks = [(x.data, x.rowmajor_scale()) if batched else (x.data[None], x.rowmajor_scale()) for x in given]
-    # one matrix after the other: on the way an element takes dozens of bytes
+    # one matrix after the other, because an element takes dozens of bytes on the way
     each = [
         _rounded([(data[i : i + 1], scale[i : i + 1]) for data, scale in stacks], weight.format, packing)
         for i in range(len(stacks[0][0]))
@@ -126,7 +129,7 @@ def rounded(weight: BlockScaledTensor, up: BlockScaledTensor | None, promoted: b
 def _rounded(
     given: list[tuple[torch.Tensor, torch.Tensor]], format: Format, packing: Packing
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tiles (1, …), and factors of the padded rows (1, rows), of a matrix or of two: codes and scales by rows."""
+    """The tiles (1, …) and the factors of the padded rows (1, rows), of one matrix or of two that are interleaved."""
     codes = [unpack_e2m1(data) for data, _ in given]
     scales = [format.decode_scale(scale, torch.float64) for _, scale in given]
     scales = [x.repeat_interleave(format.block // NVFP4.block, dim=-1) for x in scales]

@@ -1,8 +1,8 @@
-"""Shards of weights for several GPUs: rows (N) or columns (K), cut where bytes can be cut, so that nothing is rounded.
+"""Cuts weights into shards for several GPUs: rows (N) or columns (K), only where bytes can be cut, without rounding.
 
-A shard has the codes, scales and global scale of the whole weight. What a shard multiplies is therefore the same, value
-for value, as what the whole weight multiplies in its place. Rows of a ``BlockScaledTensor`` are cut anywhere, columns
-between blocks. A ``PreparedWeight`` is cut between its tiles of 128 rows (64 of gate and 64 of up) and 128 columns.
+A shard has the codes, scales and global scale of the whole weight, so it multiplies the same values as the whole weight
+does in its place. Rows of a ``BlockScaledTensor`` can be cut anywhere, columns between blocks. A ``PreparedWeight`` can
+be cut between its tiles of 128 rows (64 of gate and 64 of up) and 128 columns.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from cute_nvfp4.scale_layout import blocked_flat, to_blocked
 from cute_nvfp4.weight_layout import TILE_K, TILE_ROWS
 
 PREPARED_K = 2 * TILE_K
-"""Columns of a prepared weight that a stage of its kernels reads: where K can be cut."""
+"""The columns of a prepared weight that a stage of its kernels reads: K can be cut at multiples of this."""
 Weight = TypeVar("Weight", BlockScaledTensor, PreparedWeight)
 
 
 def shard_rows(weight: Weight, rank: int, count: int, parts: Sequence[int] | None = None) -> Weight:
-    """The rows (N) of ``weight`` that rank ``rank`` of ``count`` multiplies in a column-parallel layer, a copy.
+    """The rows (N) of ``weight`` that rank ``rank`` of ``count`` multiplies in a column-parallel layer; a copy.
 
-    parts: rows of the matrices that lie one below the other in a fused weight, such as (q, k, v) or (gate, up); their
-        sum is N. A rank gets its share of each, in their order. None: one matrix. A gated prepared weight is one: its
-        shard has the same rows of gate and of up.
+    parts: the rows of the matrices that lie one below the other in a fused weight, such as (q, k, v) or (gate, up);
+        their sum is N. A rank gets its share of each, in order. None: one matrix. A gated prepared weight is one
+        matrix: its shard has the same rows of gate and of up.
 
     Raises:
-        OperandError: rows that do not divide, or that a prepared weight cannot be cut at.
+        OperandError: the rows do not divide by the ranks, or a prepared weight cannot be cut there.
     """
     _check_rank(rank, count)
     sizes = [weight.rows] if parts is None else list(parts)
@@ -57,12 +57,12 @@ def shard_rows(weight: Weight, rank: int, count: int, parts: Sequence[int] | Non
 
 
 def shard_columns(weight: Weight, rank: int, count: int) -> Weight:
-    """The columns (K) of ``weight`` that rank ``rank`` of ``count`` multiplies in a row-parallel layer, a copy.
+    """The columns (K) of ``weight`` that rank ``rank`` of ``count`` multiplies in a row-parallel layer; a copy.
 
-    The factors of rows of a weight for FP8 stay those of the whole rows.
+    The row factors of an FP8 weight stay those of the whole rows.
 
     Raises:
-        OperandError: columns that do not divide, or not between blocks, or between tiles of a prepared weight.
+        OperandError: the columns do not divide by the ranks, or only within a block, or a tile of a prepared weight.
     """
     _check_rank(rank, count)
     if isinstance(weight, PreparedWeight):
@@ -79,7 +79,7 @@ def shard_columns(weight: Weight, rank: int, count: int) -> Weight:
 
 
 def shard_stack(weight: Weight, rank: int, count: int) -> Weight:
-    """The matrices of a stack (L, N, K) that rank ``rank`` of ``count`` has in expert parallelism: a view."""
+    """The matrices of a stack (L, N, K) that rank ``rank`` of ``count`` holds in expert parallelism; a view."""
     _check_rank(rank, count)
     if not weight.is_batched:
         raise OperandError.of("weights of experts", got="a matrix", expected="a stack (L, N, K)")
@@ -94,7 +94,7 @@ def shard_stack(weight: Weight, rank: int, count: int) -> Weight:
 
 
 def _block_scaled(weight: BlockScaledTensor, data: torch.Tensor, scale: torch.Tensor) -> BlockScaledTensor:
-    """Cut data with row-major scales (L, N, K / block), in the layout that the scales of ``weight`` have."""
+    """An operand of cut data and row-major scales (L, N, K / block), in the scale layout of ``weight``."""
     if weight.scale_layout == "blocked":
         laid_out = to_blocked(scale)
         laid_out = blocked_flat(laid_out) if weight.scale.ndim == 1 else laid_out
@@ -104,10 +104,10 @@ def _block_scaled(weight: BlockScaledTensor, data: torch.Tensor, scale: torch.Te
 
 
 def _share(what: str, size: int, count: int, step: int, expected: str) -> int:
-    """The part of ``size`` that a rank has.
+    """The share of ``size`` that a rank has.
 
     Raises:
-        OperandError: it is no multiple of ``step``.
+        OperandError: the share is not a multiple of ``step``.
     """
     if size % (count * step):
         raise OperandError.of(

@@ -1,7 +1,7 @@
-"""The public functions, one file an operation: what is its own. ``operation`` has what all of them are.
+"""The operations: one file for each, and ``operation`` for what all of them share.
 
-``from cute_nvfp4 import gemm`` and its like are the public names; the modules also have ``compile_…`` functions.
-Whatever is imported of this room registers all operators of torch.
+Users import the public names from the package, as in ``from cute_nvfp4 import gemm``; the modules here also have
+``compile_…`` functions. Importing any of these modules registers all operators of torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Kinds of arguments of the operations: what a key says of one, and whether torch follows what is done with it.
+"""Kinds of arguments: what the cache key holds of an argument, and whether torch records what is done with it.
 
-Each is written once, as expressions of the argument's name: an operation joins those of its arguments into the one
-expression that every call of it evaluates, as a NamedTuple does for its own methods.
+Each kind is a set of expressions of the argument's name. An operation joins the expressions of its arguments into one
+expression and compiles it, as a NamedTuple compiles its methods; every call evaluates that one.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 PLAIN_TYPES = frozenset((Tensor, type(None), float, int))
-"""Types of arguments of which torch follows nothing but their gradient."""
+"""Types that torch records only for a gradient, unlike its wrapper subclasses."""
 
 
 class Argument(NamedTuple):
-    """A kind of argument, in expressions of its name ``{x}``.
+    """A kind of argument, as expressions of its name ``{x}``.
 
-    key: all that a plan depends on. plain: whether it is of torch's own class, and no wrapper; empty: no matter what it
-    is. followed: whether a gradient of it is asked for. on_cpu: whether it is in host memory; empty: it does not say.
-    An expression may raise an AttributeError for what is none of its kind, and then the checks refuse the call.
+    key: everything that a plan depends on. plain: whether the class is torch's own and no wrapper; empty: always.
+    followed: whether autograd follows the argument; empty: never. on_cpu: whether it lies in host memory; empty:
+    unknown. An expression may raise an AttributeError for another kind of argument; the checks then refuse the call.
     """
 
     key: str = "{x}"
@@ -30,7 +30,7 @@ class Argument(NamedTuple):
     on_cpu: str = ""
 
     def __call__(self, x: Any) -> Any:
-        """The key of ``x``."""
+        """The part of the cache key for ``x``."""
         return _function(self.key)(x)
 
     def or_none(self) -> Argument:
@@ -50,11 +50,11 @@ _SCALE = "({x}.%s is not None and {x}.%s.requires_grad)"
 _SCALES = _SCALE.replace("%s", "global_scale")
 
 VALUE = Argument()
-"""An option that is compared as it is."""
+"""An option whose value enters the key."""
 TYPED = Argument("({x}, type({x}))")
-"""An option whose type matters, too: True equals 1."""
+"""An option whose value and type enter the key, because True equals 1."""
 NUMBER = Argument("type({x})")
-"""A number that varies from call to call."""
+"""A number that may change from call to call."""
 OPERAND = Argument("{x}.key", "type({x}.data) is Tensor", _SCALES, "{x}.key.on_cpu")
 """A ``BlockScaledTensor``."""
 WEIGHT = Argument("{x}.key", "", f"({_SCALES} or {_SCALE.replace('%s', 'up_global_scale')})", "{x}.key.on_cpu")
@@ -65,20 +65,20 @@ ANY_WEIGHT = Argument(
     f"({_SCALES} or getattr(getattr({{x}}, 'up_global_scale', None), 'requires_grad', False))",
     "{x}.key.on_cpu",
 )
-"""A weight of either kind."""
+"""A ``BlockScaledTensor`` or a ``PreparedWeight``."""
 TENSOR = Argument(
     f"(None if {{x}} is None else {_TENSOR} if isinstance({{x}}, Tensor) else type({{x}}))",
     "type({x}) in PLAIN_TYPES",
     "getattr({x}, 'requires_grad', False)",
     "not {x}.is_cuda",
 )
-"""A tensor, None, or a number, which varies from call to call."""
+"""A tensor, None, or a number that may change from call to call."""
 ACTIVATIONS = Argument(
     f"({_TENSOR} if isinstance({{x}}, Tensor) else None if {{x}} is None else {{x}}.key)",
     "(type({x}) is Tensor or {x} is not None and type({x}.data) is Tensor)",
     f"({{x}}.requires_grad if type({{x}}) is Tensor else {_SCALES})",
 )
-"""A tensor, or an operand in its place, or None."""
+"""Activations: a tensor, an operand, or None."""
 OUTPUT = Argument(
     f"(None if {{x}} is None else {_TENSOR})",
     "({x} is None or type({x}) is Tensor)",
@@ -86,6 +86,6 @@ OUTPUT = Argument(
 )
 """A tensor that is written, or None."""
 STATUS = Argument(TENSOR.key)
-"""The word in which a kernel says what is wrong with offsets, or None."""
+"""The word in which a kernel reports wrong offsets, or None."""
 LIST = Argument("", "False")
-"""A list of operands or outputs: the operation makes the key."""
+"""A list of operands or outputs; the operation makes its key itself."""

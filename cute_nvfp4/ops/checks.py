@@ -17,7 +17,7 @@ from ..tensors import check_dense, check_tensor
 from .dispatch import is_recorded
 
 DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
-"""dtypes of an output, and what configurations call them."""
+"""dtypes of an output, and their names in configurations."""
 ALL_FORMATS = tuple(FORMATS.values())
 
 
@@ -37,8 +37,10 @@ def check_bias(bias: torch.Tensor | None, shapes: Sequence[tuple[int, ...]], dev
 
 
 def check_rows_aligned(name: str, x: torch.Tensor) -> None:
-    """Raises unless the elements of a row lie side by side, and rows start at multiples of 16 bytes. Of what torch
-    records no address is compared: it has none yet, and the operator looks when it runs."""
+    """Raises unless the elements of a row lie side by side, and rows start at multiples of 16 bytes.
+
+    A tensor that torch records has no address yet; the operator checks it when it runs.
+    """
     if x.shape[-1] > 1 and x.stride(-1) != 1:
         what = f"stride of {name} along its rows"
         raise OperandError.of(what, got=x.stride(-1), expected="1", hint=".contiguous() copies.")
@@ -61,14 +63,14 @@ def check_format(name: str, operand: BlockScaledTensor, formats: Sequence[Format
 
 
 def check_formats(a_name: str, a: Any, b_name: str, b: Any) -> None:
-    """Raises unless one kind of MMA multiplies the formats of both."""
+    """Raises unless one MMA instruction multiplies both formats."""
     reason = refused_formats(a.format.name, b.format.name, f"{a_name} and {b_name}")
     if reason:
         raise OperandError(f"{reason} prepare_weight(b) makes a weight for an a of any format.")
 
 
 def check_types(a: BlockScaledTensor, b: BlockScaledTensor) -> None:
-    """Raises unless both are operands: what a key is made of."""
+    """Raises unless both are operands, so that they have keys."""
     if not (isinstance(a, BlockScaledTensor) and isinstance(b, BlockScaledTensor)):
         check_pair(a, b)
 
@@ -76,7 +78,7 @@ def check_types(a: BlockScaledTensor, b: BlockScaledTensor) -> None:
 def check_product(
     a: BlockScaledTensor, others: Mapping[str, BlockScaledTensor], formats: Sequence[Format] = ALL_FORMATS
 ) -> None:
-    """Raises unless each of ``others`` can be multiplied with ``a``, all of ``formats``, all with or without L."""
+    """Raises unless ``a`` can be multiplied with each of ``others``: all of ``formats``, all or none with L."""
     for b in others.values():
         check_pair(a, b)
     for name, operand in {"a": a, **others}.items():
@@ -104,7 +106,7 @@ def number(name: str, value: float | None) -> float:
 
 
 def split_alpha(alpha: Any, device: torch.device, groups: int = 1) -> tuple[float, torch.Tensor | None]:
-    """alpha as a number and, if it is a tensor of one element or of one for each group, that tensor (n,)."""
+    """alpha as a number and a tensor (n,): a tensor must have one element, or one for each group."""
     if not isinstance(alpha, torch.Tensor):
         return number("alpha", alpha), None
     check_dense("alpha", alpha)
@@ -119,21 +121,23 @@ def split_alpha(alpha: Any, device: torch.device, groups: int = 1) -> tuple[floa
 
 
 def as_alpha(alpha: float | torch.Tensor | None) -> tuple[float, torch.Tensor | None]:
-    """A number, and a tensor if it is one; its dtype and shape are known to be right."""
+    """A checked alpha as a number and a tensor or None."""
     return (1.0, alpha) if isinstance(alpha, torch.Tensor) else (1.0 if alpha is None else number("alpha", alpha), None)
 
 
 def factor(alpha: Any, groups: int = 1) -> Any:
     """A checked alpha as exact torch takes it: a number, or float64 of one element, or of one for each group."""
     if not isinstance(alpha, torch.Tensor):
-        # as a kernel has it
+        # rounded to float32, as the kernel gets it
         return c_float(number("alpha", alpha)).value
     return alpha.reshape(()).double() if alpha.numel() == 1 else alpha.reshape(-1).double()
 
 
 def factors_of(request: Any, *names: str) -> tuple[float | str, tuple[str, ...]]:
-    """The number that a kernel's record has as alpha, and the device scalars that multiply it: alpha itself where it is
-    a tensor, and the global scales of the arguments ``names``."""
+    """The alpha in a kernel's record, and the names of the device scalars that multiply it.
+
+    The device scalars are alpha itself if it is a tensor, and the global scales of the arguments ``names``.
+    """
     scalar, factors = ("alpha", []) if request.alpha is not None else (1.0, [])
     if isinstance(request.alpha, torch.Tensor):
         scalar, factors = 1.0, ["alpha"]
@@ -142,7 +146,7 @@ def factors_of(request: Any, *names: str) -> tuple[float | str, tuple[str, ...]]
 
 
 def refuse_config(config: Any) -> None:
-    """Raises if a plan is given to exact torch, which has no kernel to run it."""
+    """Raises if a config is given to exact torch, which has no kernel to run it."""
     if config is not None:
         raise OperandError.of(
             "config",
@@ -153,13 +157,13 @@ def refuse_config(config: Any) -> None:
 
 
 def refuse_gate(gate: str) -> None:
-    """Raises if there is a gate with weights that are not prepared."""
+    """Raises if a gate is given with weights that are not prepared."""
     if gate:
         raise OperandError.of("gate", got=repr(gate), expected="a prepared weight of gate and up with it")
 
 
 def reads(request: Any) -> dict[str, torch.Tensor | None]:
-    """Every tensor of a request but what is written, by name."""
+    """Every tensor that a request reads, by name."""
     return inputs(**{name: x for name, x in request._asdict().items() if name not in ("out", "status")})
 
 
@@ -203,14 +207,16 @@ def checked_output(
 
 
 def span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte, and first byte after the last."""
+    """The address of the first byte, and of the byte after the last."""
     start = tensor.data_ptr()
     return start, start + span_bytes(tensor)
 
 
 def check_memory(read: Mapping[str, torch.Tensor | None], out: Any, *parts: str) -> None:
-    """Refuses an output, a tensor or an operand, in which an element is another's, or one of what is read. parts: of an
-    operand that are written; none named are all."""
+    """Raises if an element of an output shares memory with another one, or with an input.
+
+    read: the inputs. out: a tensor or an operand. parts: the parts of an operand that are written; by default all.
+    """
     if isinstance(out, torch.Tensor):
         return check_overlap(read, out)
     for name in parts or ("data", "scale", "global_scale"):
@@ -221,7 +227,7 @@ def check_memory(read: Mapping[str, torch.Tensor | None], out: Any, *parts: str)
 
 
 def check_overlap(inputs: Mapping[str, torch.Tensor | None], out: torch.Tensor) -> None:
-    """Refuses an output in which an element is another's, or an input's."""
+    """Raises if an element of ``out`` shares memory with another one, or with an input."""
     if not out.is_contiguous():
         _check_strides(out)
     storage = out.untyped_storage()
@@ -230,13 +236,13 @@ def check_overlap(inputs: Mapping[str, torch.Tensor | None], out: torch.Tensor) 
         if tensor is None:
             continue
         other = tensor.untyped_storage()
-        # most tensors have a storage of their own: only where they share one do the exact spans matter
+        # most tensors have a storage to themselves: compare exact spans only within a shared one
         if other.data_ptr() < last and first < other.data_ptr() + other.nbytes():
             _check_spans(name, tensor, out)
 
 
 def _check_strides(out: torch.Tensor) -> None:
-    """Refuses an output in which two elements share memory."""
+    """Raises if two elements of ``out`` share memory."""
     reach = 0
     for stride, size in sorted((stride, size) for size, stride in zip(out.shape, out.stride()) if size > 1):
         if stride <= reach:

@@ -1,4 +1,4 @@
-"""``dequantize``: the values of a ``BlockScaledTensor``, by a kernel or by torch, with equal bits."""
+"""``dequantize``: the values of a ``BlockScaledTensor``; the kernel and torch give the same bits."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def dequantize(
     hadamard: Hadamard | int | None = None,
     backend: Backend = "auto",
 ) -> torch.Tensor:
-    """Gives the values of ``x`` (``BlockScaledTensor.dequantize``), (MN, K) or (L, MN, K).
+    """The values of ``x``, (MN, K) or (L, MN, K).
 
     ``hadamard``, if it was given to ``quantize``, rotates back; ``k`` then drops what ``pad`` added beyond it.
-    ``backend``: a kernel gives torch's bits, in one launch. Torch does float64, and what is traced or differentiated.
+    ``backend``: a kernel gives torch's bits in one launch; torch computes float64, and traced and differentiated calls.
 
     Raises:
-        OperandError, OperandTypeError: bad arguments.
-        TargetError: the backend cannot run tensors of this device, or is unknown.
+        OperandError, OperandTypeError: an argument does not fit.
+        TargetError: the backend is unknown, or cannot run tensors of this device.
     """
     if not isinstance(x, BlockScaledTensor):
         raise OperandTypeError.of("x to dequantize", got=type(x).__name__, expected="BlockScaledTensor")
@@ -70,7 +70,7 @@ def dequantize(
 def values_of(
     x: BlockScaledTensor, dtype: torch.dtype, out: torch.Tensor | None = None, backend: Backend = "auto"
 ) -> torch.Tensor:
-    """All values of ``x``."""
+    """The values of ``x``; ``dequantize`` without its options."""
     return DEQUANTIZE.call(x, dtype, out, backend)
 
 
@@ -105,8 +105,11 @@ def dequantization(
     names: tuple[str, str] = ("x", "out"),
     order: str = "columns",
 ) -> tuple[DequantizeConfig, DequantizeArguments]:
-    """The configuration and the record for an operand of one kind. scaled: whether its global scale multiplies. names:
-    of the operand, and of its values. order: as in ``DequantizeConfig``."""
+    """The configuration and the kernel's record for operands with this key.
+
+    scaled: whether the global scale multiplies. names: those of the operand and of its values. order: as in
+    ``DequantizeConfig``.
+    """
     config = DequantizeConfig(key.format, DTYPE_NAMES[dtype], key.scale_layout, scaled, target.arch, order)
     x, out = names
     arguments = DequantizeArguments(
@@ -127,7 +130,7 @@ def dequantization(
 def group_rows_dequantization(
     a: GroupedRows, dtype: torch.dtype, target: Target, names: tuple[str, str], order: str = "columns"
 ) -> tuple[GroupRowsConfig, GroupRowsArguments]:
-    """The configuration and the record for rows of groups, as those of ``dequantization`` for a matrix."""
+    """The configuration and the kernel's record for rows of groups; arguments as for ``dequantization``."""
     capacity = table_size("rows", a.groups)["capacity"]
     config = GroupRowsConfig(a.format, DTYPE_NAMES[dtype], "blocked", False, target.arch, order, capacity)
     x, out = names
@@ -136,9 +139,9 @@ def group_rows_dequantization(
 
 
 class ListDequantizeCall:
-    """Decodes a list of matrices of these kinds, without their global scales, to consecutive places of one tensor.
+    """Decodes a list of matrices with these keys, without their global scales, one after the other into one tensor.
 
-    A launch for every sixteen of a format. What is called ``places`` are the addresses of all data, then of all scales.
+    One launch decodes up to sixteen matrices of a format. addresses: the addresses of all data, then of all scales.
     """
 
     def __init__(self, keys: Sequence[OperandKey], dtype: torch.dtype, target: Target, order: str = "columns") -> None:
@@ -154,7 +157,7 @@ class ListDequantizeCall:
     def _add(
         self, keys: Sequence[tuple[int, OperandKey]], total: int, dtype: torch.dtype, target: Target, order: str
     ) -> None:
-        """The launch of some matrices, with their numbers among all."""
+        """Adds the launch for some matrices. keys: their indices among all, and their keys."""
         first, slots = keys[0][1], next(x for x in SLOTS if x >= len(keys))
         config = GroupedDequantizeConfig(first.format, DTYPE_NAMES[dtype], "blocked", False, target.arch, order, slots)
         groups = [GroupedMatrix(0, 0, key.rows, key.k, key.strides[0], self._offsets[i]) for i, key in keys]
@@ -170,15 +173,15 @@ class ListDequantizeCall:
         first = memory.data_ptr()
         return [first + offset for offset in self._offsets]
 
-    def __call__(self, places: Sequence[int], memory: torch.Tensor, matrices: Sequence[BlockScaledTensor]) -> None:
+    def __call__(self, addresses: Sequence[int], memory: torch.Tensor, matrices: Sequence[BlockScaledTensor]) -> None:
         for part, launch in self._parts:
-            launch((*part(places), memory.data_ptr()), (matrices, memory))
+            launch((*part(addresses), memory.data_ptr()), (matrices, memory))
 
     def fixed(
-        self, places: Sequence[int], memory: torch.Tensor, matrices: Sequence[BlockScaledTensor]
+        self, addresses: Sequence[int], memory: torch.Tensor, matrices: Sequence[BlockScaledTensor]
     ) -> list[Callable[[], None]]:
-        """The launches with these addresses."""
-        return [launch.fixed((*part(places), memory.data_ptr()), (matrices, memory)) for part, launch in self._parts]
+        """The launches with these addresses, one function each."""
+        return [launch.fixed((*part(addresses), memory.data_ptr()), (matrices, memory)) for part, launch in self._parts]
 
 
 def _touched_list(matrices: Sequence[BlockScaledTensor], memory: torch.Tensor) -> Tensors:

@@ -15,17 +15,17 @@ from ..runtime.torch_private import dispatch_modes as modes
 from ..runtime.torch_private import increment_versions
 
 
-def by_operator(given: Sequence[Any], follows: bool = True) -> bool:
-    """Whether a call goes through torch's dispatcher: where torch records it, or a gradient is asked for.
+def by_operator(args: Sequence[Any], follows: bool = True) -> bool:
+    """Whether a call goes through torch's dispatcher: torch records the call, or a gradient is wanted.
 
-    given: what may be recorded: tensors, operands, lists of them; whatever else is there is for the call to refuse.
-    follows: whether a gradient of what requires one is asked for. Elsewhere the dispatcher would only cost time.
+    args: arguments that torch may record: tensors, operands, lists of them. Others are ignored; the call checks them.
+    follows: whether autograd follows arguments that require a gradient.
     """
-    return recording() or _any_recorded(given, follows and is_grad_enabled())
+    return recording() or _any_recorded(args, follows and is_grad_enabled())
 
 
-def _any_recorded(given: Iterable[Any], follows: bool) -> bool:
-    for x in given:
+def _any_recorded(args: Iterable[Any], follows: bool) -> bool:
+    for x in args:
         if x is None:
             continue
         if isinstance(x, Tensor):
@@ -58,13 +58,13 @@ def recording() -> bool:
     count = modes()
     if not count:
         return False
-    # that of a simulated session records nothing
+    # the dispatch mode of a simulated session records nothing
     session = current_session()
     return count > (session is not None and session.dispatch.on)
 
 
 def written_to(*outs: Any) -> None:
-    """Tells autograd that a kernel wrote to these, so that what it had saved of them is not used."""
+    """Raises the autograd version counters of these, so that autograd refuses values it saved before the kernel."""
     increment_versions(outs if all(type(x) is Tensor for x in outs) else tuple(_tensors(outs)))
 
 

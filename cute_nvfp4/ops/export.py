@@ -1,4 +1,4 @@
-"""export: a planned operation in a file, for ``runtime.exported`` to load."""
+"""export: writes a planned operation to a file, which ``runtime.exported`` loads."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def export(path: str | Path, operation: Callable[..., Any], *operands: Any, **op
     """Writes the kernel that ``operation(*operands, **options)`` would run, and its plan, to ``path``.
 
     Args:
-        path: of the file, which is replaced.
+        path: the file, which is replaced.
         operation: ``gemv``, ``gemm`` or ``quantize``.
-        operands, options: as for it. Their shapes, strides, dtypes and alignments are kept, and numbers such as alpha;
-            alpha and bias that are tensors are refused, because the file has no memory of its own. A global scale to
-            quantize with is kept if it is a number; of a tensor, or of an ``out``, each call brings its own in ``out``.
+        operands, options: the operation's arguments. The file keeps their shapes, strides, dtypes and alignments, and
+            numbers such as alpha. Tensors for alpha and bias are refused, because the file has no memory of its own.
+            A number for quantize's global scale is kept; a tensor is not: each call brings its own in ``out``.
 
     Nothing runs. Without a GPU, use CPU tensors in a block of ``simulating(arch)``: the file is then for GPUs of that
     architecture, and for the simulator.
@@ -35,8 +35,8 @@ def export(path: str | Path, operation: Callable[..., Any], *operands: Any, **op
         expected = "one product, or quantize"
         raise OperandError.of("call to export", got="a list of groups", expected=expected)
     kernel, template = made.launch.kernel, made.launch.template
-    places = {place for slots in made.slots.values() for _, place in slots}
-    constants = {i: value for i, value in enumerate(made.values) if i not in places}
+    varying = {index for slots in made.slots.values() for _, index in slots}
+    constants = {i: value for i, value in enumerate(made.values) if i not in varying}
     if any(isinstance(value, int) and value for value in constants.values()):
         raise OperandError.of(
             "call to export",
@@ -65,7 +65,7 @@ def export(path: str | Path, operation: Callable[..., Any], *operands: Any, **op
 
 
 def _kept_scale(options: Mapping[str, Any]) -> float | None:
-    """The global scale of a new result that is quantized, if the caller gave a number; 0 if the launch computes it."""
+    """The number that the caller gave as the global scale of a new quantized result; 0 if the launch computes it."""
     if options.get("out") is not None:
         return None
     given = [options.get(name) for name in ("global_scale", "out_global_scale")]

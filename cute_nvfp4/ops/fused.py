@@ -1,6 +1,6 @@
-"""Operations that quantize what they compute, in one launch: what ``rmsnorm_quantize`` and ``silu_mul_quantize`` share.
+"""What ``rmsnorm_quantize`` and ``silu_mul_quantize`` share: each quantizes what it computes, in one launch.
 
-Their results are block-scaled, or rows in FP8: E4M3 with a float32 scale for each row.
+The results are block-scaled, or FP8 rows: E4M3 with a float32 scale for each row.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from .quantize_rows import check_rows, quantize_rows, rows_of
 
 
 class Fused(NamedTuple):
-    """What a fused operation gives: the operand, the new residual, what was quantized. The last two may be None."""
+    """The result of a fused operation: the operand, the new residual or None, the quantized values or None."""
 
     quantized: BlockScaledTensor | RowScaledTensor
     residual: torch.Tensor | None
@@ -58,9 +58,12 @@ class Fused(NamedTuple):
 
 
 class FusedRequest(NamedTuple):
-    """What a fused operation is asked for. matrices: all that its kernel reads or writes beside the operand, a record
-    of (M, K), or of a weight (K,), or None, the first of them shaped as the values are; quantized: what is done with
-    these, None for rows in FP8; kind: of their global scale, as ``kind_of_scale`` says it, or FP8."""
+    """What a request of a fused operation asks for.
+
+    matrices: a record of everything that the kernel reads or writes besides the operand: matrices (M, K), a weight
+    (K,), or None; the first has the shape of the values. quantized: the quantization of the values, None for FP8 rows.
+    kind: the kind of the global scale, from ``kind_of_scale``, or FP8.
+    """
 
     matrices: Any
     quantized: QuantizeRequest | None
@@ -70,11 +73,11 @@ class FusedRequest(NamedTuple):
 class FusedOperation(Operation):
     """An operation that quantizes what it computes.
 
-    kernel: does it for block-scaled results. source: what is computed, as in ``Fp8ComputedConfig``. values: the option
-    that asks for what is quantized. matrices: those of a request (``FusedRequest``), which it checks; the functions
-    after it take the request and them. choose: a plan of the kernel, for a quantization on so many multiprocessors.
-    record: the fields of the kernel's record that are its own. compute: the values (M, K), and the new residual, in
-    exact torch.
+    kernel: computes block-scaled results. source: what is computed, as in ``Fp8ComputedConfig``. values: the option
+    that asks for the values that are quantized. matrices: checks a request and returns its matrices (``FusedRequest``);
+    the next three functions take the request and these. choose: plans the kernel for a ``QuantizeProblem``, an
+    architecture and a number of multiprocessors. record: the arguments that only this operation's kernel has. compute:
+    the values (M, K) and the new residual, in exact torch.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class FusedOperation(Operation):
         )
 
     def shape_of(self, r: Any) -> tuple[int, ...]:
-        """The shape of what a request has quantized."""
+        """The shape of the values that a request quantizes."""
         return *r[0].shape[:-1], r.described.matrices[0].shape[1]
 
     def _described(self, r: Any) -> FusedRequest:
@@ -131,11 +134,11 @@ class FusedOperation(Operation):
         return r.out
 
     def _check_memory(self, r: Any) -> None:
-        """Raises if what is written overlaps itself or what is read; but the new residual may be x, or the old one."""
+        """Raises if an output overlaps another one or an input; only the new residual may be x or the old residual."""
         new = getattr(r, "residual_out", None)
         read = {name: getattr(r, name) for name in r.described.matrices._fields if name != "residual_out"}
         if new is not None:
-            # a thread reads a block before it writes it: they may be the same memory, but not lie across it
+            # a thread reads a block before it writes it: the two may be the same memory, but not overlap in part
             check_overlap({name: None if same(x, new) else x for name, x in read.items()}, new)
         read["residual_out"] = new
         if isinstance(r.out, RowScaledTensor):
@@ -166,7 +169,7 @@ class FusedOperation(Operation):
         return self._planned_call(self._kernel, plan.config, target, arguments, r, out, values, **options)
 
     def _planned_rows(self, r: Any, target: Target, own: Mapping[str, Any]) -> PlannedCall:
-        """The planned call that gives rows in FP8."""
+        """The planned call that returns FP8 rows."""
         x = r.described.matrices[0]
         like, made = rows_of(x)
         has = {name for name, field in own.items() if field is not None}
@@ -189,7 +192,7 @@ class FusedOperation(Operation):
         values: bool,
         **options: Any,
     ) -> PlannedCall:
-        """The planned call of one launch. out: like the result; values: whether they are wanted, too."""
+        """The planned call of one launch. out: like the result. values: whether the caller wants the values, too."""
         x, residual = r.described.matrices[0], getattr(arguments, "residual_out", None) is not None
         like = torch.empty(self.shape_of(r), dtype=x.dtype, device=x.device)
         options["result"] = f"out, {'residual_out' if residual else None}, {'values' if values else None}"
@@ -201,7 +204,7 @@ class FusedOperation(Operation):
         return self.planned(kernel, config, target, arguments, r._replace(out=out), wrap=Fused, **options)
 
     def _in_two_steps(self, *given: Any) -> Fused:
-        """The planned call whose global scale is computed from all values: ``quantize`` takes them."""
+        """The planned call for a global scale that all values decide: a launch, then ``quantize``."""
         r = self.request(*given)
         if r.out is not None:
             self.overlapping(*given)
@@ -209,7 +212,7 @@ class FusedOperation(Operation):
         return found._replace(quantized=quantized_values(found.values, r))
 
     def _copied_first(self, *given: Any) -> Fused:
-        """The planned call that copies what a kernel cannot read."""
+        """The planned call that first copies the matrices that a kernel cannot read."""
         self.overlapping(*given)
         r = self.request(*given)
         copies = {}
@@ -225,8 +228,7 @@ class FusedOperation(Operation):
 
 
 def checked_quantization(values: torch.Tensor, r: Any) -> tuple[QuantizeRequest, str]:
-    """The quantization of values like ``values`` (M, K) by the request of an operation, and the kind of its global
-    scale."""
+    """How the request of an operation quantizes values like ``values`` (M, K), and the kind of the global scale."""
     given = {"format": r.format, "rule": r.rule, "scale_layout": r.scale_layout}
     request = checked_request(QUANTIZE.request_of(x=values, **given))
     if request.rule.choice in ("optimal", "hessian"):
@@ -238,7 +240,7 @@ def checked_quantization(values: torch.Tensor, r: Any) -> tuple[QuantizeRequest,
 
 
 def quantized_values(values: torch.Tensor, r: Any) -> BlockScaledTensor | RowScaledTensor:
-    """``values`` quantized by ``quantize`` as the request of an operation says."""
+    """``values``, quantized by ``quantize`` as the request of an operation asks."""
     if r.format == FP8:
         return quantize_rows(values, r.out, r.backend)
     names = ("format", "rule", "global_scale", "scale_layout", "out", "backend")
@@ -246,7 +248,7 @@ def quantized_values(values: torch.Tensor, r: Any) -> BlockScaledTensor | RowSca
 
 
 def fused_problem(request: QuantizeRequest, kind: str, read: Any) -> QuantizeProblem:
-    """What the choice of a kernel depends on. read: all matrices."""
+    """The problem that the choice of a kernel depends on. read: all matrices."""
     _, rows, k = request.source.matrices.shape
     return QuantizeProblem(
         request.format,
@@ -261,7 +263,7 @@ def fused_problem(request: QuantizeRequest, kind: str, read: Any) -> QuantizePro
 
 
 def checked_matrix(name: str, x: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
-    """A view of ``x`` as (M, K), without a gradient; ``like``: what it must match in shape, dtype and device."""
+    """A view of ``x`` as (M, K), without a gradient. like: the matrix whose shape, dtype and device it must have."""
     check_tensor(name, x, dtypes=DTYPE_NAMES)
     if x.ndim not in (1, 2) or x.numel() == 0:
         hint = "flatten(0, -2) makes one matrix of a batch." if x.ndim > 2 else ""
@@ -275,24 +277,24 @@ def checked_matrix(name: str, x: torch.Tensor, like: torch.Tensor | None = None)
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two matrices of as many elements are the same memory."""
+    """Whether two matrices of equal shape are the same memory."""
     if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
         return False
     return a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
 
 
 def readable(x: torch.Tensor) -> torch.Tensor:
-    """``x`` if the kernels can read it, else a copy: they copy sixteen bytes at a time."""
+    """``x`` if the kernels can read it, else a copy; they copy sixteen bytes at a time."""
     return readable_by(x, 16)
 
 
 def matrix(x: torch.Tensor | None, name: str) -> Matrix | None:
-    """The argument for a matrix (M, K) that a variant may lack. name: what is at its address."""
+    """The kernel's argument for a matrix (M, K), or None. name: the tensor at its address."""
     return None if x is None else Matrix(name, Strides(x.stride(0) * x.element_size(), 0))
 
 
 def dense_matrix(like: torch.Tensor, name: str) -> Matrix:
-    """The argument for a new matrix shaped as ``like``."""
+    """The kernel's argument for a new matrix with the shape of ``like``."""
     return Matrix(name, Strides(like.shape[1] * like.element_size(), 0))
 
 

@@ -1,4 +1,4 @@
-"""gated_gemm: gate(A · B1ᵀ) ∘ (A · B2ᵀ), of block-scaled operands or of a prepared weight that is both."""
+"""gated_gemm: gate(A · B1ᵀ) ∘ (A · B2ᵀ), of block-scaled operands or of a prepared weight that holds both."""
 
 from __future__ import annotations
 
@@ -60,22 +60,22 @@ def gated_gemm(
     """Computes C = gate(alpha · A · B1ᵀ) ∘ (alpha · A · B2ᵀ) in one kernel that reads A once: (L, M, N), or (M, N).
 
     Args:
-        a, b1, b2: (L, M, K), (L, N, K), (L, N, K), or without L, as ``gemm`` takes them; b1 and b2 of one format.
-            b2 None: b1 is both, 2N rows with N a multiple of 128: first all rows of B1, then all of B2, or
-            ``interleaved``: 128 rows of B1, 128 of B2, and so on (``interleave`` makes it). Neither is copied.
-            Or b1 is a gated ``PreparedWeight``, which is both weights. Then a (M, K) is as for ``gemm``, and
-            the result has the weight's dtype by default; a quantized result takes a launch of its own.
+        a, b1, b2: (L, M, K), (L, N, K), (L, N, K), or without L, as for ``gemm``; b1 and b2 have one format.
+            If b2 is None, b1 holds both weights in 2N rows, N a multiple of 128: first all rows of B1, then all of B2,
+            or ``interleaved``: 128 rows of B1, 128 of B2, and so on (``interleave`` makes it). Nothing is copied.
+            Or b1 is a gated ``PreparedWeight``, which holds both weights. Then a (M, K) is as for ``gemm``, the
+            result has the weight's dtype by default, and a second launch quantizes it if that is asked for.
         gate: "silu" (SwiGLU), "gelu_tanh" or "gelu_erf" (GEGLU), "relu", or "identity" (the product alone).
-        alpha: a number, or a float32 tensor of one element: multiplies A, and so both products before the gate; so do
-            the global scales of a and b1, or of a and b2. None is 1.
-        out: where to put the result, as ``gemm`` takes it; for a quantized result a ``BlockScaledTensor`` of NVFP4,
+        alpha: a number, or a float32 tensor of one element; None is 1. It multiplies both products before the gate, as
+            do the global scales of a and b1, and of a and b2.
+        out: the tensor to write and return, as for ``gemm``; for a quantized result a ``BlockScaledTensor`` of NVFP4,
             (L,) M rows and K = N, contiguous along K, with blocked scales and the global scale to quantize with.
-        out_dtype: dtype of a new result (float16 by default).
+        out_dtype: the dtype of a new result (float16 by default).
         out_global_scale: a number or a float32 tensor of one element, 2**-100 … 2**118: the result is quantized to
             NVFP4 with this global scale, bit for bit as ``quantize(c, rule="max", global_scale=…)`` would quantize the
-            float32 result. N is a multiple of 16 (of 32 for the A of a next product). A tensor out of range makes all
-            of it NaN.
-        config: a plan of ``planning.gemm`` for two products; None has one chosen.
+            float32 result. N is a multiple of 16 (of 32 if the result is the A of another product). A tensor out of
+            range makes the whole result NaN.
+        config: a plan of ``planning.gemm`` for two products; None: the package chooses one.
         backend: as for ``gemm``.
 
     Sums, gate and product are in float32 and rounded once; ``kernels.gemm.gates`` states the accuracy of the gates.
@@ -83,9 +83,9 @@ def gated_gemm(
     device.
 
     Raises:
-        OperandError, OperandTypeError: operands that do not fit together or cannot be computed with; an impossible
-            plan.
-        TargetError: the backend cannot run tensors of this device, or is unknown.
+        OperandError, OperandTypeError: operands do not fit together, or cannot be computed with; no kernel implements
+            the plan.
+        TargetError: the backend is unknown, or cannot run tensors of this device.
     """
     if isinstance(b1, PreparedWeight):
         check_gated(a, b1, b2, gate, interleaved)
@@ -130,7 +130,7 @@ def _weights(b1: BlockScaledTensor, b2: BlockScaledTensor | None) -> dict[str, B
 
 
 def _n(a: BlockScaledTensor, weights: dict[str, BlockScaledTensor], gate: str, interleaved: bool) -> int:
-    """Raises unless the operands can be multiplied; N."""
+    """N of the weights; raises unless they can be multiplied with ``a``."""
     check_gate(gate)
     if not isinstance(interleaved, bool):
         raise OperandTypeError.of("interleaved", got=type(interleaved).__name__, expected="bool")
@@ -164,7 +164,7 @@ def _result(r: Any, n: int) -> torch.Tensor | BlockScaledTensor:
 
 
 def _check_memory(r: Any) -> None:
-    """Raises if the output overlaps an input, or one part of it another."""
+    """Raises if the output overlaps an input, or its parts overlap each other."""
     quantized = isinstance(r.out, BlockScaledTensor)
     scale = {"out.global_scale": r.out.global_scale} if quantized else {}
     check_memory(reads(r) | scale, r.out, "data", "scale")
@@ -184,7 +184,7 @@ def _new(
 
 
 def _halves(r: Any, n: int) -> tuple[Operand, Operand]:
-    """B1 and B2, which both lie in ``b1``."""
+    """The records of B1 and B2, which both lie in ``b1``."""
     whole, rows = operand_record(r.b1), INTERLEAVED_ROWS if r.interleaved else n
     data = rows * whole.row_stride // r.b1.format.elements_per_byte
     scale = blocked_bytes(rows, r.b1.format.scale_columns(r.b1.k))
@@ -192,7 +192,7 @@ def _halves(r: Any, n: int) -> tuple[Operand, Operand]:
 
 
 def _output(result: Any) -> tuple[Output, dict[str, Any]]:
-    """The record of the output, and what a problem says of it."""
+    """The record of the output, and the fields of the problem that describe it."""
     if not isinstance(result, BlockScaledTensor):
         return output_record(result)
     row, _, batch = strides(result.data)
@@ -201,7 +201,7 @@ def _output(result: Any) -> tuple[Output, dict[str, Any]]:
 
 
 def _reference(r: Any) -> torch.Tensor:
-    """Computes the request in float64; operands may have any layout."""
+    """Computes the request in float64, for operands of any layout."""
     weights, alpha = _weights(r.b1, r.b2), factor(r.alpha)
     products = [gemm_reference(r.a, b, alpha=alpha, out_dtype=torch.float64) for b in weights.values()]
     if len(products) == 1:
@@ -239,13 +239,13 @@ def _prepared(r: Any) -> Preparation:
 
 
 def interleave(b1: BlockScaledTensor, b2: BlockScaledTensor) -> BlockScaledTensor:
-    """Makes one weight of 2N rows from two of N: blocks of 128 rows of b1 and b2 in turn. A copy; for loading a model.
+    """Makes one weight of 2N rows from two of N: blocks of 128 rows of b1 and b2 in turn. Copies; use it at load time.
 
-    Both have N rows, a multiple of 128, blocked scales, and equal global scales or none. On a GPU nothing waits for the
-    device: global scales that differ make the result's global scale, and so every value, NaN.
+    Both weights have N rows, a multiple of 128, blocked scales, and equal global scales or none. On a GPU it does not
+    wait for the device: global scales that differ make the result's global scale NaN, and so every value.
 
     Raises:
-        OperandError: operands that do not fit together; on the CPU also global scales that differ.
+        OperandError: operands do not fit together; on the CPU also if global scales differ.
     """
     check_weights(b1, {"b1": b1, "b2": b2})
     for name, b in (("b1", b1), ("b2", b2)):
@@ -253,7 +253,7 @@ def interleave(b1: BlockScaledTensor, b2: BlockScaledTensor) -> BlockScaledTenso
     global_scale = _common_global_scale(b1.global_scale, b2.global_scale)
     block = (-1, INTERLEAVED_ROWS)
     data = torch.stack([as_bytes(b.data).unflatten(-2, block) for b in (b1, b2)], -3).flatten(-4, -2)
-    # (32, 4, rest_m, 4, rest_k, L): whole atoms along the rows, which are the slowest but the batch
+    # (32, 4, rest_m, 4, rest_k, L): whole atoms along the rows, the slowest dimension but the batch
     scale = torch.stack([as_bytes(b.blocked_scale()) for b in (b1, b2)], 3).flatten(2, 3)
     flat = blocked_flat(scale)
     columns = b1.format.scale_columns(b1.k)
@@ -261,7 +261,7 @@ def interleave(b1: BlockScaledTensor, b2: BlockScaledTensor) -> BlockScaledTenso
 
 
 def _common_global_scale(one: torch.Tensor | None, two: torch.Tensor | None) -> torch.Tensor | None:
-    """The global scale of two weights that become one, both of which have one or neither."""
+    """The global scale of two weights that become one; both have one, or neither."""
     if one is None or one.data_ptr() == two.data_ptr():
         return one
     if one.device.type != "cpu":
@@ -277,14 +277,14 @@ def _common_global_scale(one: torch.Tensor | None, two: torch.Tensor | None) -> 
 
 
 def check_halves(what: str, rows: int, multiple: int) -> None:
-    """Raises unless ``rows`` are whole blocks of the weights that they are made of."""
+    """Raises unless ``rows`` is a whole number of the blocks that two weights are made of."""
     if rows % multiple:
         expected = f"a multiple of {multiple}: scales come in atoms of {INTERLEAVED_ROWS} rows"
         raise OperandError.of(what, got=rows, expected=expected, hint="Give b1 and b2 as two tensors.")
 
 
 def check_weights(a: BlockScaledTensor, weights: dict[str, BlockScaledTensor]) -> None:
-    """Raises unless the one or two weights can be multiplied with ``a``, and are alike."""
+    """Raises unless the one or two weights are alike and can be multiplied with ``a``."""
     check_product(a, weights)
     first, last = weights.values() if len(weights) == 2 else [*weights.values()] * 2
     both = {

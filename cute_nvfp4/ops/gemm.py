@@ -1,4 +1,4 @@
-"""gemm: a product of two block-scaled operands, or of activations and a prepared weight."""
+"""gemm: multiplies two block-scaled operands, or activations and a prepared weight."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ def gemm(
             NVFP4 as unsigned, so they must not be negative. Scales beyond K must be finite, because they meet zeros
             (``to_blocked`` writes zeros). Global scales multiply the result.
 
-            Or b is a ``PreparedWeight`` (N, K). Then a (M, K) has the weight's dtype, or is block-scaled.
-            For a weight in float8_e4m3fn, a is a ``RowScaledTensor``, or bfloat16 or float16, which a launch before
-            quantizes. On sm_90a a call without a prepared weight reads b as it lies where both
-            are NVFP4, or b is MXFP4, and K is a multiple of 128; else it packs b each time.
+            Or b is a ``PreparedWeight`` (N, K). Then a (M, K) has the weight's dtype, or is block-scaled. For a weight
+            in float8_e4m3fn, a is a ``RowScaledTensor``, or bfloat16 or float16, which a first launch quantizes. On
+            sm_90a, the kernels read a plain b as it lies if both operands are NVFP4, or b is MXFP4, and K is a multiple
+            of 128; otherwise each call packs b.
         alpha: a number in the range of float32, or a float32 tensor of one element on the operands' device; None is 1.
         bias: (N,), or (L, N) for a batch: float16, bfloat16 or float32, contiguous along N; added in float32.
-        out: where to put the result: of that shape, float16, bfloat16 or float32, contiguous along N or along M, rows
-            and batches anywhere. Nothing may overlap the operands. Every element is written.
-        out_dtype: dtype of a new result (float16 by default); with ``out`` it must be None or that of ``out``.
-        config: a plan of ``planning.gemm``; None has one chosen. Refused where exact torch runs.
+        out: the tensor to write and return: of that shape, float16, bfloat16 or float32, contiguous along N or along M,
+            rows and batches at any stride. It may not overlap the operands. Every element is written.
+        out_dtype: the dtype of a new result (float16 by default); with ``out`` it must be None or that of ``out``.
+        config: a plan of ``planning.gemm``; None: the package chooses one. Refused if exact torch runs.
         backend: ``auto`` (the kernels for CUDA tensors, exact torch for CPU tensors), ``cuda``, ``sim``, ``reference``
             (:mod:`cute_nvfp4.runtime.backend`).
 
@@ -77,9 +77,9 @@ def gemm(
     current stream, without synchronising the device.
 
     Raises:
-        OperandError, OperandTypeError: operands that do not fit together or cannot be computed with; a plan that
-            cannot be.
-        TargetError: the backend cannot run tensors of this device, or is unknown.
+        OperandError, OperandTypeError: operands do not fit together, or cannot be computed with; no kernel implements
+            the plan.
+        TargetError: the backend is unknown, or cannot run tensors of this device.
     """
     if isinstance(b, PreparedWeight):
         if b.row_factor is not None:

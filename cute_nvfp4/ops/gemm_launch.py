@@ -1,4 +1,4 @@
-"""Launches of block-scaled operands: what is checked, the records of operands and output, and how a call is planned."""
+"""Launches of block-scaled operands: the checks, the records of operands and output, and the planned call."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from .planned import PlannedCall
 from .scratch import partial_sums, scratch_for
 
 K_MULTIPLE = 32
-"""TMA wants rows of a multiple of sixteen bytes: 32 elements of four bits."""
+"""TMA needs rows of a multiple of sixteen bytes: 32 elements of four bits."""
 HOST = ByGeneration(
     sm100=Lazily("kernels.gemm.sm100.host", "Tcgen05Gemm"), sm120=Lazily("kernels.gemm.sm120.host", "MmaSyncGemm")
 )
-"""The host function of one product, or of two."""
+"""The host function of a GEMM with one product or two."""
 
 
 def check_operands(operands: Mapping[str, BlockScaledTensor], backend: str) -> None:
-    """Raises unless the kernels can read these operands, whose formats one kind of MMA multiplies.
+    """Raises unless the kernels can read these operands, whose formats one MMA instruction must multiply.
 
-    In the simulator the signs of NVFP4's scales are checked too; on a GPU that would mean waiting for it.
+    The simulator also checks the signs of NVFP4's scales; on a GPU, that would wait for the device.
     """
     kind = kind_of(*(x.format.name for x in list(operands.values())[:2]))
     unpacked = {name: kind.unpacks(operand.format.name) for name, operand in operands.items()}
@@ -66,7 +66,7 @@ def check_operands(operands: Mapping[str, BlockScaledTensor], backend: str) -> N
 
 
 def check_signs(name: str, operand: BlockScaledTensor) -> None:
-    """Raises if a scale is negative: values, which each call in the simulator looks at."""
+    """Raises if a scale is negative. It reads values, so it runs in each call, and in the simulator only."""
     if operand.format.scale != "e4m3":
         return
     negative = int(((as_bytes(operand.blocked_scale()) & 0x80) != 0).sum())
@@ -80,7 +80,7 @@ def check_signs(name: str, operand: BlockScaledTensor) -> None:
 
 
 def check_signs_of(a: BlockScaledTensor, *others: object) -> None:
-    """``check_signs`` of the operands of a call, which come first."""
+    """Runs ``check_signs`` on the operands of a call, which are its first arguments."""
     weights = [x for x in others[:2] if isinstance(x, BlockScaledTensor)]
     names = ("b",) if len(weights) == 1 else ("b1", "b2")
     for name, operand in zip(("a", *names), (a, *weights)):
@@ -88,10 +88,13 @@ def check_signs_of(a: BlockScaledTensor, *others: object) -> None:
 
 
 def operand_record(operand: BlockScaledTensor, name: str = "", after: tuple[int, int] = (0, 0)) -> Operand:
-    """The operand in plain numbers; strides of data in elements, of scales in bytes. name: of the argument that has it;
-    without one there are no addresses. after: bytes of data and of scales before those of the operand."""
+    """The kernel's record of an operand; strides of data count elements, strides of scales count bytes.
+
+    name: the argument that holds the operand; without it the record has no addresses. after: bytes of data and of
+    scales that lie before this operand in that argument.
+    """
     data, each = operand.data, operand.format.elements_per_byte
-    # one matrix for all of L, or L of them
+    # the operand is one matrix for all of L, or it has L matrices
     repeated = operand.batch == 1 or data.stride(0) == 0
     return Operand(
         data=f"{name}.data + {after[0]}" if name else 0,
@@ -116,8 +119,11 @@ def gemm_call(
     options: Mapping[str, Any],
     **problem: Any,
 ) -> PlannedCall:
-    """The call of a request for a (L, M, K). output: of ``output_record``. scalar, factors: alpha, and the device
-    scalars of each product. options: of ``Operation.planned``. problem: what the problem has besides."""
+    """The planned call of a request whose a is (L, M, K).
+
+    weights: the records of the weights. output: from ``output_record``. scalar, factors: alpha, and the names of the
+    device scalars of each product. options: those of ``Operation.planned``. problem: other fields of ``GemmProblem``.
+    """
     a, bias, (out, described) = r.a, getattr(r, "bias", None), output
     if bias is not None:
         problem |= {"bias": "n", "bias_dtype": DTYPE_NAMES[bias.dtype]}
@@ -146,14 +152,14 @@ def gemm_call(
 
 
 def strides(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """(M, N, L) strides of (L, M, N) or (M, N); 0 where a dimension has one element."""
+    """The strides of M, N and L in (L, M, N) or (M, N); 0 for a dimension of one element."""
     m, n = (tensor.stride(i) if tensor.shape[i] > 1 else 0 for i in (-2, -1))
     batch = tensor.stride(0) if tensor.ndim == 3 and tensor.shape[0] > 1 else 0
     return m, n, batch
 
 
 def output_record(out: torch.Tensor) -> tuple[Output, dict[str, Any]]:
-    """The record of an output, and what a problem says of it: dtype, contiguous dimension, whether rows are aligned."""
+    """The record of an output, and the fields of the problem that describe it: dtype, major dimension, alignment."""
     m, n, batch = strides(out)
     rows, columns = out.shape[-2:]
     if n in (0, 1):
@@ -167,7 +173,7 @@ def output_record(out: torch.Tensor) -> tuple[Output, dict[str, Any]]:
             expected="1 along M or along N",
             hint="Leave out to get a new tensor, and copy it.",
         )
-    # dimensions of one element have no stride of their own, but tensor maps want one, of whole 16 bytes
+    # a dimension of one element has no stride, but a tensor map needs one, a multiple of 16 bytes
     stride = stride or -(-length // 16) * 16
     batch = batch or -(-stride * lines // 16) * 16
     vector = (out.data_ptr() | (stride | batch | length) * out.element_size()) % 16 == 0
@@ -176,8 +182,8 @@ def output_record(out: torch.Tensor) -> tuple[Output, dict[str, Any]]:
 
 
 def _stream_k_size(plan: Plan) -> tuple[int, int]:
-    """Partial sums and flags of a stream-K launch."""
+    """The floats of partial sums and the words of flags that a stream-K launch needs."""
     config = plan.config
     ctas = plan.workers * config.ctas
-    # a flag for each warp that stores
+    # each warp of the epilogue has a flag
     return ctas * config.products * config.tile_n * CTA_ROWS, ctas * epilogue_threads(config) // 32

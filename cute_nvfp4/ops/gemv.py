@@ -38,14 +38,14 @@ def gemv(
 
     Args:
         a: (L, M, K) or (M, K), scales blocked or row-major, with or without a global scale.
-        b: (L, N, K) or (N, K) with N ≥ 1, of which row 0 is the vector (the padding of a 128-row b is not read).
+        b: (L, N, K) or (N, K) with N ≥ 1; row 0 is the vector (the kernel does not read the padding of a 128-row b).
         alpha: a number that multiplies the result, any float32 one; None is 1.
-        out: where to put the result, of that shape and of dtype float16, bfloat16 or float32; any strides, but no
-            element may be written twice and nothing may overlap the operands. Every element is written.
+        out: the tensor to write and return, of that shape and of dtype float16, bfloat16 or float32; any strides, but
+            no two elements may share memory, and it may not overlap the operands. Every element is written.
         out_dtype: dtype of a new result (float16 by default); with ``out`` it must be None or that of ``out``.
         backend: ``auto`` (the kernel for CUDA tensors, exact torch for CPU tensors), ``cuda``, ``sim``, ``reference``
             (:mod:`cute_nvfp4.runtime.backend`).
-        config: a plan of ``planning.gemv``, whose tiling is kept; None has one chosen. Refused where exact torch runs.
+        config: a plan of ``planning.gemv``, whose tiling is kept; None: the package chooses. Refused for exact torch.
 
     Products and the sums of each block of 16 are exact; sums over blocks are in float32, in a fixed order, so the
     result repeats bit for bit. It is rounded once to the output's dtype. NaN scales make their row NaN.
@@ -53,8 +53,8 @@ def gemv(
     Runs on the current stream, without synchronising the device or allocating anything but the result.
 
     Raises:
-        OperandError, OperandTypeError: operands that do not fit together, or cannot be computed with (by ``config``).
-        TargetError: the backend cannot run tensors of this device, or is unknown.
+        OperandError, OperandTypeError: operands do not fit together, or cannot be computed with (by ``config``).
+        TargetError: the backend is unknown, or cannot run tensors of this device.
     """
     return GEMV.call(a, b, 1.0 if alpha is None else alpha, out, out_dtype, backend, config)
 

@@ -1,6 +1,6 @@
-"""Gradients: of a global scale, of bias, and of x of products with prepared weights, which are frozen.
+"""Gradients of a global scale, of bias, and of x of products with prepared weights, which are frozen.
 
-Those of x are products with the decoded weights, in float32, and rounded once.
+Gradients of x are products with the decoded weights, computed in float32 and rounded once.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from .operator import LIBRARY, NAMESPACE, TAGS, Gradient, weight_of
 _WEIGHT = ("b", "b_global_scale", "up_global_scale", "alpha_tensor")
 
 
-def _keep_operand(ctx: Any, given: dict[str, Any], options: dict[str, Any]) -> None:
-    ctx.save_for_backward(given["data"], given["scale"])
-    ctx.shape, ctx.format = given["global_scale"].shape, options["format"]
+def _keep_operand(ctx: Any, tensors: dict[str, Any], options: dict[str, Any]) -> None:
+    ctx.save_for_backward(tensors["data"], tensors["scale"])
+    ctx.shape, ctx.format = tensors["global_scale"].shape, options["format"]
 
 
 def _of_global_scale(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor]:
-    """Values are linear in the global scale: Σ gradient · element · scale, in float64."""
+    """The gradient of the global scale: values are linear in it, so Σ dy · element · scale, in float64."""
     dequantize = torch.ops.cute_nvfp4.dequantize.default
     values = dequantize(*ctx.saved_tensors, format=ctx.format, out_dtype=torch.float64)
     return ((values * dy).sum().to(torch.float32).reshape(ctx.shape),)
@@ -33,13 +33,13 @@ def _of_global_scale(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor]:
 GLOBAL_SCALE = Gradient(("global_scale",), _keep_operand, _of_global_scale)
 
 
-def _keep_bias(ctx: Any, given: dict[str, Any], options: dict[str, Any]) -> None:
-    bias = given["bias"]
+def _keep_bias(ctx: Any, tensors: dict[str, Any], options: dict[str, Any]) -> None:
+    bias = tensors["bias"]
     ctx.like = None if bias is None else (bias.ndim, bias.dtype)
 
 
 def _of_bias(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor]:
-    """The gradient of bias, (N,) or (L, N), from the result's, (M, N) or (L, M, N)."""
+    """The gradient of bias, (N,) or (L, N), from dy, (M, N) or (L, M, N)."""
     ndim, dtype = ctx.like
     return (dy.sum(-2 if ndim == 2 else tuple(range(dy.ndim - 1)), dtype=torch.float32).to(dtype),)
 
@@ -48,7 +48,7 @@ BIAS = Gradient(("bias",), _keep_bias, _of_bias)
 
 
 def _of_x(dy: torch.Tensor, x: torch.Tensor | None, values: torch.Tensor, alpha: Any, gate: str) -> torch.Tensor:
-    """alpha · dy · weight; of gated products, which need x, both are done again."""
+    """alpha · dy · weight; a gated product needs x, because both of its products are computed again."""
     dy = dy.float()
     if not gate:
         return dy @ values * alpha
@@ -61,9 +61,9 @@ def _alpha(options: dict[str, Any], alpha: torch.Tensor | None, group: int = 0) 
     return options.get("alpha", 1.0) if alpha is None else alpha.reshape(-1)[group if alpha.numel() > 1 else 0]
 
 
-def _keep_x(ctx: Any, given: dict[str, Any], options: dict[str, Any]) -> None:
-    a, bias = given["a"], given.get("bias")
-    ctx.save_for_backward(*(given[name] for name in _WEIGHT), a if options["gate"] else None, given.get("offsets"))
+def _keep_x(ctx: Any, tensors: dict[str, Any], options: dict[str, Any]) -> None:
+    a, bias = tensors["a"], tensors.get("bias")
+    ctx.save_for_backward(*(tensors[name] for name in _WEIGHT), a if options["gate"] else None, tensors.get("offsets"))
     ctx.k, ctx.bias, ctx.options = a.shape[-1], None if bias is None else bias.dtype, options
 
 
@@ -82,10 +82,10 @@ def _of_x_and_bias(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, tor
 PREPARED = Gradient(("a", "bias"), _keep_x, _of_x_and_bias)
 
 
-def _keep_list(ctx: Any, given: dict[str, Any], options: dict[str, Any]) -> None:
-    weights = [x for name in _WEIGHT[:3] for x in given[name]]
-    ctx.save_for_backward(*weights, given["alpha_tensor"], *(given["a"] if options["gate"] else ()))
-    ctx.options, ctx.count = options, len(given["a"])
+def _keep_list(ctx: Any, tensors: dict[str, Any], options: dict[str, Any]) -> None:
+    weights = [x for name in _WEIGHT[:3] for x in tensors[name]]
+    ctx.save_for_backward(*weights, tensors["alpha_tensor"], *(tensors["a"] if options["gate"] else ()))
+    ctx.options, ctx.count = options, len(tensors["a"])
 
 
 def _of_list(ctx: Any, dys: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor | None]]:
@@ -103,7 +103,7 @@ def _of_list(ctx: Any, dys: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor |
 
 LIST = Gradient(("a",), _keep_list, _of_list)
 
-# an operator of its own, because it reads the offsets
+# this is an operator because it reads the offsets
 LIBRARY.define(
     "packed_rows_gradient(Tensor dy, Tensor? a, Tensor offsets, Tensor b, Tensor? b_global_scale, "
     "Tensor? up_global_scale, Tensor? alpha_tensor, *, int rows, int k, ScalarType dtype, float alpha, str gate, "
@@ -125,7 +125,7 @@ def _rows_gradient(
     k: int,
     **options: Any,
 ) -> torch.Tensor:
-    """The gradient of a (T, K), zeros for rows of no group. Waits for the device: a group's rows are a host's loop."""
+    """The gradient of a (T, K); rows of no group get zeros. Waits for the device: the host loops over the groups."""
     found = dy.new_zeros((dy.shape[0], k), dtype=options["dtype"])
     for e, (start, end) in enumerate(pairwise(clamped(offsets, dy.shape[0]).tolist())):
         if start < end:

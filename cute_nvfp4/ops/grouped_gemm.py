@@ -1,4 +1,4 @@
-"""grouped_gemm: a list of products in one launch, of block-scaled or of prepared weights."""
+"""grouped_gemm: computes a list of products in one launch, for block-scaled or prepared weights."""
 
 from __future__ import annotations
 
@@ -57,27 +57,26 @@ def grouped_gemm(
     """Computes Cᵢ = alphaᵢ · Aᵢ · Bᵢᵀ for a list of problems of any sizes, in one launch: a list of (Mᵢ, Nᵢ).
 
     Args:
-        problems: pairs (a, b) of (M, K) and (N, K), each with sizes of its own; formats and scales as in ``gemm``, the
-            same formats in all groups. None instead of an operand stands for one of no rows: its result has none
-            either, (0, N) or (M, 0). At most 1024 groups have rows. K is at least 32: an operand without columns
-            cannot be built, and no result is all zeros for want of K. Or each b is a ``PreparedWeight`` (N, K), all
-            of one dtype; then every a (M, K) has that dtype, or every a is NVFP4; for float8_e4m3fn every
-            a is a ``RowScaledTensor``.
-        gate: with prepared weights of gate and up, each result is gate(A · gateᵀ) ∘ (A · upᵀ): as in ``gated_gemm``.
+        problems: pairs (a, b) of (M, K) and (N, K), each pair with sizes of its own; formats and scales as in ``gemm``,
+            the same formats in all groups. None instead of an operand stands for one without rows: the result is
+            (0, N) or (M, 0). At most 1024 groups may have rows. K is at least 32, because an operand without columns
+            cannot be built. Or each b is a ``PreparedWeight`` (N, K), all of one dtype; then every a (M, K) has that
+            dtype, or every a is NVFP4; for float8_e4m3fn every a is a ``RowScaledTensor``.
+        gate: for prepared weights of gate and up: each result is gate(A · gateᵀ) ∘ (A · upᵀ), as in ``gated_gemm``.
         alpha: a number, or a float32 tensor on the operands' device of one element, or of one for each group.
-        out: where to put the results: contiguous along N, all of one dtype. Nothing may overlap.
-        out_dtype: dtype of new results (float16 by default); with ``out`` None or theirs.
-        config: a plan for all groups (``planning.grouped``); None has one chosen. stream_k is refused (groups of
-            different K cannot be distributed in equal shares), and so is split_k beyond the k-tiles of the smallest K.
+        out: the tensors to write and return: contiguous along N, all of one dtype. Nothing may overlap.
+        out_dtype: the dtype of new results (float16 by default); with ``out`` it must be None or theirs.
+        config: a plan for all groups (``planning.grouped``); None: the package chooses one. stream_k is refused,
+            because groups of different K have no equal shares; so is split_k beyond the k-tiles of the smallest K.
         backend: as in ``gemm``.
 
-    Tensor maps of up to 16 groups are parameters of the kernel. Those of more are built on the device by a small kernel
-    that runs before, from a table that is copied there; a table of the same addresses and sizes is copied once. Neither
-    waits for the device. Global scales are read where they are if all groups share one, or if they are neighbours in
-    memory (elements of one tensor); otherwise one more launch gathers them.
+    The kernel takes the tensor maps of up to 16 groups as parameters. For more groups, a small kernel first builds the
+    maps on the device, from a table that the host copies there once for the same addresses and sizes. Neither waits for
+    the device. Global scales are read in place if all groups share one, or if they are neighbours in memory (elements
+    of one tensor); otherwise one more launch gathers them.
 
     Raises:
-        OperandError, OperandTypeError: as ``gemm``; "group i: …" names the problem it is about.
+        OperandError, OperandTypeError: as ``gemm``; "group i: …" names the problem in question.
     """
     if alpha is config is None:
         results = repeated(problems, gate, out, out_dtype, backend)
@@ -87,7 +86,7 @@ def grouped_gemm(
 
 
 def is_prepared(problems: Any) -> bool:
-    """Whether the weights of problems are prepared ones: whether the first is."""
+    """Whether problems have prepared weights; the first one decides."""
     first = problems[0] if isinstance(problems, (list, tuple)) and problems else None
     return isinstance(first, (list, tuple)) and len(first) == 2 and isinstance(first[1], PreparedWeight)
 
@@ -125,14 +124,14 @@ def _check(r: Any) -> list[torch.Tensor]:
 
 
 def _pair(problem: Any) -> Pair:
-    """A problem, which is a pair."""
+    """The problem, checked to be a pair."""
     if not isinstance(problem, (tuple, list)) or len(problem) != 2:
         raise OperandTypeError.of("problem", got=type(problem).__name__, expected="a pair (a, b)")
     return problem
 
 
 def _check_block_scaled(problems: Sequence[Problem]) -> None:
-    """Raises unless each group fits together, and all have the first's formats and device."""
+    """Raises unless the operands of each group fit together, and all groups have the first's formats and device."""
     formats: list[Any] = [None, None]
     device = None
 
@@ -179,10 +178,10 @@ def _check_apart(groups: Sequence[Pair], outs: Sequence[torch.Tensor], alpha: An
 
 
 class GroupsCall:
-    """A planned call: the launch of the groups that have rows, and what to check before it.
+    """A planned call: checks, then one launch for the groups that have rows.
 
-    whole: whether all have rows. new: makes results. signed: whether signs of scales are checked, which a call in the
-    simulator does. launch: None where no group has rows.
+    whole: whether all groups have rows. new: makes results. signed: whether each call checks the signs of scales, as
+    the simulator does. launch: None if no group has rows.
     """
 
     def __init__(self, r: Any, target: Target) -> None:
@@ -213,11 +212,11 @@ class GroupsCall:
         scalar, factors = as_alpha(alpha)
         outs = self.new() if out is None else list(out)
         if out is not None:
-            places = addresses(factors, *outs, *tensors_of(problems))
-            # addresses that were found to be apart stay so
-            if places not in self._apart:
+            found = addresses(factors, *outs, *tensors_of(problems))
+            # outputs at the same addresses as in an earlier call need no second check
+            if found not in self._apart:
                 _check_apart(problems, outs, alpha)
-                self._apart[places] = True
+                self._apart[found] = True
         if self.launch is not None:
             groups, results, factors = self._of_live(problems, outs, factors)
             self.launch.multiply(groups, results, scalar, factors)
@@ -253,7 +252,7 @@ def _reference(r: Any) -> list[torch.Tensor | None]:
 
 
 def _matrix(x: BlockScaledTensor) -> BlockScaledTensor:
-    """A group's operand without a batch dimension."""
+    """The operand of a group as a matrix without a batch dimension."""
     return x if not x.is_batched else BlockScaledTensor(x.data[0], x.rowmajor_scale()[0], x.global_scale, x.format)
 
 
@@ -272,7 +271,7 @@ def _prepared(r: Any) -> Preparation:
 
 
 def _kinds(problems: Any) -> str:
-    """What problems are, for an error."""
+    """The types of problems, for an error."""
     if not isinstance(problems, (list, tuple)) or not problems:
         return f"an empty {type(problems).__name__}" if problems == [] else type(problems).__name__
     first = problems[0]

@@ -1,4 +1,4 @@
-"""grouped_gemm_contiguous: rows of groups times a stack of weights, block-scaled or prepared."""
+"""grouped_gemm_contiguous: multiplies the rows of each group by its matrix of a stack, block-scaled or prepared."""
 
 from __future__ import annotations
 
@@ -56,22 +56,22 @@ def grouped_gemm_contiguous(
     config: Plan | None = None,
     backend: Backend = "auto",
 ) -> torch.Tensor:
-    """Multiplies rows of group e of A by matrix e of a stack B: C[r] = alphaₑ · A[r] · B[e]ᵀ, (T, N): experts.
+    """Multiplies the rows of group e of A by matrix e of a stack B: C[r] = alphaₑ · A[r] · B[e]ᵀ, (T, N).
 
     Args:
         a: rows (T, K) of E groups, with offsets; b: (E, N, K); formats as in ``gemm``. A group may have no rows. Or b
-            is a ``PreparedWeight`` (E, N, K), and a (T, K) has its dtype, or is NVFP4; for float8_e4m3fn it
-            is a ``RowScaledTensor``, or in 16 bits, whose rows are quantized in the same launch.
-        offsets: the groups' offsets, where a has none of its own; as those of ``GroupedRows``.
-        gate: with a prepared weight of gate and up, the result is gate(A · gateᵀ) ∘ (A · upᵀ): as in ``gated_gemm``.
+            is a ``PreparedWeight`` (E, N, K), and a (T, K) has its dtype, or is NVFP4; for float8_e4m3fn a is a
+            ``RowScaledTensor``, or has 16-bit rows, which the same launch quantizes.
+        offsets: the groups' offsets, as in ``GroupedRows``, if a has none of its own.
+        gate: for a prepared weight of gate and up: the result is gate(A · gateᵀ) ∘ (A · upᵀ), as in ``gated_gemm``.
         alpha: a number, or a float32 tensor on the operands' device of one element, or of one for each group.
         out, out_dtype, config, backend: as in ``grouped_gemm``. Rows of no group are not written.
-        status: (1,) int32 on the device, in which the kernel leaves 0; or i + 1 if offsets[i] is the first offset that
-            is negative, less than the one before it, or more than T; or -1 if ``a.scale`` has fewer atoms than the
-            groups have. Offsets are used as max(0, all up to it), at most T, so that nothing is read or written out of
-            bounds whatever they are; scales that are not there are zeros.
+        status: (1,) int32 on the device. The kernel writes 0; or i + 1 if offsets[i] is the first offset that is
+            negative, less than the one before it, or more than T; or -1 if ``a.scale`` has fewer atoms than the groups
+            need. The kernel replaces each offset by the largest so far, within 0 … T, and reads missing scales as
+            zeros, so it never touches memory out of bounds.
 
-    The host never reads the offsets and never waits. The plan is made for even shares of the rows.
+    The host never reads the offsets and never waits. The plan assumes that groups have equally many rows.
 
     Raises:
         OperandError, OperandTypeError: as ``gemm``.
@@ -96,7 +96,7 @@ def _check(r: Any) -> torch.Tensor:
 
 
 def _check_block_scaled(r: Any) -> int:
-    """Raises unless the operands can be multiplied; rows of a."""
+    """The rows of a; raises unless the operands can be multiplied."""
     a, b = r.a, r.b
     refuse_gate(r.gate)
     if r.offsets is not None:
@@ -119,7 +119,7 @@ def _check_block_scaled(r: Any) -> int:
 
 
 def _pack_then_multiply(dtype: torch.dtype, a: GroupedRows, b: BlockScaledTensor, *given: Any) -> torch.Tensor:
-    """The product on sm_90a, of a stack that each call packs. dtype: of a new result."""
+    """The planned call on sm_90a for a stack that each call packs. dtype: that of a new result."""
     _, gate, alpha, out, _, status, config, backend = given
     options = out, dtype if out is None else None, status, config, backend
     return CONTIGUOUS(a, packed_first(b, backend), a.offsets, gate, alpha, *options)
@@ -146,7 +146,7 @@ def _plan(r: Any, target: Target) -> PlannedCall | Callable[..., torch.Tensor]:
     )
     plan = planned_groups(problem, target, a.device, r.config)
     group = group_record(plan, a, b, out, ("a", "b"))
-    # alpha's factors may be of groups, and global scales are of all
+    # alpha may have one factor for each group; a global scale is one for all
     strides = [int(f == "alpha" and r.alpha.numel() > 1) for f in factors]
     arguments = GroupedArguments(
         groups=GroupOffsets("a.offsets", a.groups, a.rows, a.atoms, "status"),
@@ -164,7 +164,7 @@ def _plan(r: Any, target: Target) -> PlannedCall | Callable[..., torch.Tensor]:
 
 
 def _reference(r: Any) -> tuple[Sequence[int], torch.Tensor]:
-    """Group by group in float64. Reads the offsets, so it waits for the device."""
+    """Computes group by group in float64. It reads the offsets, so it waits for the device."""
     a, b, out = r.a, r.b, torch.empty_like(r.out)
     offsets = a.offsets if r.offsets is None else r.offsets
     prepared = isinstance(b, PreparedWeight)

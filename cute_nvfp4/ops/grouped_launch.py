@@ -1,4 +1,4 @@
-"""The grouped kernel of block-scaled operands: its records, and its launch for a list of products."""
+"""The grouped kernel for block-scaled operands: its records, and its launch for a list of products."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .list_launch import ListLaunch, ListRequest, Part
 
 
 def aligned(out: torch.Tensor) -> bool:
-    """Whether all rows start, and end, at multiples of 16 bytes."""
+    """Whether all rows start and end at multiples of 16 bytes."""
     stride = out.stride(0) if out.shape[0] > 1 else 0
     return (out.data_ptr() | stride * out.element_size() | out.shape[1] * out.element_size()) % 16 == 0
 
 
 def group_record(plan: Plan, a: Any, b: Any, out: torch.Tensor, names: tuple[str, str] = ("", "")) -> Group:
-    """A group as the kernel sees it; without names of its operands it has no addresses."""
+    """The kernel's record of a group. names: the arguments that hold the operands; without them it has no addresses."""
     pair = zip((a, b), names)
     first, second = (operand_record(*x) for x in (reversed([*pair]) if plan.swap else pair))
     stride = out.stride(0) if out.shape[0] > 1 else 0
@@ -35,7 +35,7 @@ def group_record(plan: Plan, a: Any, b: Any, out: torch.Tensor, names: tuple[str
 
 
 def planned_groups(problem: GroupedProblem, target: Target, device: torch.device, config: Plan | None) -> Plan:
-    """The plan for groups, on ``device``."""
+    """The plan for all groups on ``device``: ``config``, or the best one."""
     return plan_for_groups(problem, target.arch, sm_count(target, device), config)
 
 
@@ -48,7 +48,7 @@ compile_grouped_gemm = KERNEL.compile
 
 
 class BlockScaledList(ListLaunch):
-    """The launch of a list of products of block-scaled operands."""
+    """The launch of a list of products with block-scaled operands."""
 
     kernel, names_an_output = KERNEL, True
 
@@ -85,8 +85,10 @@ class BlockScaledList(ListLaunch):
         )
 
     @staticmethod
-    def _row(group: Group, places: tuple[int, ...]) -> tuple[int, ...]:
-        """A row of the table on the device (``GroupedConfig.words``). places: addresses of data and scales of A and of
-        B, and of the output."""
-        a, sfa, b, sfb, out = places
+    def _row(group: Group, addresses: tuple[int, ...]) -> tuple[int, ...]:
+        """A row of the table on the device (``GroupedConfig.words``).
+
+        addresses: those of A's data and scales, of B's data and scales, and of the output.
+        """
+        a, sfa, b, sfb, out = addresses
         return (group.m, group.n, group.k, out, group.stride, a, group.a.row_stride, sfa, b, group.b.row_stride, sfb)

@@ -1,4 +1,4 @@
-"""What the calls of grouped GEMMs have in common: errors that name the group, outputs, and factors of groups."""
+"""What grouped GEMMs share: errors that name the group, outputs, and the factors of groups."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .planned import allocator
 
 
 def each_group(function: Callable[..., Any], *columns: Iterable[Any]) -> list:
-    """``function`` of every group; errors say which group they are about."""
+    """The results of ``function`` for every group; an error names its group."""
     results: list[Any] = []
     try:
         for group in zip(*columns):
@@ -28,13 +28,13 @@ def each_group(function: Callable[..., Any], *columns: Iterable[Any]) -> list:
 def maker(
     shapes: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device
 ) -> Callable[[], list[torch.Tensor]]:
-    """Makes new results; rows of one tensor where that leaves them aligned."""
+    """A function that makes new results: views of one tensor if that keeps them aligned."""
     n = shapes[0][1]
     if any(shape[1] != n for shape in shapes) or n * dtype.itemsize % 16:
         return lambda: [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
     rows = [shape[0] for shape in shapes]
     whole = allocator(torch.empty((sum(rows), n), dtype=dtype, device=device))
-    # autograd need not know that they were one
+    # autograd must not take the results for views of one tensor
     return lambda: whole().unsafe_split_with_sizes(rows)
 
 
@@ -45,7 +45,7 @@ def checked_outputs(
     dtype: torch.dtype | None,
     default: torch.dtype,
 ) -> list[torch.Tensor]:
-    """Results: new ones, or the caller's, which may still overlap something."""
+    """The results: new ones, or the caller's. Overlap is not checked yet."""
     if out is None:
         dtype = default if dtype is None else dtype
         check_dtype("out_dtype", dtype)
@@ -64,7 +64,7 @@ def checked_outputs(
 
 
 def store_each(exact: Sequence[torch.Tensor | None], outs: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Writes the results of groups with rows."""
+    """Copies the exact results of groups that have rows to the outputs."""
     for x, out in zip(exact, outs):
         if x is not None:
             out.copy_(x)
@@ -72,19 +72,19 @@ def store_each(exact: Sequence[torch.Tensor | None], outs: list[torch.Tensor]) -
 
 
 def store_rows(exact: tuple[Sequence[int], torch.Tensor], out: torch.Tensor) -> torch.Tensor:
-    """Writes the rows that belong to a group."""
+    """Copies the exact rows that belong to a group to the output."""
     (first, *_, last), rows = exact
     out[first:last] = rows[first:last]
     return out
 
 
 def rows_of(x: Any) -> int:
-    """Rows of an operand or a tensor, which may be None."""
+    """The number of rows of an operand or a tensor; 0 for None."""
     return 0 if x is None else len(x) if isinstance(x, torch.Tensor) else x.rows
 
 
 def check_spans(spans: list[tuple[int, int, str, int, bool]]) -> None:
-    """Refuses bytes that are written and belong to something else too. spans: (…, what, group, whether written)."""
+    """Raises if a span that is written overlaps another one. spans: (start, end, name, group, whether written)."""
     reach: dict[bool, tuple] = {True: (0, "", 0), False: (0, "", 0)}
     for start, end, name, group, written in sorted(spans):
         for other in (True, False) if written else (True,):
@@ -103,7 +103,7 @@ def check_rows(name: str, out: torch.Tensor) -> None:
 
 
 def checked_status(status: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-    """The word in which a kernel says what is wrong with offsets: the caller's, checked, or a new one."""
+    """The word in which a kernel reports wrong offsets: the caller's, checked, or a new one."""
     if status is None:
         return torch.empty(1, dtype=torch.int32, device=device)
     if not isinstance(status, torch.Tensor) or status.dtype is not torch.int32:
@@ -117,19 +117,19 @@ def checked_status(status: torch.Tensor | None, device: torch.device) -> torch.T
 
 
 def status_of(device: torch.device) -> dict[str, Callable[[], torch.Tensor]]:
-    """What makes the word of a call that gives none."""
+    """The maker of the status word, for a call that gives none."""
     return {"status": functools.partial(checked_status, None, device)}
 
 
 def alpha_of_group(alpha: Any, group: int) -> Any:
-    """What exact torch multiplies the product of a group by. alpha: as the caller gave it."""
+    """The factor of a group's product for exact torch. alpha: as the caller gave it."""
     if not isinstance(alpha, torch.Tensor):
         return factor(alpha)
     return alpha.reshape(-1)[group if alpha.numel() > 1 else 0].double()
 
 
 def alpha_of_live(live: Sequence[int], whole: bool, alpha: torch.Tensor | None) -> torch.Tensor | None:
-    """The factors (n,) of the groups ``live``, those with rows; whole: all have. Nothing is copied from the host."""
+    """The factors (n,) of the groups ``live``, those with rows; whole: all groups are. Copies nothing from the host."""
     if alpha is None:
         return None
     if alpha.ndim != 1:

@@ -1,6 +1,6 @@
-"""The operations as operators of ``torch.library``, ``torch.ops.cute_nvfp4`` (docs/how-to/torch.md), a row each.
+"""The table of operators ``torch.ops.cute_nvfp4``: a row for each operation (docs/how-to/torch.md).
 
-Importing this module, or any other of ``ops``, registers all of them.
+Importing this module, or any other of ``ops``, registers all operators.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .silu_mul_quantize import SILU_MUL
 
 
 class QuantizedOutput(RecordOutput):
-    """An operator whose results are codes and scales of NVFP4, with a global scale that is given."""
+    """An operator that returns NVFP4 data and scales, for a global scale that the caller gives."""
 
     def adapted(self, request: Any) -> Any:
         scale = quantized_scale(request, 0)
@@ -54,7 +54,7 @@ class QuantizedOutput(RecordOutput):
         view = blocked_view(scale, rows, data.shape[-1] // NVFP4.block_bytes, batch)
         return BlockScaledTensor(data, view, request.out_global_scale, NVFP4)
 
-    def given(self, values: dict[str, Any]) -> None:
+    def restore(self, values: dict[str, Any]) -> None:
         if values["out"] is not None:
             scale = values["out_global_scale"]
             values["out"] = BlockScaledTensor(values["out"], values["out_scale"], scale, NVFP4)
@@ -65,7 +65,7 @@ class QuantizedOutput(RecordOutput):
 
 
 class ListOutput(Operator):
-    """An operator of a list of products: its arguments are lists of parts."""
+    """An operator that computes a list of products: its arguments are lists."""
 
     def adapted(self, request: Any) -> Any:
         sides = [list(side) for side in zip(*request.problems)]
@@ -91,10 +91,10 @@ class ListOutput(Operator):
         return list(found)
 
     def returned(self, request: Any, made: list[torch.Tensor]) -> list[torch.Tensor]:
-        # results of an operator may not share memory, as those of the function do
+        # results of the function share memory; results of an operator must not
         return [torch.empty_like(x).copy_(x) for x in made] if request.out is None else made
 
-    def given(self, values: dict[str, Any]) -> None:
+    def restore(self, values: dict[str, Any]) -> None:
         names = [x for x in self.tensors if x != "alpha_tensor"] + [x for x in ("rows", "k") if x in values]
         lengths = [len(values[x]) for x in names]
         if len(set(lengths)) != 1:
@@ -102,7 +102,7 @@ class ListOutput(Operator):
         values["problems"] = [self.pair(values | dict(zip(names, x))) for x in zip(*(values[name] for name in names))]
 
     def pair(self, values: dict[str, Any]) -> tuple[Any, Any]:
-        """The operands of one group."""
+        """The operands of one group, rebuilt from its parts."""
         return rebuilt("a", values), rebuilt("b", values)
 
 
@@ -114,7 +114,7 @@ def check_one_format(name: str, side: list) -> None:
 
 
 class PreparedListOutput(ListOutput):
-    """The operator of a list of products with prepared weights."""
+    """An operator that computes a list of products with prepared weights."""
 
     def check(self, request: Any, a: list, b: list) -> None:
         formats = {x.format.name for x in a if isinstance(x, BlockScaledTensor)}
@@ -124,11 +124,11 @@ class PreparedListOutput(ListOutput):
             for i, (x, w) in enumerate(zip(a, b)):
                 a[i] = w.packed.new_empty((0, w.k), dtype=w.dtype) if x is None else x
 
-    def given(self, values: dict[str, Any]) -> None:
+    def restore(self, values: dict[str, Any]) -> None:
         if torch.is_grad_enabled() and requires_grad(values["a"]):
-            # torch takes a list with None for a constant
+            # torch takes a list that has None in it for a constant
             raise OperandError.of("a", got="None", expected="tensors in all groups, where one requires a gradient")
-        super().given(values)
+        super().restore(values)
 
     def pair(self, values: dict[str, Any]) -> tuple[Any, Any]:
         scales = values["b_global_scale"], values["up_global_scale"]
@@ -136,7 +136,7 @@ class PreparedListOutput(ListOutput):
 
 
 class StatusOutput(Operator):
-    """An operator whose second result says what is wrong with offsets."""
+    """An operator whose second result reports wrong offsets."""
 
     def alpha_of(self, request: Any) -> tuple[torch.device, int]:
         return request.b.device, request.b.batch
@@ -158,11 +158,11 @@ class StatusOutput(Operator):
     def returned(self, request: Any, made: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return made, request.status
 
-    def given(self, values: dict[str, Any]) -> None:
+    def restore(self, values: dict[str, Any]) -> None:
         if values["status"] is None:
             values["status"] = values["offsets"].new_empty(1)
         if "rows" not in values:
-            # of a, which has them
+            # a holds the offsets
             values["a"], values["offsets"] = rebuilt("a", values), None
 
 
@@ -294,7 +294,7 @@ def _gated(request: Any) -> Operator:
 
 
 def _quantize(request: Any) -> Operator | None:
-    """None where exact torch runs, whose operations a graph records one by one."""
+    """The operator, or None if exact torch runs: a graph then records its operations one by one."""
     kernels = choose_backend(request.backend, request.described).backend != "reference"
     return TABLE["quantize"] if kernels else None
 
@@ -303,7 +303,7 @@ for _row in TABLE.values():
     _row.serve()
 QUANTIZE.operator = _quantize
 for _fused in (RMSNORM, SILU_MUL):
-    # a graph records what is computed for rows in FP8, and then that these are quantized
+    # for rows in FP8 a graph records two steps: what computes the values, and what quantizes them
     _fused.operator = lambda r, name=_fused.name: None if r.format == FP8 else TABLE[name]
 DEQUANTIZE.operator = lambda request: None
 GATED.operator = _gated

@@ -1,8 +1,8 @@
-"""The fast path of grouped_gemm, where operands are like those of an earlier call that needed only their addresses.
+"""The fast path of grouped_gemm: if operands are like those of an earlier call, only their addresses are needed.
 
-Keys of operands say that they are of the same kind; of bare tensors torch's own guards say it in C++, of all at once:
-dtypes, shapes, strides, devices and gradients are those of a call that was planned and checked. What neither sees are
-addresses, which are compared with those of earlier calls.
+Operands have keys, which must be those of a call that was planned and checked. Bare tensors have none; torch's guards
+compare their dtypes, shapes, strides, devices and gradients, all in one C++ call. Neither covers addresses, which are
+compared with those of earlier calls.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from .list_launch import NO_ROOM, Pair, reader
 from .tensor_guards import TensorGuards
 
 CALLS = Bounded()
-"""The last call that was planned or looked up, of those with the same ``_key``."""
+"""The latest call for each ``_key``."""
 
 
 def repeated(problems: Any, gate: str, out: Any, out_dtype: Any, backend: Any) -> list[Tensor] | None:
-    """Results, if operands are like those of the last call of their kind, and apart; None: look closer."""
+    """The results, if operands are like those of the last call with this key, and apart; None: take the slow path."""
     if is_dynamo_compiling() or modes() or not (out is None or type(out) is list or type(out) is tuple):
         return None
     try:
         call = CALLS.get(_key(problems, gate, out, out_dtype, backend))
     except (AttributeError, IndexError, TypeError, ValueError):
-        # no pairs of operands, or something unhashable: refused by the call
+        # not pairs of operands, or not hashable: the slow path raises the error
         return None
     return None if call is None else call(problems, out)
 
@@ -50,7 +50,7 @@ def remember(
     config: Any,
     backend: Any,
 ) -> None:
-    """Keeps ``call``, which gave ``results``, if later ones of its kind can be as short."""
+    """Keeps ``call``, which returned ``results``, if later calls with its key may take the fast path."""
     if alpha is config is None and call.whole and not call.signed and call.launch.repeatable:
         again = RepeatedCall(call, problems, results, out is not None)
         if again.usable:
@@ -64,7 +64,10 @@ def _key(problems: Sequence[Pair], gate: str, out: Any, out_dtype: Any, backend:
 
 
 class RepeatedCall:
-    """A call whose groups all have rows, for operands like those of ``problems``. usable: whether those are aligned."""
+    """A call for operands like those of ``problems``, in which all groups have rows.
+
+    given: whether the caller gave the outputs. usable: whether the operands are aligned.
+    """
 
     def __init__(self, call: Any, problems: Sequence[Pair], outs: list[Tensor], given: bool) -> None:
         launch = self._launch = call.launch
@@ -83,24 +86,24 @@ class RepeatedCall:
         every = (*tensors, *outs, *scales)
         self._sizes = [span_bytes(x) for x in every]
         self._written = [x in range(len(tensors), self._count) for x in range(len(every))]
-        places = [x.data_ptr() for x in every]
-        self._steps = self._steps_of(places)
+        addresses = [x.data_ptr() for x in every]
+        self._steps = self._steps_of(addresses)
         self._known = Bounded()
-        self.usable = self._values(places, given) is not None
+        self.usable = self._values(addresses, given) is not None
 
     def __call__(self, problems: Sequence[Pair], out: Sequence[Tensor] | None) -> list[Tensor] | None:
-        """Results, or None if it is not sure that all is as it must be."""
+        """The results, or None if the call must take the slow path."""
         scales = self._scales(problems)
         if not self._same_kind([*self._floats(problems), *(out or ()), *scales]):
             return None
         outs = self._new() if out is None else list(out)
-        places = tuple(map(Tensor.data_ptr, (*self._tensors(problems), *outs, *scales)))
-        values = self._known.get(places)
+        addresses = tuple(map(Tensor.data_ptr, (*self._tensors(problems), *outs, *scales)))
+        values = self._known.get(addresses)
         if values is None:
-            values = self._values(places, out is not None)
+            values = self._values(addresses, out is not None)
             if values is None:
                 return None
-            self._known[places] = values
+            self._known[addresses] = values
         if self._decodes:
             self._launch(values, (problems, outs, None))
         elif self._run is None:
@@ -111,16 +114,16 @@ class RepeatedCall:
             increment_versions(tuple(outs))
         return outs
 
-    def _values(self, places: Sequence[int], given: bool) -> tuple | None:
-        """What the launch varies, with tensors at ``places``; None unless they are aligned, and given outputs apart."""
-        if reduce(or_, places[: self._count]) % 16 or self._steps_of(places) != self._steps:
+    def _values(self, addresses: Sequence[int], given: bool) -> tuple | None:
+        """The values of the launch for these addresses; None unless they are aligned and the caller's outputs apart."""
+        if reduce(or_, addresses[: self._count]) % 16 or self._steps_of(addresses) != self._steps:
             return None
-        if given and overlap(zip(places, map(add, places, self._sizes), self._written)):
+        if given and overlap(zip(addresses, map(add, addresses, self._sizes), self._written)):
             return None
-        operands = places[: self._count] if self._decodes else self._launch.ordered(places)
-        return (*operands, 1.0, *(places[self._count + i] for i in self._factors))
+        operands = addresses[: self._count] if self._decodes else self._launch.ordered(addresses)
+        return (*operands, 1.0, *(addresses[self._count + i] for i in self._factors))
 
-    def _steps_of(self, places: Sequence[int]) -> list[int]:
-        """How far the global scales of groups are from the first one's."""
-        scales, n = places[self._count :], self._groups
+    def _steps_of(self, addresses: Sequence[int]) -> list[int]:
+        """The distances of the groups' global scales from the first group's."""
+        scales, n = addresses[self._count :], self._groups
         return [x - scales[i - i % n] for i, x in enumerate(scales)]

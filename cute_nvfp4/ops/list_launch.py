@@ -1,4 +1,4 @@
-"""The launches of a list of products, planned: what the kernels for block-scaled and for prepared weights share."""
+"""Planned launches of a list of products: what the kernels for block-scaled and for prepared weights share."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from .planned import Preparation
 
 Pair = tuple[Any, Any]
 Owners = tuple[Sequence[Pair], Sequence[torch.Tensor], "torch.Tensor | None"]
-"""Groups, outputs, and alpha if it is a tensor."""
+"""The groups, the outputs, and the tensor of alpha or None."""
 _TABLES = 64
-"""Tables of groups that are kept on the device."""
+"""How many tables of groups stay on the device."""
 
 
 class Part(NamedTuple):
-    """One tensor of each group: the part ``name`` of its a (side 0) or b (side 1); None: the operand is a tensor."""
+    """One tensor of each group: the part ``name`` of its a (side 0) or b (side 1); name None: the operand itself."""
 
     side: int
     name: str | None
 
     def of(self, pair: Pair) -> Any:
-        """The tensor of a group, or None."""
+        """The tensor of one group, or None."""
         x = pair[self.side]
         return x if self.name is None else getattr(x, self.name, None)
 
@@ -43,12 +43,12 @@ class Part(NamedTuple):
 
 
 def reader(parts: Iterable[Part]) -> Callable[[Sequence[Pair]], list[torch.Tensor]]:
-    """Reads these parts of all groups, one part after the other: one expression, for every call does it."""
+    """A function that reads these parts of all groups, one part after the other; compiled, as every call runs it."""
     return eval(f"lambda pairs: [{', '.join(f'*[{part} for a, b in pairs]' for part in parts)}]")
 
 
 class ListRequest(NamedTuple):
-    """A list of groups, all with rows, to plan the launches of. alpha: (n,), or None."""
+    """A list of groups, all with rows, whose launches are to be planned. alpha: (n,), or None."""
 
     pairs: Sequence[Pair]
     outs: Sequence[torch.Tensor]
@@ -59,7 +59,7 @@ class ListRequest(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Memory of a call's own: decoded matrices, tensor maps, and the global scales of each part that are gathered."""
+    """Memory that one call uses: decoded matrices, tensor maps, and for each part the global scales that it gathers."""
 
     decoded: torch.Tensor | None
     maps: torch.Tensor | None
@@ -70,20 +70,22 @@ NO_ROOM = Room(None, None, ())
 
 
 class ListLaunch:
-    """The launches for a list of groups, all with rows, planned: operands that the kernel does not read as they are are
-    decoded, global scales that are apart are gathered, and the groups multiplied.
+    """The planned launches for a list of groups, all with rows.
 
-    A subclass says what its kernel is given of a group. ``_plan`` chooses how groups are multiplied, with factors of
-    these strides for each product, and in which order; ``_record`` is a group without addresses, ``_row`` its row of a
-    table on the device, and ``_arguments`` the kernel's record.
+    If need be, they first decode operands that the kernel does not read as they are, and gather global scales that lie
+    apart; then they multiply the groups.
 
-    scale_parts: the global scales: of a, and of b for each product. operands: the parts of a group that are read, in
-    the order of its record, which ends with its output. names_an_output: whether the first group's output is given once
-    more, where groups are parameters. only_addresses: whether a call is one launch that needs nothing but addresses;
-    repeatable: whether it needs nothing else but room for decoded operands.
-    ordered: from the addresses of all groups' first part, of their second, and so on, to their order in the launch.
-    scales: how the global scales of each part lie (``arranged``). factors: what multiplies the products, one product
-    after the other: parts, or None for alpha's tensor. outs_at, alpha_at: places among the ``values``.
+    A subclass describes a group to its kernel. ``_plan`` chooses how to multiply the groups, and in which order, from
+    the strides of each product's factors; ``_record`` is a group without addresses, ``_row`` its row of a table on the
+    device, and ``_arguments`` the kernel's record.
+
+    scale_parts: the global scales of a, and of b for each product. operands: the parts of a group that are read, in
+    the order of its record, which ends with its output. names_an_output: whether the kernel takes the first group's
+    output once more, if groups are parameters. only_addresses: whether a call is one launch and needs only addresses.
+    repeatable: whether it needs only these and memory for decoded operands.
+    ordered: puts the addresses into the order of the launch; it takes all groups' first parts, then the second, and so
+    on. scales: how the global scales of each part lie (``arranged``). factors: what multiplies the products, one
+    product after the other: parts, or None for the tensor of alpha. outs_at, alpha_at: positions among ``values``.
     """
 
     kernel: ClassVar[Kernel]
@@ -106,27 +108,27 @@ class ListLaunch:
         plan, self._order = self._plan(r, strides)
         self._groups = [self._record(plan, *pairs[i], outs[i]) for i in self._order]
         self._maps = 0 if plan.config.maps == "parameters" else n * len(plan.config.tensor_maps)
-        # slots that no group has are another without rows
+        # the remaining slots hold a group without rows
         padding = 0 if self._maps else plan.config.slots - n
         factors = tuple(tuple(GroupFactor(0, stride) for stride in some) for some in strides)
         arguments = self._arguments(plan, factors, padding)
         self.launch = self.kernel.launcher(plan.config, r.target, self._device, arguments, self._touched)
         self._read = reader(self.operands)
         self.outs_at = n * len(self.operands)
-        # what is decoded has two parts, and one address then
+        # an operand has data and scales before it is decoded, and one address afterwards
         self._decoded_at = self.outs_at - 2 * n * (self._decode is not None)
         self.alpha_at = self.outs_at + n
-        # of a group in a launch, its output the last
+        # the addresses of a group in a launch; the last is its output
         self._columns = len(self.operands) + (self._decode is None)
         order = [*self._order, *[self._order[0]] * padding]
-        places = [column * n + i for i in order for column in range(self._columns)]
-        self.ordered = itemgetter(*places, *places[self._columns - 1 : self._columns][: self.names_an_output])
+        positions = [column * n + i for i in order for column in range(self._columns)]
+        self.ordered = itemgetter(*positions, *positions[self._columns - 1 : self._columns][: self.names_an_output])
         self.gathers = "apart" in self.scales.values()
         self.only_addresses = not (self._decode or self._maps or self.gathers)
         self.repeatable = not (self._maps or self.gathers)
 
     def _decoder(self, pairs: Sequence[Pair], target: Target) -> ListDequantizeCall | None:
-        """What decodes all a, whose data and scales are then the last operands."""
+        """What decodes all a; data and scales of a are then the last operands. None: the kernel reads a."""
         return None
 
     def multiply(
@@ -138,14 +140,14 @@ class ListLaunch:
     def values(
         self, pairs: Sequence[Pair], outs: Sequence[torch.Tensor], scalar: float, alpha: torch.Tensor | None
     ) -> tuple:
-        """What varies: addresses of all groups' parts, one part after the other, and of all outputs; alpha; the
-        addresses of ``factors``, of the first group's, and 0 for those that are gathered."""
-        given = [alpha if x is None else None if self.scales[x] == "apart" else x.of(pairs[0]) for x in self.factors]
-        factors = [0 if x is None else x.data_ptr() for x in given]
+        """The values of a call: the addresses of all groups' parts, one part after the other, and of all outputs; then
+        alpha; then the addresses of ``factors`` in the first group, 0 for factors that are gathered."""
+        scales = [alpha if x is None else None if self.scales[x] == "apart" else x.of(pairs[0]) for x in self.factors]
+        factors = [0 if x is None else x.data_ptr() for x in scales]
         return (*addresses(*self._read(pairs), *outs), scalar, *factors)
 
     def __call__(self, values: tuple, owners: Owners) -> None:
-        """Launches. owners: of the memory at the addresses."""
+        """Launches with these values. owners: the tensors whose addresses they are."""
         if self.only_addresses:
             self.launch((*self.ordered(values), *values[self.alpha_at :]), (*owners, NO_ROOM, None))
             return
@@ -156,15 +158,15 @@ class ListLaunch:
         self.launch(*self._of_kernel(values, room, owners))
 
     def fixed(self, values: tuple, owners: Owners) -> Callable[[], None]:
-        """The launches with these values, in memory of their own."""
+        """A function that launches with these values, and uses its own memory."""
         room, decode = self._room(), []
         if self._decode is not None:
-            places = values[self._decoded_at : self.outs_at]
-            decode = self._decode.fixed(places, room.decoded, [a for a, _ in owners[0]])
+            encoded = values[self._decoded_at : self.outs_at]
+            decode = self._decode.fixed(encoded, room.decoded, [a for a, _ in owners[0]])
         final, kept = self._of_kernel(values, room, owners)
         launch = self.launch.fixed(final, kept)
         if self._maps and self._device.type == "cuda":
-            # calls on other streams find the table there
+            # calls on other streams must find the table
             torch.cuda.current_stream(self._device).synchronize()
 
         if not (self.gathers or decode):
@@ -181,24 +183,26 @@ class ListLaunch:
     def preparation(
         self, pairs: Sequence[Pair], outs: Sequence[torch.Tensor], scalar: float, alpha: torch.Tensor | None
     ) -> Preparation:
-        """The launches with these, for ``prepare``: its operands "a", "b" and "out" are lists. The addresses of global
-        scales that are gathered follow the values."""
+        """The launches of these groups, for ``prepare``: the operands "a", "b" and "out" are lists.
+
+        The addresses of global scales that are gathered follow the values.
+        """
         values, n = [*self.values(pairs, outs, scalar, alpha)], self._count
         slots: dict[str, list] = {name: [[] for _ in pairs] for name in "ab"}
         sizes: dict[int, int] = {}
 
-        def read(place: int, part: Part, group: int, size: int) -> None:
-            slots["ab"[part.side]][group].append((part.name, place))
-            sizes[place] = size
+        def read(index: int, part: Part, group: int, size: int) -> None:
+            slots["ab"[part.side]][group].append((part.name, index))
+            sizes[index] = size
 
         for column, part in enumerate(self.operands):
             for i, pair in enumerate(pairs):
                 read(column * n + i, part, i, span_bytes(part.of(pair)))
-        for place, part in enumerate(self.factors, self.alpha_at + 1):
+        for index, part in enumerate(self.factors, self.alpha_at + 1):
             if part is None:
-                sizes[place] = span_bytes(alpha)
+                sizes[index] = span_bytes(alpha)
             elif self.scales[part] != "apart":
-                read(place, part, 0, 4 * n if self.scales[part] == "row" else 4)
+                read(index, part, 0, 4 * n if self.scales[part] == "row" else 4)
             else:
                 for i, scale in enumerate(map(part.of, pairs)):
                     if scale is not None:
@@ -211,12 +215,12 @@ class ListLaunch:
             {"a": [a for a, _ in pairs], "b": [b for _, b in pairs], "out": outs},
             slots,
             OverlapCheck(sizes, [(self.outs_at + i, span_bytes(x)) for i, x in enumerate(outs)]),
-            lambda given: ([*zip(given["a"], given["b"])], given["out"], alpha),
+            lambda x: ([*zip(x["a"], x["b"])], x["out"], alpha),
         )
 
     @property
     def reads_owners(self) -> bool:
-        """Whether a launch needs more than addresses."""
+        """Whether a launch needs tensors, and not only addresses."""
         return self.gathers or isinstance(self.launch, SimLauncher)
 
     def _room(self) -> Room:
@@ -232,7 +236,7 @@ class ListLaunch:
                 gathered([part.of(pair) for pair in owners[0]], memory)
 
     def _of_kernel(self, values: tuple, room: Room, owners: Owners) -> tuple[tuple, tuple]:
-        """What the product's launcher takes."""
+        """The values and the owners that the launcher of the product takes."""
         n, rest, table = self._count, values[self.alpha_at :], None
         if self.gathers:
             own = {None: None, **dict(zip(self.scale_parts, room.scales))}
@@ -248,12 +252,12 @@ class ListLaunch:
         if not self._maps:
             return (*self.ordered(operands), *rest), (*owners, room, None)
         groups = [operands[i::n] for i in self._order]
-        rows = tuple(self._row(group, places) for group, places in zip(self._groups, groups))
+        rows = tuple(self._row(group, found) for group, found in zip(self._groups, groups))
         table = table_on_device(rows, self._device)
         return (*addresses(table, room.maps), *groups[0], *rest), (*owners, room, table)
 
     def tensors(self, pairs: Sequence[Pair]) -> Iterator[tuple[str, int, torch.Tensor]]:
-        """Every tensor of the groups' operands: the name of its part, its group, and itself."""
+        """Every tensor of the groups' operands: the name of the part, the number of the group, and the tensor."""
         for part in (*self.operands, *self.scale_parts):
             for i, pair in enumerate(pairs):
                 x = part.of(pair)
@@ -275,20 +279,23 @@ class ListLaunch:
 
 
 def arranged(scales: Sequence[torch.Tensor | None]) -> str:
-    """How a kernel finds the global scales of groups: "none", "one" that all share, "row" (one after the other in
-    memory, as elements of one tensor are), or "apart": they are gathered first."""
+    """How a kernel finds the global scales of groups.
+
+    "none": no group has one. "one": all share it. "row": they lie side by side in memory, as elements of one tensor do.
+    "apart": they must be gathered first.
+    """
     if not any(x is not None for x in scales):
         return "none"
     if any(x is None for x in scales):
         return "apart"
-    places = addresses(*scales)
-    if places.count(places[0]) == len(places):
+    found = addresses(*scales)
+    if found.count(found[0]) == len(found):
         return "one"
-    return "row" if places == tuple(range(places[0], places[0] + 4 * len(places), 4)) else "apart"
+    return "row" if found == tuple(range(found[0], found[0] + 4 * len(found), 4)) else "apart"
 
 
 def gathered(scales: Sequence[torch.Tensor | None], out: torch.Tensor) -> None:
-    """Writes the groups' global scales to one tensor; 1 for those that have none."""
+    """Writes the groups' global scales to one tensor; a group without one gets 1."""
     one = torch.ones(1, dtype=torch.float32, device=out.device) if any(x is None for x in scales) else None
     torch.cat([one if x is None else x.reshape(1) for x in scales], out=out)
 
@@ -298,21 +305,21 @@ _captured: list[tuple[torch.Tensor, torch.Tensor]] = []
 
 
 def room_for_maps(count: int, device: torch.device) -> torch.Tensor:
-    """Memory in which a kernel writes tensor maps."""
+    """Memory for ``count`` tensor maps, which a kernel writes."""
     words = MAP_BYTES // 8
     maps = torch.empty((count + 1) * words, dtype=torch.int64, device=device)
-    # the host's allocator aligns less than a GPU's does
+    # the host's allocator aligns less than a GPU's
     return maps[-maps.data_ptr() // 8 % words :]
 
 
 def table_on_device(rows: tuple[tuple[int, ...], ...], device: torch.device) -> torch.Tensor:
-    """``rows`` on the device, copied there without waiting; the same rows are copied once while they are remembered."""
+    """``rows`` on the device, copied there without waiting. A recent table of the same rows is not copied again."""
     host = torch.tensor(rows, dtype=torch.int64, pin_memory=device.type == "cuda")
     if device.type != "cuda":
         return host
     stream = torch.cuda.current_stream(device).cuda_stream
     if torch.cuda.is_current_stream_capturing():
-        # a graph copies again, from the same memory, whenever it runs
+        # each replay of a graph copies again, from the same memory
         _captured.append((host, host.to(device, non_blocking=True)))
         return _captured[-1][1]
     key = (device, stream, rows)

@@ -1,8 +1,8 @@
-"""What every operation is, written once: checks, exact torch, planned calls, ``prepare``, and its operators of torch.
+"""What all operations share: checks, exact torch, planned calls, ``prepare``, and the operators of torch.
 
-A public function hands its arguments to its ``Operation``. Everything that a plan depends on (shapes, strides, dtypes,
-alignment of addresses, options) makes a key; what does not fit is refused when its key is seen for the first time, and
-a later call with the same key has passed the same checks. docs/how-to/operations.md says how to add an operation.
+A public function passes its arguments to its ``Operation``. The cache key of a call holds everything that its plan
+depends on: shapes, strides, dtypes, alignment of addresses, options. The first call with a key checks the arguments and
+plans; later calls with that key need no checks. docs/how-to/operations.md says how to add an operation.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ from .operator import Operator
 from .planned import PlannedCall, PlannedLaunch, Preparation, allocator
 
 OPERATIONS: dict[Callable[..., Any], Operation] = {}
-"""The operations, by their functions."""
+"""The operations, by their public functions."""
 PREPARED: dict[Callable[..., Any], Callable[..., Preparation]] = {}
-"""From the arguments of a public function to its planned call, for ``prepare``."""
+"""For each public function that ``prepare`` takes: what makes a ``Preparation`` of its arguments."""
 
-_ROAD = """\
-def call({given}):
+_FAST_PATH = """\
+def call({args}):
     if is_dynamo_compiling():
-        return operation.unplanned({given})
+        return operation.unplanned({args})
     try:
         recorded = modes() or not ({plain}) or (is_grad_enabled() and ({followed}))
         planned = None if recorded else operation.calls[{key}]
     except (AttributeError, KeyError, RuntimeError, TypeError):
         planned = None
     if planned is None:
-        return operation.unplanned({given})
-    result = planned({given})
+        return operation.unplanned({args})
+    result = planned({args})
     if ({any_out}) and is_grad_enabled():
         {count}
     return result
 """
-"""The straight road of a call, compiled for an operation from the expressions of its arguments' kinds. What is none of
-its kind, is new, or is recorded by torch takes the other road."""
-_SCOPE = {
+"""The fast path of a call. ``Operation`` fills in the expressions of its arguments' kinds and compiles it. A call takes
+the slow path (``unplanned``) if an argument has another kind, if its key is new, or if torch records it."""
+_FAST_PATH_NAMES = {
     **{"Tensor": Tensor, "PLAIN_TYPES": PLAIN_TYPES, "modes": modes, "is_grad_enabled": is_grad_enabled},
     **{"is_dynamo_compiling": is_dynamo_compiling, "increment_versions": increment_versions, "written_to": written_to},
     **{"surroundings": surroundings, "session_number": session_number, "SESSIONS": SESSIONS, "modules": sys.modules},
 }
-"""What the expressions of that road name."""
+"""The names that the expressions of the fast path use."""
 
 
 def kernels_only(call: Any) -> Any:
@@ -80,22 +80,31 @@ def kernels_only(call: Any) -> Any:
 
 
 class Operation:
-    """An operation, of what is its own.
+    """An operation of the package, built from the functions in which it differs from the others.
 
-    function: has the arguments, in order; a *request* is a record of them. arguments: their kinds, by name; others are
-    compared as they are. describe: raises where a request asks for what cannot be, and says what it asks for: that is
-    done once, and is ``request.described`` to all that follow. check: raises where they do not fit, and gives the
-    output, the caller's or a new one. reference: exact torch, of a request whose ``out`` is like the result. plan: from
-    such a request and a target to the call. key: makes the key, where it is not that of the arguments. target: where a
-    request with such an output runs. store: writes an exact result to an output; None: the reference makes or writes
-    the output itself. overlaps: raises where a given output overlaps an input. vary: what may vary in a call that
-    ``prepare`` made; preparable: whether it takes the operation; prepared: makes the preparation of a request, where it
-    is no matter of course (``preparation_of``). follows: whether torch is asked for a gradient of
-    arguments that require one. outs: the arguments that are written; count: the expression that tells autograd of them.
+    A *request* is a record of the arguments of the public function.
+
+    function: the public function; its signature names the arguments.
+    arguments: the kind of each argument, by name; an argument without a kind enters the cache key as it is.
+    check: raises for arguments that do not fit; returns the output, which is the caller's or a new one.
+    describe: raises for a request that is impossible, and returns what it asks for. It runs once a request, and
+        ``request.described`` keeps the result.
+    reference: computes a request whose ``out`` has the result's shape and dtype, in exact torch.
+    plan: makes the planned call from such a request and a target.
+    key: makes the cache key, if the key is not that of the arguments.
+    target: where a request with an output runs; by default the device of the output decides.
+    store: writes an exact result to an output; None: ``reference`` makes or writes the output.
+    overlaps: raises if the caller's output overlaps an input.
+    vary: the arguments that may change from call to call after ``prepare``.
+    preparable: whether ``prepare`` accepts the operation.
+    prepared: makes the ``Preparation`` of a request; by default ``preparation_of``.
+    follows: whether autograd follows arguments that require a gradient.
+    outs: the arguments that a call writes.
+    count: an expression that raises the autograd version counters of the written arguments.
     """
 
     operator: Callable[[Any], Operator | None] = staticmethod(lambda request: None)
-    """The operator of torch for a request, which ``library`` sets; None: torch records what the reference does."""
+    """The operator of torch for a request, set by ``library``; None: torch records the operations of ``reference``."""
 
     def __init__(
         self,
@@ -135,23 +144,23 @@ class Operation:
             PREPARED[function] = self.preparation
 
     def _compiled(self, kinds: Mapping[str, Argument], key: Any, count: str) -> tuple[Callable[..., Any], ...]:
-        """What makes the key of a call, the straight road of a call, and what tells autograd what one wrote."""
-        given = ", ".join(kinds)
+        """Compiles the functions that make the cache key, run the fast path, and tell autograd of what was written."""
+        args = ", ".join(kinds)
 
         def of_all(part: str, joint: str) -> str:
             return joint.join(getattr(kind, part).format(x=x) for x, kind in kinds.items() if getattr(kind, part))
 
-        source, any_out = f"key({given})", " or ".join(f"{x} is not None" for x in self._outs)
+        source, any_out = f"key({args})", " or ".join(f"{x} is not None" for x in self._outs)
         if key is None:
-            places = [kind.on_cpu.format(x=x) for x, kind in kinds.items() if kind.on_cpu]
-            # an operand says it sooner than a tensor; of tensors the first is never None
-            place = max(places, key=lambda x: ".key." in x)
-            around = f"surroundings(True) if {place} else session_number() if SESSIONS in modules else 0"
+            answers = [kind.on_cpu.format(x=x) for x, kind in kinds.items() if kind.on_cpu]
+            # an operand keeps its key and answers faster than a tensor; of tensors, the first is never None
+            on_cpu = max(answers, key=lambda x: ".key." in x)
+            around = f"surroundings(True) if {on_cpu} else session_number() if SESSIONS in modules else 0"
             source = f"({of_all('key', ', ')}, {around})"
-        scope = _SCOPE | {"operation": self, "key": key}
+        scope = _FAST_PATH_NAMES | {"operation": self, "key": key}
         exec(
-            _ROAD.format(
-                given=given,
+            _FAST_PATH.format(
+                args=args,
                 plain=of_all("plain", " and ") or "True",
                 followed=(self._follows and of_all("followed", " or ")) or "False",
                 key=source,
@@ -160,52 +169,52 @@ class Operation:
             ),
             scope,
         )
-        found = (eval(f"lambda {given}: {x}", scope) for x in (source, f"({count}) if {any_out} else None"))
+        found = (eval(f"lambda {args}: {x}", scope) for x in (source, f"({count}) if {any_out} else None"))
         return next(found), scope["call"], next(found)
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *args: Any) -> Any:
         """The result for the arguments, in order."""
-        return self.call(*given)
+        return self.call(*args)
 
-    def request_of(self, **given: Any) -> Any:
-        """The request with these arguments, and the others by default."""
-        return self.request(**(self.defaults | given))
+    def request_of(self, **args: Any) -> Any:
+        """The request with these arguments, and the defaults of the others."""
+        return self.request(**(self.defaults | args))
 
-    def unplanned(self, *given: Any) -> Any:
-        """The result where torch records the call, or where no call was planned for the like."""
-        check_all_dense(zip(self.fields, given))
-        if not by_operator([given[i] for i in self._followed], self._follows):
-            return self.run(*given)
-        request = self.request(*given)
+    def unplanned(self, *args: Any) -> Any:
+        """The slow path: torch records the call, or no plan exists yet for arguments like these."""
+        check_all_dense(zip(self.fields, args))
+        if not by_operator([args[i] for i in self._followed], self._follows):
+            return self.run(*args)
+        request = self.request(*args)
         operator = self.operator(request)
-        return self._exact(*given, like=self._check(request)) if operator is None else operator.call(request)
+        return self._exact(*args, like=self._check(request)) if operator is None else operator.call(request)
 
-    def run(self, *given: Any) -> Any:
-        """The result, past torch's dispatcher."""
-        result = (self._found(given) or self._planned(given))(*given)
+    def run(self, *args: Any) -> Any:
+        """The result, without torch's dispatcher."""
+        result = (self._found(args) or self._planned(args))(*args)
         if is_grad_enabled():
-            self._count_written(*given)
+            self._count_written(*args)
         return result
 
-    def found(self, *given: Any) -> Any:
+    def found(self, *args: Any) -> Any:
         """The call that was planned for arguments like these, or None."""
-        call = self._found(given)
+        call = self._found(args)
         return getattr(call, "owner", call)
 
-    def _found(self, given: tuple) -> Callable[..., Any] | None:
+    def _found(self, args: tuple) -> Callable[..., Any] | None:
         try:
-            return self.calls.find(self.key(*given))
+            return self.calls.find(self.key(*args))
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
-            # of what is none of its kind, which the checks refuse
+            # an argument of another kind has no key; the checks refuse it
             return None
 
     def checked(self, request: Any) -> Any:
-        """The output of a request that fits, the caller's or a new one."""
+        """Checks a request and returns its output, the caller's or a new one."""
         return self._check(request)
 
-    def _planned(self, given: tuple) -> Any:
-        """The call for these arguments and all like them, which it checks."""
-        request = self.request(*given)
+    def _planned(self, args: tuple) -> Any:
+        """Checks these arguments, plans the call for all arguments with the same key, and keeps the plan."""
+        request = self.request(*args)
         out = self._check(request)
         target = self._target(request, out)
         if target.backend == "reference":
@@ -213,12 +222,12 @@ class Operation:
             call = functools.partial(self._exact, like=out)
         else:
             call = self._plan(request if request.out is out else request._replace(out=out), target)
-        self.calls[self.key(*given)] = getattr(call, "run", call)
+        self.calls[self.key(*args)] = getattr(call, "run", call)
         return call
 
-    def _exact(self, *given: Any, like: Any) -> Any:
-        """Computes the request in exact torch. like: a result of the same kind."""
-        request = self.request(*given)
+    def _exact(self, *args: Any, like: Any) -> Any:
+        """Computes the request in exact torch. like: a tensor with the shape and dtype of the result."""
+        request = self.request(*args)
         if request.out is not None:
             self._overlaps(request)
         if self._store is None:
@@ -227,24 +236,24 @@ class Operation:
             return self._store(self._reference(request._replace(out=like)), self._check(request))
         return self._store(self._reference(request), request.out)
 
-    def overlapping(self, *given: Any) -> None:
-        """Raises where the output of a call overlaps an input."""
-        self._overlaps(self.request(*given))
+    def overlapping(self, *args: Any) -> None:
+        """Raises if the output of a call overlaps an input."""
+        self._overlaps(self.request(*args))
 
     def preparation(self, *operands: Any, **options: Any) -> Preparation:
-        """A call that was planned, for ``prepare``.
+        """The planned call of these arguments, for ``prepare``.
 
         Raises:
-            OperandError: one that has no such call.
+            OperandError: no single launch computes the call.
         """
         return self._prepared(self.request_of(**self._signature.bind(*operands, **options).arguments))
 
     def kernel_call(self, request: Any) -> Any:
-        """The planned call of a request, which runs a kernel."""
+        """The planned call of a request; raises if exact torch would compute it."""
         return kernels_only(self.found(*request) or self._planned(request))
 
     def preparation_of(self, request: Any) -> Preparation:
-        """The call of a request, for ``prepare``: one launch."""
+        """The planned call of a request, for ``prepare``; it has one launch."""
         return self.kernel_call(request).preparation(request, self._vary)
 
     def planned(
@@ -260,9 +269,12 @@ class Operation:
         read_only: Sequence[str] = (),
         **options: Any,
     ) -> PlannedCall:
-        """A planned call of one launch. arguments, read_only: as in ``PlannedLaunch``. extra: the name and the maker of
-        a further field of it, and one like it to plan with; new, options, which also may be ``new_of``: as in
-        ``PlannedCall``."""
+        """A planned call of one launch.
+
+        arguments, read_only: as in ``PlannedLaunch``.
+        extra: one more field of the launch: its name, its maker (``PlannedCall.extra``), and an example to plan with.
+        new, options: as in ``PlannedCall``; ``new_of`` among the options replaces the maker of "out".
+        """
         fields, out, new = self.fields, request.out, dict(new or {})
         if "new_of" not in options:
             new["out"] = allocator(torch.empty(out.shape, dtype=out.dtype, device=out.device))
@@ -276,13 +288,13 @@ class Operation:
 
 
 def _request_type(fields: Sequence[str], describe: Callable[[Any], Any] | None) -> type:
-    """The record of an operation's arguments; ``described`` is what ``describe`` says of one, asked once."""
+    """The record of an operation's arguments; its ``described`` calls ``describe`` once and keeps the result."""
     plain = namedtuple("Request", fields)
     if describe is None:
         return plain
 
     def described(request: Any) -> Any:
-        # a trace describes anew: it does not follow what a record keeps
+        # torch.compile does not follow attributes that a record keeps: describe again
         kept = {} if is_dynamo_compiling() else vars(request)
         if "described" not in kept:
             kept["described"] = describe(request)
@@ -298,5 +310,5 @@ def _target_of_output(request: Any, out: Any) -> Target:
 quantizing = functools.partial(
     Operation, store=None, follows=False, target=lambda request, out: resolve(request.backend, request[0].device)
 )
-"""An ``Operation`` that quantizes a tensor, its first argument, whose gradient nobody follows, and makes or writes the
-parts of the result itself."""
+"""An ``Operation`` that quantizes its first argument. It makes or writes the parts of the result itself, and autograd
+does not follow its arguments."""

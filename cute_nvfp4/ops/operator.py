@@ -1,10 +1,10 @@
-"""An operation as an operator of ``torch.library``, derived from its schema.
+"""Operators of ``torch.library`` for the operations, derived from their schemas.
 
-An operator takes plain tensors: an operand ``a`` is its data ``a`` and its scales ``a_scale`` (blocked ones in one
-dimension, row-major ones as they are), ``a_global_scale`` or None, and ``a_format``; a prepared weight ``b`` its bytes,
-its global scales, ``rows``, ``dtype`` and ``packing``. ``alpha`` is a number, or ``alpha_tensor`` is one. Lists of
-operands are lists of each part. The names of a schema's arguments say all of it: how a request becomes them, and how
-they become a request.
+An operator takes plain tensors. The names of its schema's arguments say how a request becomes them and back. An operand
+``a`` becomes its data ``a``, its scales ``a_scale`` (blocked ones in one dimension, row-major ones as they are),
+``a_global_scale`` or None, and ``a_format``. A prepared weight ``b`` becomes its bytes, its global scales, ``rows``,
+``dtype`` and ``packing``. ``alpha`` is a number; a tensor alpha is ``alpha_tensor``. A list of operands becomes one
+list for each part.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .dispatch import requires_grad, written_to
 
 NAMESPACE = "cute_nvfp4"
 LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
-# compilers keep the strides that were traced: rows of an operand are contiguous
+# inductor must keep the traced strides: rows of an operand are contiguous
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 OF_WEIGHT = ("rows", "k", "dtype", "packing", "up_global_scale", "row_factor", "promoted")
 
@@ -43,12 +43,14 @@ def define(
     fake: Callable[..., Any],
     differentiable: Sequence[str] = (),
 ) -> None:
-    """Defines the operators ``name`` and ``name.out``, which returns nothing.
+    """Defines the operators ``name`` and ``name.out``; the out variant returns nothing.
 
-    arguments, returns: their part of the schema. written: what ``out`` writes, by name, and its type with an alias.
-    kernel: runs on every device; ``out`` calls it with what it writes. fake: what the results are like; it raises for
-    arguments that do not fit. differentiable: arguments whose gradient ``register_autograd`` knows; that of others is
-    refused where the operator is called.
+    arguments, returns: their parts of the schema.
+    written: the outputs of the out variant: their names, and their types with an alias.
+    kernel: computes the operator on every device; the out variant passes it the outputs, too.
+    fake: makes results of the right shapes and dtypes; it raises for arguments that do not fit.
+    differentiable: the arguments that ``register_autograd`` has a formula for; the operator refuses any other argument
+        that requires a gradient.
     """
     overload = f"{name}.out"
     LIBRARY.define(f"{name}({arguments}) -> {returns}", tags=TAGS)
@@ -91,8 +93,9 @@ def refuse_gradients(named: Mapping[str, Any]) -> None:
 class Gradient(NamedTuple):
     """The gradients of an operator.
 
-    of: the arguments that have one. keep: what the backward pass needs, from the tensors by name and the options.
-    backward: from that, and the gradients of the results, to those of ``of``, in order.
+    of: the arguments that have a gradient. keep: stores in the context what the backward pass needs; it takes the
+    context, the tensors by name, and the options. backward: computes the gradients of ``of``, in order, from the
+    context and the gradients of the results.
     """
 
     of: tuple[str, ...]
@@ -100,15 +103,15 @@ class Gradient(NamedTuple):
     backward: Callable[..., Sequence[Any]]
 
     def register(self, name: str, tensors: Sequence[str]) -> None:
-        """Registers them for the operator ``name`` of these tensors."""
+        """Registers the gradients for the operator ``name``, whose tensor arguments are ``tensors``."""
 
         def keep(ctx: Any, inputs: tuple, keyword_only_inputs: dict, output: Any) -> None:
-            given = dict(zip(tensors, inputs))
-            refuse_gradients({name: x for name, x in given.items() if name not in self.of})
-            ctx.others = {x: [None] * len(y) if _is_tensors(y) else None for x, y in given.items()}
+            named = dict(zip(tensors, inputs))
+            refuse_gradients({name: x for name, x in named.items() if name not in self.of})
+            ctx.others = {x: [None] * len(y) if _is_tensors(y) else None for x, y in named.items()}
             if isinstance(output, tuple):
                 ctx.mark_non_differentiable(*output[1:])
-            self.keep(ctx, given, keyword_only_inputs)
+            self.keep(ctx, named, keyword_only_inputs)
 
         def backward(ctx: Any, *dys: Any) -> tuple:
             return tuple((ctx.others | dict(zip(self.of, self.backward(ctx, *dys)))).values())
@@ -123,8 +126,8 @@ def _is_tensors(x: Any) -> bool:
 class Operator:
     """The operator ``name`` of ``operation``: a row of the table of ``library``.
 
-    arguments, returns, written: as in ``define``. gradient: None where there is no formula. The methods below are of
-    an operation whose result is one tensor, and the subclasses say what is other where it is more.
+    arguments, returns, written: as in ``define``. gradient: None if the operator has none. The methods below serve
+    operations that return one tensor; subclasses override them for other results.
     """
 
     def __init__(
@@ -148,11 +151,11 @@ class Operator:
             gradient.register(name, self.tensors)
 
     def serve(self) -> None:
-        """Makes it the operator of its operation."""
+        """Makes this the operator of its operation."""
         self._operation.operator = lambda request: self
 
     def call(self, request: Any) -> Any:
-        """The result of a request, of which torch records that it was computed."""
+        """The result of a request, computed through torch's dispatcher, which records the call."""
         if getattr(request, "config", None) is not None:
             expected = "None where torch traces the call, or a gradient is asked for"
             raise OperandError.of("config", got=f"a {type(request.config).__name__}", expected=expected)
@@ -164,7 +167,7 @@ class Operator:
             alpha = number("alpha", request.alpha)
         tensors = [alpha_tensor if name == "alpha_tensor" else part(request, name) for name in self.tensors]
         options = {name: alpha if name == "alpha" else part(request, name) for name in self._options}
-        # a default of a schema may be no None: a format where there is no operand
+        # a schema may have another default than None, such as the format of an operand that is missing
         options = {name: value for name, value in options.items() if value is not None}
         written = self.written(request)
         if written is None:
@@ -173,7 +176,7 @@ class Operator:
         return self.result(request, tuple(written.values()) if len(written) > 1 else next(iter(written.values())))
 
     def _request(self, args: tuple, options: Mapping[str, Any]) -> Any:
-        """The request that the operator's arguments describe."""
+        """The request that an operator's arguments describe."""
         values = {"alpha": 1.0} | self._operation.defaults | self._defaults
         values |= dict(zip(self.tensors, args)) | dict(options)
         if values.get("alpha_tensor") is not None:
@@ -181,7 +184,7 @@ class Operator:
                 got = f"{values['alpha']} and alpha_tensor"
                 raise OperandError.of("alpha", got=got, expected="one of the two")
             values["alpha"] = values["alpha_tensor"]
-        self.given(values)
+        self.restore(values)
         return self._operation.request(*(rebuilt(name, values) for name in self._operation.fields))
 
     def _run(self, *args: Any, **options: Any) -> Any:
@@ -193,31 +196,31 @@ class Operator:
         return self.returned(request, self._operation.checked(request))
 
     def adapted(self, request: Any) -> Any:
-        """The request with what the operator's arguments are made of."""
+        """The request from which the operator's arguments are read; subclasses change fields here."""
         return request
 
     def alpha_of(self, request: Any) -> tuple[torch.device, int]:
-        """Where a device scalar alpha is, and for how many groups."""
+        """The device that a tensor alpha must be on, and the number of groups it may have elements for."""
         return request[1].device, 1
 
     def written(self, request: Any) -> dict[str, Any] | None:
-        """What ``out`` writes; None where new results are wanted."""
+        """The outputs of the out variant, by name; None if new results are wanted."""
         return None if request.out is None else {"out": request.out}
 
     def result(self, request: Any, found: Any) -> Any:
-        """What the public function gives, of what the operator returned or wrote."""
+        """The result of the public function, made from what the operator returned or wrote."""
         return found
 
     def returned(self, request: Any, made: Any) -> Any:
-        """What the operator returns, of what the operation gave."""
+        """The result of the operator, made from what the operation returned."""
         return made
 
-    def given(self, values: dict[str, Any]) -> None:
-        """Makes of ``values`` what the request's own arguments are, where they are not those of the operator."""
+    def restore(self, values: dict[str, Any]) -> None:
+        """Puts the arguments of the request into ``values`` where the operator's arguments differ from them."""
 
 
 class RecordOutput(Operator):
-    """An operator whose results are two tensors, the fields of a record. outs: what the ``out`` variant calls them."""
+    """An operator that returns the two tensors of a record. outs: the names of the outputs of its out variant."""
 
     def __init__(self, name: str, operation: Any, arguments: str, record: type, outs: tuple[str, str]) -> None:
         self._record, self._outs = record, outs
@@ -233,7 +236,7 @@ class RecordOutput(Operator):
     def returned(self, request: Any, made: Any) -> tuple[torch.Tensor, ...] | None:
         return None if request.out is not None else self._parts(made)
 
-    def given(self, values: dict[str, Any]) -> None:
+    def restore(self, values: dict[str, Any]) -> None:
         parts = [values.get(name) for name in self._outs]
         values["out"] = None if parts[0] is None else self._record(*parts)
 
@@ -242,7 +245,7 @@ class RecordOutput(Operator):
 
 
 def part(request: Any, name: str) -> Any:
-    """The operator's argument ``name`` of a request."""
+    """The operator's argument ``name``, taken from a request."""
     if name in request._fields:
         return _each(getattr(request, name), functools.partial(_main, name))
     if name in OF_WEIGHT:
@@ -264,7 +267,7 @@ def _each(x: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _main(name: str, x: Any) -> Any:
-    """The tensor that an argument is, or data or bytes of an operand."""
+    """The main tensor of an argument: a tensor itself, the data of an operand, or the bytes of a prepared weight."""
     if isinstance(x, PreparedWeight):
         return x.packed
     if isinstance(x, RowScaledTensor):
@@ -278,13 +281,13 @@ def _main(name: str, x: Any) -> Any:
 
 
 def flat_scale(x: Any) -> torch.Tensor | None:
-    """The scales of an operand, blocked ones in one dimension; None of what has none."""
+    """The scales of an operand, blocked ones in one dimension; None if it has no scales."""
     scale = getattr(x, "scale", None)
     return blocked_flat(scale) if scale is not None and scale.ndim == 6 else scale
 
 
 def rebuilt(name: str, values: Mapping[str, Any]) -> Any:
-    """The argument ``name`` of a public function, of an operator's arguments."""
+    """The public function's argument ``name``, rebuilt from an operator's arguments."""
     x = values[name]
     if name == "b" and "rows" in values:
         k = elements(values["a"], values["a_scale"], values["a_format"])
@@ -317,5 +320,5 @@ def weight_of(packed: Any, rows: int, k: int, factor: Any, up: Any, values: Mapp
 
 
 def elements(a: torch.Tensor, scale: torch.Tensor | None, format: str) -> int:
-    """K, of floats or of bytes of elements; rows in FP8 have scales in float32."""
+    """K of ``a``, whose last dimension counts values or bytes of elements; FP8 rows have float32 scales."""
     return a.shape[-1] * (1 if scale is None or scale.dtype is torch.float32 else FORMATS[format].elements_per_byte)

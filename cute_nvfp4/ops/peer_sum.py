@@ -1,4 +1,4 @@
-"""The sum of rows over the GPUs of a host, by the kernel of ``kernels.peers``, and the operator that traces it."""
+"""Adds rows over the GPUs of a host, by the kernel of ``kernels.peers``, and defines the operator that traces it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ KERNEL = Kernel("peer_sum", PeerSumArguments, Lazily("kernels.peers.sum", "PeerS
 
 @dataclass(frozen=True)
 class PeerMemory:
-    """What a rank's sums use. received: (SLOTS, ranks, elements) of each rank, in one another's reach. state: (CTAs, 2)
-    int32 of this rank. early: as in ``PeerSums``."""
+    """The memory that a rank's sums use.
+
+    received: (SLOTS, ranks, elements) of each rank; every rank can write all of them. state: (CTAs, 2) int32 of this
+    rank. early: as in ``PeerSums``.
+    """
 
     received: tuple[Tensor, ...]
     rank: int
@@ -31,21 +34,23 @@ class PeerMemory:
 
 
 def empty_memory(elements: int, ranks: int, new: Callable[..., Tensor]) -> Tensor:
-    """A rank's memory for what it is sent, to which nobody has written. new: makes it, of 16-bit elements."""
+    """Memory for what a rank receives, marked as empty. new: makes a tensor of this shape with 16-bit elements."""
     found = new(SLOTS, ranks, elements)
     found.view(torch.int16).fill_(EMPTY - (1 << 32))
     return found
 
 
 def state_of(device: torch.device) -> Tensor:
-    """The state before the first call, for a CTA on every other multiprocessor: on the rest the next launch may start,
-    whose CTAs have too many registers to run beside these."""
+    """The state before the first call, for CTAs on every other multiprocessor.
+
+    The next launch may start on the rest: its CTAs have too many registers to run beside these.
+    """
     ctas = max(sm_count(resolve("auto", device), device) // 2, 1)
     return torch.zeros(ctas, 2, dtype=torch.int32, device=device)
 
 
 def peer_sum(y: Tensor, memory: PeerMemory) -> Tensor:
-    """The sum over the ranks of y, contiguous and of at most as many elements: a new tensor."""
+    """The sum of y over the ranks, a new tensor. y: contiguous, with at most as many elements as the memory."""
     options = memory.received, memory.state, memory.rank, memory.early
     return torch.ops.cute_nvfp4.peer_sum(y, *options) if recording() else _run(y, *options)
 

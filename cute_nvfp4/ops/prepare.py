@@ -1,4 +1,4 @@
-"""prepare: an operation for fixed shapes, of which a call writes addresses and launches, and nothing else."""
+"""prepare: plans an operation for fixed shapes; a call then only writes addresses and launches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .tensor_guards import TensorGuards
 
 
 def prepare(operation: Callable[..., Any], *operands: Any, vary: Sequence[str] = (), **options: Any) -> Prepared:
-    """Plans ``operation(*operands, **options)`` once; the callable that it gives only launches.
+    """Plans ``operation(*operands, **options)`` once and returns a callable that only launches.
 
     ::
 
@@ -33,29 +33,29 @@ def prepare(operation: Callable[..., Any], *operands: Any, vary: Sequence[str] =
 
     Args:
         operation: ``gemv``, ``gemm``, ``quantize``, or ``gated_gemm`` or ``grouped_gemm`` of prepared weights.
-        operands, options: the operation's arguments, which are kept. Without ``out`` an output is made, which every
-            call writes to.
+        operands, options: the operation's arguments, which the callable keeps. Without ``out``, ``prepare`` makes one
+            output, and every call writes to it.
         vary: names of operands that each call gives, in this order: of products "a", "b" and "out"; of quantize
-            "x" and "out". They may differ from those given here in values and addresses alone, and the addresses are
-            multiples of the same powers of two, up to 32 bytes. All other operands stay where they are. Those of
-            ``grouped_gemm`` are lists: of all x, all weights, all results.
+            "x" and "out". They may differ from those given here in values and addresses alone, and the addresses must
+            be multiples of the same powers of two, up to 32 bytes. All other operands stay the same tensors. Operands
+            of ``grouped_gemm`` are lists: all x, all weights, all results.
 
     A call returns what the operation returns, bit for bit. Preparing compiles and loads the kernel, and runs
     nothing. Threads may share the result.
 
     Raises:
-        OperandError: an operation or a name that cannot be prepared; a request that needs more than one launch; an
-            output that overlaps an operand, here or at a call; from a call: an operand that is not like the one given.
+        OperandError: the operation or a name cannot be prepared; the request needs more than one launch; an output
+            overlaps an operand, here or at a call; an operand of a call is unlike the one given here.
         OperandTypeError, TargetError: those of the operation.
     """
     return Prepared(preparation(operation, *operands, **options), tuple(vary))
 
 
 def preparation(operation: Callable[..., Any], *operands: Any, **options: Any) -> Preparation:
-    """One launch of ``operation``, planned.
+    """The one planned launch of ``operation``.
 
     Raises:
-        OperandError: an operation that has none.
+        OperandError: the operation cannot be prepared.
     """
     if operation not in PREPARED:
         known = ", ".join(sorted(x.__name__ for x in PREPARED))
@@ -87,12 +87,12 @@ class Prepared:
         if len(given) != len(vary):
             names = ", ".join(name for name, _, _ in vary) or "none"
             raise OperandError.of("operands of a prepared call", got=len(given), expected=f"{len(vary)}: {names}")
-        places = None if self._known is None else self._known.places(given)
-        values = None if places is None else self._known.values.get(places)
+        addresses = None if self._known is None else self._known.addresses(given)
+        values = None if addresses is None else self._known.values.get(addresses)
         if values is None:
             values = self._checked(given)
-            if places is not None:
-                self._known.values[places] = values
+            if addresses is not None:
+                self._known.values[addresses] = values
         made, owners = self._made, self._owners
         if made.reads_owners:
             owners = made.owners(made.operands | {name: x for (name, _, _), x in zip(vary, given)})
@@ -100,25 +100,25 @@ class Prepared:
         return self._result if self._out is None else given[self._out]
 
     def _checked(self, given: Sequence[Any]) -> tuple:
-        """What the launch varies, with operands that are checked."""
+        """The values of the launch, after checking the operands that vary."""
         values = list(self._values)
         for (name, key, slots), x in zip(self._vary, given):
             if (found := _key(x)) != key:
                 raise _unlike(name, found, key)
-            for element, places in zip(x, slots) if isinstance(key, _ListKey) else ((x, slots),):
-                for part, place in places:
-                    values[place] = (element if part is None else getattr(element, part)).data_ptr()
+            for element, parts in zip(x, slots) if isinstance(key, _ListKey) else ((x, slots),):
+                for part, index in parts:
+                    values[index] = (element if part is None else getattr(element, part)).data_ptr()
         self._made.apart.check(values)
         return tuple(values)
 
 
 _PARTS = ("class", "dtype", "shape", "strides", "device", "address modulo {}", "negation")
-"""What the key of a tensor has."""
+"""What the parts of a tensor's key describe."""
 _HINT = "Prepare another call for such operands; .clone() has the alignment of new tensors."
 
 
 def _unlike(name: str, found: Any, key: Any, alignment: int = 32) -> OperandError:
-    """The error about an operand that is not like the prepared one: what differs."""
+    """The error for an operand that differs from the prepared one; it names what differs."""
     if isinstance(key, _ListKey) and isinstance(found, _ListKey) and len(key.elements) == len(found.elements):
         for i, (x, y) in enumerate(zip(found.elements, key.elements)):
             if x != y:
@@ -137,15 +137,18 @@ def _unlike(name: str, found: Any, key: Any, alignment: int = 32) -> OperandErro
 
 
 class _Known:
-    """Lists of tensors of which torch's guards say at once that they are like those of the prepared call; values: what
-    a launch varies, by the addresses of tensors that were checked in an earlier call."""
+    """Remembers lists of tensors, so that a call with the same ones needs no checks.
+
+    torch's guards compare all tensors with the prepared ones at once. values: the values of a launch, by the addresses
+    of tensors that an earlier call checked.
+    """
 
     def __init__(self, tensors: list[Tensor], lengths: tuple[int, ...]) -> None:
         self._like, self._lengths, self.values = TensorGuards(tensors), lengths, Bounded()
 
     @classmethod
     def of(cls, operands: Sequence[Any]) -> _Known | None:
-        """The record of lists of tensors; None of others."""
+        """The record for operands that are lists of tensors; None for other operands."""
         if not operands or not all(isinstance(x, list) for x in operands):
             return None
         tensors = [y for x in operands for y in x]
@@ -153,8 +156,8 @@ class _Known:
             return None
         return cls(tensors, tuple(map(len, operands)))
 
-    def places(self, given: Sequence[Any]) -> tuple[int, ...] | None:
-        """The addresses of all tensors; None unless they are like the prepared ones."""
+    def addresses(self, given: Sequence[Any]) -> tuple[int, ...] | None:
+        """The addresses of all tensors; None if one is unlike the prepared one."""
         if is_dynamo_compiling() or any(type(x) is not list and type(x) is not tuple for x in given):
             return None
         tensors = [y for x in given for y in x]
@@ -164,7 +167,7 @@ class _Known:
 
 
 class _ListKey(NamedTuple):
-    """The key of each element, and how their global scales lie, and those of the second weights of gated products."""
+    """The key of a list: that of each element, and how global scales and those of second gated weights are arranged."""
 
     elements: tuple
     scales: str
@@ -172,8 +175,7 @@ class _ListKey(NamedTuple):
 
 
 def _key(x: Any, alignment: int = 32) -> Any:
-    """All that a plan depends on of an operand, of its address what matters up to ``alignment``; of what is none, its
-    type."""
+    """Everything that a plan depends on in an operand, with its address modulo ``alignment``; otherwise the type."""
     if isinstance(x, (BlockScaledTensor, PreparedWeight, RowScaledTensor)):
         return x.key
     if isinstance(x, (list, tuple)):
@@ -181,6 +183,6 @@ def _key(x: Any, alignment: int = 32) -> Any:
         return _ListKey(tuple(_key(y, 16) for y in x), *map(arranged, parts))
     if not isinstance(x, torch.Tensor):
         return type(x)
-    # of quantize's x, 32 bytes are read at once
+    # quantize reads 32 bytes of x at once
     check_dense("an operand of a prepared call", x)
     return type(x), x.dtype, x.shape, x.stride(), x.device, x.data_ptr() % alignment, x.is_neg()

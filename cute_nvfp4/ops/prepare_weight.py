@@ -1,4 +1,4 @@
-"""prepare_weight: repack a block-scaled weight once, for GEMMs that decode it."""
+"""prepare_weight: repacks a block-scaled weight once, for GEMMs that decode it."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ def prepare_weight(
     promoted: bool = False,
     backend: Backend = "auto",
 ) -> PreparedWeight:
-    """Repacks a weight (N, K) for ``gemm(x, weight)`` of an x in 16 bits, or in FP8 on a Hopper GPU, once, when a model
-    is loaded; or a stack (L, N, K) for ``grouped_gemm_contiguous``.
+    """Repacks a weight (N, K), once, when a model is loaded, for ``gemm(x, weight)`` with 16-bit x, or with FP8 x on a
+    Hopper GPU. A stack (L, N, K) is for ``grouped_gemm_contiguous``.
 
-    The result takes as many bytes (rows padded to 128, K to 128) and has the same values, bit for bit, but for
+    The result takes as many bytes (rows padded to 128, K to 128) and has the same values, bit for bit, except for
     float8_e4m3fn.
 
     Args:
         weight: a block-scaled operand; scales in any layout and of either sign. K is a multiple of a block.
-            Scales of MXFP4, blocks of zeros apart, must lie within a factor of 2**30 (for float16 2**24). They are read
-            here, once, and a power of two may become the result's global scale. For float16 those of MXFP8 must lie
-            within 2**22 (E5M2: 2**8); for bfloat16 they may have any value. A block of MXFP8 with a NaN or an infinity
-            becomes NaN altogether.
-        up: a second weight like it. The result is then both, for ``gated_gemm(x, result)``, and the gate takes the
-            product of ``weight``. Either both have a global scale, or none has.
-        dtype: bfloat16 or float16: that of the x it will be multiplied with. An NVFP4 x takes float16. float8_e4m3fn is
-            for x in FP8 (``RowScaledTensor``), on sm_90a: elements of NVFP4 times their scales are rounded to E4M3 when
-            they are multiplied, as the result's ``dequantize`` says; MXFP4 stays exact, and is refused where scales of
-            a row are more than 2**11 apart. A NaN scale makes all of its row NaN.
-        promoted: for float8_e4m3fn, whether sums are added in fp32 after every 128 of K. Tensor cores keep about 14
-            bits of them otherwise.
-        backend: where no scales are read a kernel packs on a GPU, in one launch, to the bits of torch.
+            Scales of MXFP4, blocks of zeros apart, must lie within a factor of 2**30 (for float16 2**24); this function
+            reads them once, and may move a power of two into the result's global scale. For float16, scales of MXFP8
+            must lie within 2**22 (E5M2: 2**8); for bfloat16 they may have any value. A block of MXFP8 with a NaN or an
+            infinity becomes NaN altogether.
+        up: a second weight like it. The result then holds both, for ``gated_gemm(x, result)``, and the gate takes the
+            product of ``weight``. Both have a global scale, or neither.
+        dtype: bfloat16 or float16, the dtype of the x that it will be multiplied with. An NVFP4 x needs float16.
+            float8_e4m3fn is for FP8 x (``RowScaledTensor``), on sm_90a: the kernel rounds NVFP4 elements times their
+            scales to E4M3, as the result's ``dequantize`` does; MXFP4 stays exact, and is refused if scales of a row
+            are more than 2**11 apart. A NaN scale makes its whole row NaN.
+        promoted: for float8_e4m3fn: whether sums are added in fp32 after every 128 of K. Otherwise tensor cores keep
+            about 14 bits of them.
+        backend: packing that need not read the scales runs in a kernel on a GPU, in one launch, with torch's bits.
 
     Raises:
         OperandError, OperandTypeError: another format, another dtype, two weights that do not fit together.
@@ -88,7 +88,7 @@ def _check(name: str, weight: BlockScaledTensor) -> None:
 
 
 def _check_pair(gate: BlockScaledTensor, up: BlockScaledTensor) -> None:
-    """Raises unless they fit together."""
+    """Raises unless the two weights fit together."""
     both = [
         f"{x.format.name} {tuple(x.data.shape)}, {'no' if x.global_scale is None else 'a'} global scale, {x.device}"
         for x in (gate, up)
@@ -101,7 +101,7 @@ def _check_pair(gate: BlockScaledTensor, up: BlockScaledTensor) -> None:
 def packed_tiles(
     weight: BlockScaledTensor, dtype: torch.dtype, out: torch.Tensor | None = None, backend: Backend = "auto"
 ) -> torch.Tensor:
-    """Tiles (L, row tiles, K tiles, bytes) of a weight (L, N, K), or of (N, K), whose L is 1."""
+    """Tiles (L, row tiles, K tiles, bytes) of a weight (L, N, K), or of (N, K), which has L 1."""
     return PACK.call(weight, dtype, out, backend)
 
 

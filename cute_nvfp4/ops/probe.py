@@ -25,5 +25,5 @@ def probe(x: torch.Tensor, *, backend: Backend = "auto") -> torch.Tensor:
 
 
 def compile_probe(arch: str) -> CompiledKernel:
-    """Compiles the kernel for ``arch`` now: the caches are not asked, since compiling is what is being tried."""
+    """Compiles the kernel for ``arch`` now, without the caches, because the compiler is what a user tries out."""
     return KERNEL.build(ProbeConfig(architecture(arch)))

@@ -1,4 +1,4 @@
-"""``quantize``: from a tensor to a ``BlockScaledTensor``, on any device."""
+"""``quantize``: makes a ``BlockScaledTensor`` of a tensor, on any device."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def quantize(
 
     Args:
         x: float32, float16 or bfloat16; (MN, K) or (L, MN, K), or (K,), which is taken as (1, K) because operands are
-            matrices; any strides. Its gradient is not followed (``fake_quantize`` has one).
+            matrices; any strides. Autograd does not follow it (``fake_quantize`` has a gradient).
         format: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", or a ``Format``. "fp8_e4m3" gives a ``RowScaledTensor``:
-            rows (M, K) of bfloat16 or float16 in E4M3, each with a scale; it takes no other argument but ``backend``.
+            x (M, K) in bfloat16 or float16 becomes E4M3 with a scale for each row; only ``backend`` may go with it.
         rule: how a block's scale is chosen (docs/explanation/quantization.md). For NVFP4: "max", "max_normal",
             "static_4", "four_six_mse", "four_six_mae", "four_six_abs_max", "optimal", "hessian". For MX: "max", which
             is "rceil", "floor", "ceil", "even"; for MXFP4 also "static_4", "optimal", "hessian".
@@ -93,27 +93,27 @@ def quantize(
             blocks, (K/block, block, block).
         transpose: quantizes x with its last two dimensions exchanged: blocks run along MN, the result is (K, MN).
         axis: the dimension of x along which blocks run (last by default), moved last; ``transpose`` is ``axis=-2``.
-        pad: zeros up to a whole number of blocks along K, which a product does not notice; otherwise an error.
+        pad: adds zeros up to a whole number of blocks along K, which change no product; without it, a remainder raises.
         scale_layout: "blocked" (``cute_nvfp4.scale_layout``) or "rowmajor".
-        out: where to put the result, and what is returned: an operand of its shape, format and scale layout, with a
-            global scale unless ``global_scale`` is None or the format has none, which is written, too (it may be the
-            given one). Nothing may overlap. Padding of blocked scales is written.
-        backend: ``auto`` (the kernels for CUDA tensors, and within ``simulating`` for CPU tensors, where they take the
-            request; else exact torch), ``cuda``, ``sim`` (the kernels; what they cannot do is an error: "hessian",
+        out: the operand to write and return, with the result's shape, format and scale layout. It has a global scale
+            unless ``global_scale`` is None or the format has none; the global scale is written, too (it may be the
+            tensor passed as ``global_scale``). Nothing may overlap. Padding of blocked scales is written.
+        backend: ``auto`` (the kernels for CUDA tensors, and within ``simulating`` for CPU tensors, if they can compute
+            the request; else exact torch), ``cuda``, ``sim`` (the kernels; what they cannot do raises: "hessian",
             "optimal" of MXFP4 or of tiles, padding, rotations larger than a block), ``reference`` (exact torch: any
-            device and any request). All give the same bits; ``explain_backend`` says which one it is, and why. The
+            device and any request). All give the same bits; ``explain_backend`` says which backend runs, and why. The
             first call for a kind of request compiles its kernel (cached on disk).
 
-    ``torch.compile`` traces all of it into one graph (give stochastic rounding a seed), with the same bits: the kernels
-    and the search of "optimal" and "hessian" are operators, and what inductor compiles of the rest divides in float64
-    and fuses no product into a sum. A trace does not see ``simulating``.
+    ``torch.compile`` traces the call into one graph (give stochastic rounding a seed), with the same bits: the kernels
+    and the search of "optimal" and "hessian" are operators, and the code that inductor compiles for the rest divides in
+    float64 and fuses no product into a sum. A trace does not see ``simulating``.
 
-    A block with NaN or infinity in it gets a NaN scale and is NaN altogether; the other blocks are as if it were not
-    there. Magnitudes beyond what the scales reach saturate; a block too small for the smallest scale becomes zeros.
+    A block with NaN or infinity in it gets a NaN scale and is NaN altogether; other blocks do not notice. Magnitudes
+    beyond the largest scale saturate; a block too small for the smallest scale becomes zeros.
 
     Raises:
-        OperandError, OperandTypeError: an argument that does not fit, or an empty tensor; what the kernels
-            cannot do, where they are asked for by name.
+        OperandError, OperandTypeError: an argument does not fit; the tensor is empty; ``backend`` names the kernels,
+            and they cannot do this.
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
     if format == FP8:
@@ -145,7 +145,7 @@ def _check_memory(r: Any) -> None:
 
 
 def plan_quantize(r: Any, target: Target, cluster: int | None = None) -> Callable[..., BlockScaledTensor]:
-    """The planned call: x is copied first where the kernels cannot read it. cluster: as in ``planning.quantize``."""
+    """The planned call; it copies x first if the kernels cannot read it. cluster: as in ``planning.quantize``."""
     request = r.described
     x, (batch, rows, k), device = request.source.matrices, request.source.matrices.shape, r.x.device
     transposed = lies_transposed(x, request.tile, request.rule.choice)
@@ -188,7 +188,7 @@ def plan_quantize(r: Any, target: Target, cluster: int | None = None) -> Callabl
 
 
 def _copied_first(*given: Any) -> BlockScaledTensor:
-    """The planned call that copies x, and quantizes the copy."""
+    """The planned call that copies x and quantizes the copy."""
     r = QUANTIZE.request(*given)
     if r.out is not None:
         _check_memory(r)
@@ -212,16 +212,16 @@ def _reference(r: Any) -> BlockScaledTensor:
 
 
 def _overlaps(r: Any) -> None:
-    """Checks memory, which a tensor that stands for others has not."""
+    """Checks memory, unless the tensors are stand-ins of a trace and have none."""
     if not r.described.recorded:
         _check_memory(r)
 
 
 def _prepared(r: Any) -> Preparation:
-    """One launch, the same in every call.
+    """The one launch of a prepared call.
 
     Raises:
-        OperandError: a request that takes more, or rounds at random; an option that a prepared call cannot have.
+        OperandError: the request needs more than one launch, or rounds at random; a prepared call lacks an option.
     """
     for name in ("generator", "hessian"):
         if getattr(r, name) is not None:
@@ -270,7 +270,7 @@ def explain_backend(
 
 
 def _stored(result: BlockScaledTensor, out: BlockScaledTensor) -> BlockScaledTensor:
-    """``out`` with the values of ``result``."""
+    """``out``, with the values of ``result`` copied into it."""
     as_bytes(out.data).copy_(result.data)
     blocked = out.scale_layout == "blocked"
     as_bytes(out.blocked_scale() if blocked else out.scale).copy_(result.scale)
@@ -280,7 +280,7 @@ def _stored(result: BlockScaledTensor, out: BlockScaledTensor) -> BlockScaledTen
 
 
 def tensor_amax(x: torch.Tensor, *, hadamard: Hadamard | int | None = None) -> torch.Tensor:
-    """Finds the largest finite magnitude of ``x``, rotated first if asked: float32, 0 if there is none."""
+    """The largest finite magnitude of ``x``, rotated first if asked: float32, 0 if no element is finite."""
     views, rotation = matrices(x), resolve_hadamard(hadamard)
     size = 1 if rotation is None else rotation.size
     return amax(Source(views, -(-views.shape[-1] // size) * size, rotation, 1))

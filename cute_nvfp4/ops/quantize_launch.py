@@ -1,4 +1,4 @@
-"""Launches of the kernels that quantize: what ``quantize`` and the operations that quantize what they compute share."""
+"""Launches of the quantization kernels, for ``quantize`` and for the operations that quantize what they compute."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from .quantize_request import QuantizeRequest, check_out_gradient, checked_globa
 
 
 class Results:
-    """New results of one kind of request, with as many dimensions as the caller's tensor has, if those are two or
-    three: ``data()``, ``scale()`` and ``factor()`` make them, and ``key`` is theirs.
+    """Makers of new results for one kind of request: ``data()``, ``scale()`` and ``factor()``.
 
-    scale_kind: of the global scale, as ``kind_of_scale`` says it.
+    Results have two or three dimensions, as the caller's tensor has. key: the key of such a result. scale_kind: the
+    kind of its global scale, from ``kind_of_scale``.
     """
 
     def __init__(self, request: QuantizeRequest, given: Any) -> None:
@@ -45,14 +45,14 @@ class Results:
         factor = torch.empty((), dtype=torch.float32, device=x.device)
         self.scale_kind = kind_of_scale(format, given, x.device)
         self.key = BlockScaledTensor(data, scale, factor if self.scale_kind != "none" else None, format).key
-        # whether a given global scale can be that of a result
+        # whether the caller's global scale can be a result's without a copy or a view
         self._as_it_is = isinstance(given, torch.Tensor) and not given.ndim and not given.requires_grad
         self.data_strides = byte_strides(data)
         self.data, self.scale, self.factor = allocator(data), allocator(scale), allocator(factor)
 
     def maker(self, fields: Sequence[str]) -> Callable[..., BlockScaledTensor]:
-        """Makes a result that is not written yet, of the arguments ``fields`` of a call: with the global scale that is
-        given, or room for one."""
+        """A function of a call's arguments ``fields`` that makes a result to be written; its global scale is the
+        caller's, or new memory."""
         key, data, scale, factor, at = self.key, self.data, self.scale, self.factor, fields.index("global_scale")
         kind, as_it_is, new = self.scale_kind, self._as_it_is, BlockScaledTensor.like
         if kind == "none":
@@ -65,15 +65,15 @@ class Results:
 
 
 def _given_scale(given: float | torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """A given global scale, known to be one, as a tensor of no dimensions where x is."""
+    """The caller's global scale, already checked, as a tensor of no dimensions on the device of ``x``."""
     if not isinstance(given, torch.Tensor):
         return checked_global_scale(given, x.device)
     return given.detach().reshape(()) if given.ndim or given.requires_grad else given
 
 
 def quantized_output(operation: Any, r: Any, results: Results) -> dict[str, Any]:
-    """How a planned call of ``operation`` makes its output, or writes the given global scale to it: options of
-    ``Operation.planned``."""
+    """Options of ``Operation.planned`` for the output: how a call makes it, and how it stores the caller's global scale
+    in ``out``."""
     options: dict[str, Any] = {"new_of": results.maker(operation.fields)}
     if results.scale_kind == "given":
         options["read_only"] = ("out.global_scale",)
@@ -83,7 +83,7 @@ def quantized_output(operation: Any, r: Any, results: Results) -> dict[str, Any]
 
 
 def _store_scale(operation: Any, given: tuple) -> None:
-    """Writes a global scale that is given to that of ``out``, which the kernel reads."""
+    """Copies the caller's global scale to that of ``out``, which the kernel reads."""
     r = operation.request(*given)
     own = r.out.global_scale
     check_out_gradient(r.out)
@@ -133,8 +133,10 @@ class Made(NamedTuple):
 
 
 def made_first(seed: int | None, amax: Launcher | None) -> tuple[str, Callable[[tuple, bool], Made], Made]:
-    """The ``extra`` of ``Operation.planned`` that is ``made`` of the arguments of ``quantize``. seed: its place among
-    them. amax: finds the largest magnitude of x."""
+    """The ``extra`` of ``Operation.planned`` that makes ``Made`` from the arguments of ``quantize``.
+
+    seed: the position of the seed among them. amax: the launch that finds the largest magnitude of x.
+    """
     like = Made(0, 0, torch.empty((), device="meta"))
 
     def make(given: tuple, kept: bool) -> Made:
@@ -154,7 +156,7 @@ def made_first(seed: int | None, amax: Launcher | None) -> tuple[str, Callable[[
 def amax_launcher(
     plan: AmaxPlan, batch: int, x_strides: Strides, signs: int, target: Target, device: torch.device
 ) -> Launcher:
-    """Raises a magnitude to the largest finite one of x."""
+    """The launch that raises a magnitude to the largest finite one of x."""
     arguments = AmaxArguments(0, 0, batch, x_strides, plan.chunks, plan.ctas, signs)
     return AMAX.launcher(
         plan.config, target, device, arguments, lambda x, amax: {"x": (x, False), "amax": (amax, True)}
@@ -162,30 +164,30 @@ def amax_launcher(
 
 
 def int32(bits: int) -> int:
-    """The low 32 bits as ctypes takes them."""
+    """The low 32 bits, as the signed number that ctypes takes."""
     return ctypes.c_int32(bits & 0xFFFFFFFF).value
 
 
 def byte_strides(tensor: torch.Tensor) -> Strides:
-    """Strides of (L, MN, …) or (MN, …) in bytes."""
+    """The strides of (L, MN, …) or (MN, …) in bytes."""
     size = tensor.element_size()
     return Strides(tensor.stride(-2) * size, tensor.stride(0) * size if tensor.ndim == 3 else 0)
 
 
 def lies_transposed(x: torch.Tensor, tile: bool, choice: str) -> bool:
-    """Whether ``x`` (L, MN, K) is read where it lies, K strided: MN contiguous, rows of words, whole and aligned.
+    """Whether a kernel reads ``x`` (L, MN, K) as it lies, with MN contiguous and K strided; rows must be aligned words.
 
-    4/6 of tiles is not: its sums have an order that lanes would have to wait for. Nor are searches.
+    4/6 of tiles does not, because its lanes would wait for the order of its sums. Searches do not either.
     """
     size = x.element_size()
     if x.stride(2) == 1 or x.stride(1) != 1 or x.shape[1] == 1 or (tile and choice) or choice == "optimal":
         return False
-    places = [x.data_ptr(), x.shape[1] * size, x.stride(2) * size, x.stride(0) * size if x.shape[0] > 1 else 0]
-    return x.stride(2) > 0 and x.shape[1] * size < 2**31 and not any(place % 4 for place in places)
+    offsets = [x.data_ptr(), x.shape[1] * size, x.stride(2) * size, x.stride(0) * size if x.shape[0] > 1 else 0]
+    return x.stride(2) > 0 and x.shape[1] * size < 2**31 and not any(offset % 4 for offset in offsets)
 
 
 def readable_by(x: torch.Tensor, alignment: int) -> torch.Tensor:
-    """``x`` if a kernel can read it, else a copy: K contiguous, and rows that start at multiples of so many bytes."""
+    """``x`` if a kernel can read it, else a copy: K contiguous, and rows that start at multiples of ``alignment``."""
     if (x.stride(-1) == 1 or x.shape[-1] == 1) and row_alignment(x, alignment) == alignment:
         return x
     return x.clone(memory_format=torch.contiguous_format)
@@ -204,7 +206,7 @@ def compile_quantize(
 ) -> tuple[CompiledKernel, QuantizeConfig]:
     """The kernel that quantizes a contiguous matrix of this size on ``arch``, and its configuration.
 
-    Needs no GPU and no tensors. cluster: as in :func:`choose`. ``more``: fields of :class:`QuantizeProblem`.
+    Needs no GPU and no tensors. cluster: as in :func:`choose`. more: fields of :class:`QuantizeProblem`.
     """
     name, found = DTYPE_NAMES[dtype], architecture(arch)
     row_bytes = k * ITEM_BYTES[name]

@@ -1,4 +1,4 @@
-"""The arguments of ``quantize``, checked, and which backend runs them."""
+"""The checked arguments of ``quantize``, and the backend that runs them."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ MATRIX = Argument(
     "type({x}) is Tensor",
     on_cpu="not {x}.is_cuda",
 )
-"""A tensor that is quantized, or read beside it: what plans of these kernels depend on."""
+"""A tensor that is quantized, or read beside it: everything that plans of these kernels depend on."""
 SCALE = Argument(
     "({x} if type({x}) is str else None if {x} is None else type({x}) if not isinstance({x}, Tensor) else"
     " (out is not None and {x} is out.global_scale, {x}.dtype, {x}.shape, {x}.device, {x}.requires_grad,"
     " {x}.is_neg(), {x}.data_ptr() != 0))"
 )
-"""A global scale: a word, a number, or a tensor, which may be that of ``out``."""
+"""A global scale: "auto", a number, or a tensor, which may be that of ``out``."""
 RESULT = Argument("(None if {x} is None else ({x}.key, getattr({x}.global_scale, 'requires_grad', False)))")
 """A ``BlockScaledTensor`` that is written, or None."""
 COUNT_RESULT = (
     "increment_versions((out.data, out.scale, out.global_scale)"
     " if type(global_scale) is str and out.global_scale is not None else (out.data, out.scale))"
 )
-"""Tells autograd that ``out`` was written; a global scale that was given is only read."""
+"""Raises the autograd version counters of ``out``; a global scale from the caller is only read."""
 _HINT = "backend='auto' or 'reference' does it by torch, with the bits that the kernels would give."
 
 
 class BackendChoice(NamedTuple):
-    """backend: "cuda", "sim" or "reference"; reason: why it is not the kernels', or empty."""
+    """backend: "cuda", "sim" or "reference". reason: why the kernels do not run; empty if they do."""
 
     backend: str
     reason: str = ""
@@ -57,8 +57,8 @@ class BackendChoice(NamedTuple):
 class QuantizeRequest:
     """What is to be quantized, and how.
 
-    ndim: dimensions of the caller's tensor; those of ``source`` are three. hessian: as the caller gave it. recorded:
-    whether torch records what is done with it.
+    ndim: the number of dimensions of the caller's tensor; ``source`` has three. hessian: as the caller gave it.
+    recorded: whether torch records what is done with the tensor.
     """
 
     source: Source
@@ -82,7 +82,7 @@ class QuantizeRequest:
 
 
 def checked_request(r: Any) -> QuantizeRequest:
-    """What a request of ``quantize`` asks for.
+    """What a request of ``quantize`` asks for, checked.
 
     Raises:
         OperandError, OperandTypeError: what ``quantize`` raises for its arguments.
@@ -130,21 +130,21 @@ def check_out(out: Any, request: QuantizeRequest, given: Any) -> None:
 
 
 def check_out_gradient(out: BlockScaledTensor) -> None:
-    """Raises if the global scale of ``out`` cannot be written."""
+    """Raises if the global scale of ``out`` requires a gradient, so that no kernel may write it."""
     if out.global_scale is not None and out.global_scale.requires_grad:
         raise OperandError.of("global scale of out", got="one that requires a gradient", expected="one that does not")
 
 
 def check_out_memory(out: BlockScaledTensor, read: Mapping[str, torch.Tensor | None], given: Any) -> None:
-    """Raises if the parts of ``out`` overlap each other or what is read, or cannot be written where they are.
+    """Raises if the parts of ``out`` overlap each other or an input, or lie where no kernel can write them.
 
-    given: the global scale.
+    given: the caller's global scale.
     """
     scale = out.scale
     if out.scale_layout == "rowmajor" and not (scale.is_contiguous() and scale.data_ptr() % 4 == 0):
         got = f"address {scale.data_ptr():#x}, strides {scale.stride()}"
         raise OperandError.of("scale of out", got=got, expected="contiguous, at a multiple of 4 bytes")
-    # the global scale of out may itself be the given one
+    # the caller may give the global scale of out itself
     scaled = out.global_scale is not None
     if isinstance(given, torch.Tensor) and not (scaled and given.data_ptr() == out.global_scale.data_ptr()):
         read = {**read, "global_scale": given}
@@ -155,7 +155,7 @@ def choose_backend(wanted: str, request: QuantizeRequest) -> BackendChoice:
     """The backend for ``request``.
 
     Raises:
-        OperandError: the kernels are wanted by name, and cannot do this.
+        OperandError: the caller names the kernels, and they cannot do this.
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
     if wanted not in BACKENDS:
@@ -164,7 +164,7 @@ def choose_backend(wanted: str, request: QuantizeRequest) -> BackendChoice:
     if wanted == "reference":
         return BackendChoice("reference", "asked for")
     x = request.source.matrices
-    # torch can record neither questions to the driver nor ``simulating``; the operator asks when it runs
+    # a trace records neither questions to the driver nor ``simulating``; the operator asks when it runs
     tracing = request.recorded
     if wanted != "auto":
         if not tracing:
@@ -175,7 +175,7 @@ def choose_backend(wanted: str, request: QuantizeRequest) -> BackendChoice:
         return BackendChoice(wanted)
     backend = "cuda" if x.device.type == "cuda" else "reference"
     if tracing and is_exporting() and _fits_operator(request):
-        # a program that is exported here may run anywhere: the operator chooses where it runs
+        # an exported program may run anywhere: the operator chooses the backend when it runs
         return BackendChoice("cuda")
     if not tracing:
         try:
@@ -183,7 +183,7 @@ def choose_backend(wanted: str, request: QuantizeRequest) -> BackendChoice:
         except TargetError as error:
             if x.device.type == "cpu":
                 raise
-            # a device without kernels
+            # the package has no kernels for this device
             return BackendChoice("reference", str(error))
     if backend == "reference":
         where = "on CUDA devices, and on others within simulating()"
@@ -195,13 +195,13 @@ def choose_backend(wanted: str, request: QuantizeRequest) -> BackendChoice:
 
 
 def _fits_operator(request: QuantizeRequest) -> bool:
-    """Whether the operator has arguments for all of ``request``."""
+    """Whether the operator has arguments for everything that ``request`` asks for."""
     same_k = request.source.k == request.source.matrices.shape[-1]
     return same_k and request.hessian is None and FORMATS.get(request.format.name) is request.format
 
 
 def _beyond_kernels(backend: str, request: QuantizeRequest) -> str:
-    """Why the kernels cannot do this, or an empty string."""
+    """Why the kernels cannot do this; empty if they can."""
     format, x, k = request.format, request.source.matrices, request.source.k
     batch, rows, given_k = x.shape
     if request.hessian is not None:
@@ -217,7 +217,7 @@ def _beyond_kernels(backend: str, request: QuantizeRequest) -> str:
 
 
 def matrices(x: torch.Tensor, transpose: bool = False, axis: int | None = None) -> torch.Tensor:
-    """A view of ``x`` as (L, MN, K), blocks along the last dimension."""
+    """A view of ``x`` as (L, MN, K), with blocks along the last dimension."""
     check_dense("x to quantize", x)
     if x.dtype not in DTYPE_NAMES:
         raise OperandTypeError.of("x to quantize", got=x.dtype, expected=" or ".join(map(str, DTYPE_NAMES)))
@@ -253,7 +253,7 @@ def _padded(k: int, format: Format, rotation: Hadamard | None, pad: bool) -> int
 
 
 def kind_of_scale(format: Format, given: Any, device: torch.device) -> str:
-    """Which global scale a result has: "none", one that is "given", or one that is "computed"."""
+    """Which global scale a result has: "none", the caller's ("given"), or "computed"."""
     automatic = isinstance(given, str) and given == "auto"
     if given is None or (automatic and not format.has_global_scale):
         return "none"
@@ -267,7 +267,7 @@ def kind_of_scale(format: Format, given: Any, device: torch.device) -> str:
 
 
 def global_scale_of(given: Any, request: QuantizeRequest) -> torch.Tensor | None:
-    """The global scale as a float32 tensor of no dimensions, or None; computed by torch if it is "auto"."""
+    """The global scale as a float32 tensor of no dimensions, or None; torch computes it for "auto"."""
     device = request.source.matrices.device
     kind = kind_of_scale(request.format, given, device)
     if kind == "computed":
@@ -276,7 +276,7 @@ def global_scale_of(given: Any, request: QuantizeRequest) -> torch.Tensor | None
 
 
 def checked_global_scale(given: float | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A given global scale as a float32 tensor of no dimensions on ``device``."""
+    """The caller's global scale as a float32 tensor of no dimensions on ``device``."""
     if isinstance(given, torch.Tensor):
         check_dense("global scale", given)
         if given.dtype is not torch.float32 or given.numel() != 1 or given.device != device:
@@ -292,12 +292,12 @@ def checked_global_scale(given: float | torch.Tensor, device: torch.device) -> t
         )
     if not SMALLEST_GLOBAL_SCALE <= given <= LARGEST_GLOBAL_SCALE:
         raise OperandError.of("global scale", got=given, expected="2**-100 … 2**118")
-    # filled on the device: a copy from the host would wait for it
+    # fill on the device: a copy from the host would wait for it
     return torch.full((), float(given), dtype=torch.float32, device=device)
 
 
 def hessian_blocks(hessian: torch.Tensor, k: int, format: Format, device: torch.device) -> torch.Tensor:
-    """(K/block, block, block) in float32, from activations or from blocks; columns that padding adds weigh nothing."""
+    """(K/block, block, block) in float32, from activations or from blocks; columns of padding are zeros."""
     groups, block = k // format.block, format.block
     if not isinstance(hessian, torch.Tensor) or not hessian.is_floating_point():
         raise OperandTypeError.of("hessian", got=type(hessian).__name__, expected="a floating-point tensor")

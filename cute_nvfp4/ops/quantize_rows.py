@@ -22,17 +22,18 @@ from .planned import PlannedCall, allocator
 
 
 def quantize_rows(x: torch.Tensor, out: RowScaledTensor | None = None, backend: Backend = "auto") -> RowScaledTensor:
-    """Rows of x (M, K), bfloat16 or float16, in E4M3: a row's largest magnitude becomes 448. No gradient is followed.
-    They may be written to ``out``.
+    """Quantizes the rows of x (M, K), bfloat16 or float16, to E4M3: a row's largest magnitude becomes 448.
+
+    out: where to write them; by default new tensors. Autograd does not follow x.
 
     Raises:
-        OperandError, OperandTypeError: another shape or dtype; K that is no multiple of 16.
+        OperandError, OperandTypeError: another shape or dtype; K is not a multiple of 16.
     """
     return QUANTIZE_ROWS.call(x, out, backend)
 
 
 def check_no_options(given: Sequence[Any]) -> None:
-    """Raises unless the arguments of ``quantize`` that rows in FP8 do not have are left out.
+    """Raises unless the arguments of ``quantize`` that FP8 rows do not have are left at their defaults.
 
     given: rule, global scale, generator, Hessian, out, and the options.
     """
@@ -42,7 +43,7 @@ def check_no_options(given: Sequence[Any]) -> None:
 
 
 def check_rows(x: torch.Tensor) -> None:
-    """Raises unless the kernel takes x."""
+    """Raises unless the kernel can read x."""
     check_tensor(f"x for {FP8}", x, dtypes=(torch.bfloat16, torch.float16))
     if x.ndim != 2 or x.shape[0] < 1 or not 0 < x.shape[1] <= MAX_K or x.shape[1] % VECTOR:
         expected = f"(M, K), K a multiple of {VECTOR}, at most {MAX_K}"
@@ -51,7 +52,7 @@ def check_rows(x: torch.Tensor) -> None:
 
 
 def check_out(out: Any, x: torch.Tensor) -> None:
-    """Raises unless the kernel writes the rows of x (M, K) to ``out``, if there is one."""
+    """Raises unless the kernel can write the rows of x (M, K) to ``out``; None is fine."""
     if out is None:
         return
     if not isinstance(out, RowScaledTensor):
@@ -68,13 +69,13 @@ def _check(r: Any) -> RowScaledTensor:
 
 
 def new_rows(x: torch.Tensor) -> RowScaledTensor:
-    """Rows in FP8 for x (M, K), not written yet."""
+    """New FP8 rows for x (M, K), not written yet."""
     data = x.new_empty(x.shape, dtype=torch.float8_e4m3fn)
     return RowScaledTensor(data, x.new_empty(x.shape[0], dtype=torch.float32))
 
 
 def rows_of(x: torch.Tensor) -> tuple[RowScaledTensor, Callable[..., RowScaledTensor]]:
-    """Rows in FP8 for x (M, K), and what makes more of them in a planned call."""
+    """FP8 rows for x (M, K) to plan with, and a function that makes more of them in a planned call."""
     like = new_rows(x)
     data, scale = like.data, like.scale
     new_data, new_scale = allocator(torch.empty_like(data)), allocator(torch.empty_like(scale))
@@ -82,7 +83,7 @@ def rows_of(x: torch.Tensor) -> tuple[RowScaledTensor, Callable[..., RowScaledTe
 
 
 def stored(found: RowScaledTensor, out: RowScaledTensor | None) -> RowScaledTensor:
-    """The rows, written to ``out`` if there is one."""
+    """The rows ``found``, or ``out`` with them copied into it."""
     if out is None:
         return found
     out.data.copy_(found.data)

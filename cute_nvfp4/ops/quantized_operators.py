@@ -1,4 +1,4 @@
-"""Operators of torch for operations whose result is block-scaled, and for that which reads one."""
+"""Operators of torch for the operations that return or read a block-scaled tensor."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from .quantize_request import checked_global_scale, kind_of_scale
 
 
 class QuantizedParts(Operator):
-    """An operator whose results are data, scales (blocked ones in one dimension), the global scale, and ``more`` of
-    "residual_out", the new residual, and "values_out", what was quantized. Results that are not asked for are empty
-    tensors."""
+    """An operator that returns data, scales (blocked ones in one dimension), the global scale, and ``more``.
+
+    more: "residual_out" for the new residual, "values_out" for the values that were quantized. A result that the caller
+    does not ask for is an empty tensor.
+    """
 
     def __init__(self, name: str, operation: Any, arguments: str, more: tuple[str, ...] = ()) -> None:
         self.results, self._wanted = ("out", "out_scale", "out_global_scale", *more), getattr(operation, "wanted", "")
@@ -27,7 +29,7 @@ class QuantizedParts(Operator):
         super().__init__(name, operation, arguments, f"({', '.join(['Tensor'] * len(written))})", written)
 
     def call(self, request: Any) -> Any:
-        """The result of a request, of which torch records that it was computed."""
+        """The result of a request, computed through torch's dispatcher, which records the call."""
         out, residual, residual_out = (getattr(request, x, None) for x in ("out", "residual", "residual_out"))
         self._operation.checked(request)
         values = self.described(request)
@@ -42,7 +44,7 @@ class QuantizedParts(Operator):
                 parts |= {"out": data, "out_scale": scale, "out_global_scale": out.global_scale}
             if residual_out is not None:
                 parts["residual_out"] = residual_out
-            # the given one may be that of out, which is read then
+            # the caller's global scale may be that of out, which is then read and not written
             stored = values["compute_global_scale"] or (out and out.global_scale is not request.global_scale)
             written = parts | ({} if stored else {"out_global_scale": None})
             unwanted = {"residual_out": residual, "values_out": values["return_values"] or None}
@@ -51,7 +53,7 @@ class QuantizedParts(Operator):
         return self.found(request, values, parts)
 
     def described(self, request: Any) -> dict[str, Any]:
-        """The operator's arguments, and what else is known of a request."""
+        """The operator's arguments for a request, and what else later steps need to know."""
         values, x = request._asdict(), request[0]
         format = resolve_format(request.format)
         kind = kind_of_scale(format, request.global_scale, x.device)
@@ -60,12 +62,12 @@ class QuantizedParts(Operator):
         return values | {"format": format.name, "compute_global_scale": kind == "computed", "ndim": 2}
 
     def found(self, request: Any, values: dict[str, Any], parts: dict[str, torch.Tensor]) -> Any:
-        """What the function returns."""
+        """The result of the public function."""
         quantized = request.out
         if quantized is None:
             factor = parts["out_global_scale"] if values["compute_global_scale"] else values["global_scale"]
             data, scale, format = parts["out"], parts["out_scale"], resolve_format(values["format"])
-            # a view in six dimensions would make a program of its own for up to 128 rows
+            # exporting a view in six dimensions would need a separate program for up to 128 rows
             if request.scale_layout == "blocked" and not is_exporting():
                 batch = data.shape[0] if data.ndim == 3 else 1
                 columns = data.shape[-1] // format.block_bytes
@@ -79,7 +81,7 @@ class QuantizedParts(Operator):
         return Fused(quantized, residual, parts["values_out"] if values["return_values"] else None)
 
     def shape(self, request: Any, values: dict[str, Any]) -> tuple[int, ...]:
-        """The shape of what is quantized."""
+        """The shape of the values that are quantized."""
         return self._operation.shape_of(request)
 
     def new(self, request: Any, values: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -97,7 +99,7 @@ class QuantizedParts(Operator):
             "values_out": x.new_empty(shape if values.get("return_values") else 0),
         }
 
-    def given(self, values: dict[str, Any]) -> None:
+    def restore(self, values: dict[str, Any]) -> None:
         if values["out"] is not None:
             own = values.get("out_global_scale")
             own = values["global_scale"] if own is None else own
@@ -130,7 +132,7 @@ class QuantizedParts(Operator):
 
 
 class Quantizer(QuantizedParts):
-    """The operator of ``quantize``: x has three dimensions, rotations are lists of signs."""
+    """The operator of ``quantize``: x has three dimensions, and a rotation is a list of signs."""
 
     def described(self, request: Any) -> dict[str, Any]:
         described = request.described
@@ -142,9 +144,9 @@ class Quantizer(QuantizedParts):
     def shape(self, request: Any, values: dict[str, Any]) -> tuple[int, ...]:
         return values["x"].shape
 
-    def given(self, values: dict[str, Any]) -> None:
-        super().given(values)
-        # "auto" on a GPU that has no kernels shows only here: then torch gives the same bits
+    def restore(self, values: dict[str, Any]) -> None:
+        super().restore(values)
+        # "auto" may find only here that a GPU has no kernels; torch then gives the same bits
         seed, signs = values["seed"], values["signs"]
         values |= {"rounding": "nearest" if seed is None else "stochastic", "generator": seed}
         values["hadamard"] = None if signs is None else Hadamard(tuple(signs))
@@ -153,7 +155,7 @@ class Quantizer(QuantizedParts):
 class DequantizedValues(Operator):
     """The operator of ``dequantize``."""
 
-    def given(self, values: dict[str, Any]) -> None:
+    def restore(self, values: dict[str, Any]) -> None:
         values["x"] = operand(values["data"], values["scale"], values["global_scale"], values["format"])
         out, dtype = values["out"], values["out_dtype"]
         values["dtype"] = out.dtype if out is not None else torch.float32 if dtype is None else dtype

@@ -27,7 +27,7 @@ from .quantize_request import COUNT_RESULT, MATRIX, RESULT, SCALE
 
 
 class RmsnormQuantized(NamedTuple):
-    """quantized: the normed rows. residual: x + residual; normed: what was quantized; None where not asked for."""
+    """quantized: the normed rows. residual: x + residual. normed: the rows before quantization. None if not wanted."""
 
     quantized: BlockScaledTensor | RowScaledTensor
     residual: torch.Tensor | None
@@ -52,20 +52,20 @@ def rmsnorm_quantize(
     """Computes rmsnorm(x + residual) · weight and quantizes it, in one pass over x.
 
     Args:
-        x: (M, K) or (K,), float32, float16 or bfloat16, any row stride. Its gradient is not followed.
+        x: (M, K) or (K,), float32, float16 or bfloat16, any row stride. Autograd does not follow it.
         weight: (K,), of x's dtype or float32; None: none.
-        global_scale: of the result. A number, or a float32 tensor of one element on x's device: used as it is
-            (calibrate it: ``nn.calibration``); None: none. "auto" needs the maximum over all rows first: the kernel
-            then stores the normed rows, and ``quantize`` takes them, in launches of its own.
+        global_scale: that of the result. A number, or a float32 tensor of one element on x's device, is used as it is
+            (``nn.calibration`` finds one); None: none. "auto" needs the maximum over all rows first: a launch stores
+            the normed rows, and ``quantize`` then quantizes them in launches of its own.
         eps: added to the mean of squares; at least 0.
-        residual: shaped as x, of x's dtype. s = x + residual, rounded once to that dtype, is normed, and is the new
-            residual.
+        residual: shaped as x, of x's dtype. s = x + residual, rounded once to that dtype, is normed, and becomes the
+            new residual.
         format, rule, scale_layout: as in ``quantize``; a rule that does not search. "fp8_e4m3" gives rows in E4M3, a
             ``RowScaledTensor``, for products with weights prepared for it: x (M, K), bfloat16 or float16, K a multiple
             of 16, weight of its dtype, global_scale None, no other option.
-        return_normed: whether the rows that are quantized are wanted, too.
-        out: as in ``quantize``. Where its global scale is the given one, nothing is copied.
-        residual_out: where to put the new residual; ``residual`` or ``x`` itself will do.
+        return_normed: whether to return the rows before quantization, too.
+        out: as in ``quantize``. If its global scale is the tensor given as ``global_scale``, nothing is copied.
+        residual_out: the tensor for the new residual; it may be ``residual`` or ``x`` itself.
         backend: as in ``quantize``.
 
     Returns: the result; or, with ``residual`` or ``return_normed``, ``RmsnormQuantized``.
@@ -76,16 +76,16 @@ def rmsnorm_quantize(
     format and dtype alone, so a row's result does not depend on the other rows, and repeats bit for bit.
 
     **How near normed is.** All squares are positive, and a sum passes at most 28 roundings (a thread's chain, four
-    sums, a warp, the warps); the mean and eps add two; the root halves what is relative; ``rsqrt.approx`` is off by
+    sums, a warp, the warps); the mean and eps add two; the root halves the relative error; ``rsqrt.approx`` is off by
     2**-22.9, each product by 2**-24: altogether less than 2**-19 of the value. Float16 and bfloat16 results are
     therefore within 1 ulp (0.51) of the value computed without rounding; float32 ones within 2**-19 of it. The
     reference computes in float64 and rounds once. A sum of squares beyond float32 (|s| near 1e19) is infinity, and the
-    row zeros, on every backend; squares below 2**-126 vanish, which eps hides if it is 2**-100 or more. A NaN makes its
-    row NaN; infinity its own block, and the others zeros.
+    row zeros, on every backend; squares below 2**-126 vanish, which does not matter if eps is 2**-100 or more. A NaN
+    makes its row NaN; infinity makes its own block NaN, and the other blocks zeros.
 
     Raises:
-        OperandError, OperandTypeError: an argument that does not fit; results that overlap.
-        TargetError: an unknown backend, or one that cannot run tensors of this device.
+        OperandError, OperandTypeError: an argument does not fit; results overlap.
+        TargetError: the backend is unknown, or cannot run tensors of this device.
     """
     options = global_scale, eps, residual, format, rule, scale_layout, return_normed
     found = RMSNORM.call(x, weight, *options, out, residual_out, backend)
@@ -98,7 +98,7 @@ def rmsnorm_quantize(
 
 
 class Normed(NamedTuple):
-    """x, the residual and the place of the new one, (M, K); and the weight (K,)."""
+    """x, the residual, the output for the new residual, (M, K) each; and the weight (K,)."""
 
     x: torch.Tensor
     weight: torch.Tensor | None
@@ -107,7 +107,7 @@ class Normed(NamedTuple):
 
 
 def _matrices(r: Any) -> Normed:
-    """The matrices of a request whose arguments fit together."""
+    """The matrices of a request, checked to fit together."""
     rows = checked_matrix("x to norm", r.x)
     if r.weight is not None:
         dtypes = dict.fromkeys((rows.dtype, rows.dtype if r.format == FP8 else torch.float32))
@@ -152,7 +152,7 @@ def _compute(r: Any, m: Normed) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 KERNEL = Kernel("rmsnorm_quantize", RmsnormArguments, Lazily("kernels.quantize.rmsnorm", "RmsnormQuantize"))
 _SAME = "{{x}}.data_ptr() == {0}.data_ptr() and {{x}}.stride() == {0}.stride()"
-# whether it is x, or the old residual: without one it is refused
+# the key says whether it is x or the old residual; without a residual it is refused
 _RESIDUAL_OUT = f"(None if {{x}} is None else ({MATRIX.key}, {_SAME.format('x')}, {_SAME.format('residual')}))"
 RMSNORM = FusedOperation(
     rmsnorm_quantize,

@@ -1,4 +1,4 @@
-"""One row of activations, quantized and multiplied by a weight: two launches, planned once for rows like it."""
+"""Quantizes one row of activations and multiplies it by a weight: two launches, planned once for rows of one kind."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ from .planned import Preparation
 from .prepare import preparation
 from .quantize import quantize
 
-# of scales behind their data in memory: what torch's own allocations have at least
+# torch's own allocations have at least this alignment; scales lie behind the data at a multiple of it
 _ALIGNMENT = 64
 
 
 class RowProduct:
-    """W · x for rows of x like the one that was planned for, (1, K) to (1, N): bits and launches of ``quantize`` with a
-    given global scale and ``gemv``.
+    """Computes x · Wᵀ for rows x (1, K), with the bits and launches of ``quantize`` with a global scale and ``gemv``.
 
-    A call allocates the quantized row and the result, writes their addresses, and launches; it shares nothing that is
-    written with other calls. The caller sees to it that the weight stays where it is, and that rows are alike.
+    A call allocates the quantized row and the result (1, N), writes their addresses, and launches. Calls share no
+    memory that is written. The caller keeps the weight where it is, and gives rows like the one that was planned for.
     """
 
     def __init__(
         self, x: torch.Tensor, scale: torch.Tensor, weight: BlockScaledTensor, rule: str, backend: Backend
     ) -> None:
-        """Raises OperandError, TargetError: bad arguments, or a request that takes more than two launches."""
+        """Raises OperandError, TargetError: bad arguments, or a request that needs more than two launches."""
         self._data_bytes = weight.k // 2
         self._scale_at = -(-self._data_bytes // _ALIGNMENT) * _ALIGNMENT
         size = self._scale_at + blocked_bytes(1, weight.k // 16)
@@ -70,7 +69,7 @@ class RowProduct:
 def row_product(
     x: torch.Tensor, scale: torch.Tensor, weight: BlockScaledTensor, rule: str, backend: Backend
 ) -> RowProduct | None:
-    """``RowProduct`` of these; None where the public functions have to be called: they can, or say why they cannot."""
+    """The ``RowProduct`` of these; None if the public functions must compute it, or must say why they cannot."""
     try:
         return RowProduct(x, scale, weight, rule, backend)
     except OperandError:
@@ -78,7 +77,7 @@ def row_product(
 
 
 def _filler(made: Preparation, given: Mapping[int, int]) -> Callable[[tuple], tuple]:
-    """What makes all values of ``made`` from what a call gives. given: from their places to those in a call."""
+    """A function that puts a call's values among those of ``made``. given: indices there to indices in the call."""
     values, count = made.values, len(made.values)
     take = itemgetter(*(count + given[i] if i in given else i for i in range(count)))
     return lambda addresses: take(values + addresses)

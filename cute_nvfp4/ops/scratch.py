@@ -1,4 +1,4 @@
-"""Scratch memory of launches whose CTAs add up their sums: workspaces, and flags that are 0 before and after one."""
+"""Scratch memory of launches whose CTAs add partial sums: fp32 workspaces, and flags that are 0 between launches."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..runtime.torch_private import raw_stream
 from ..target import Target
 
 POOL_WORDS = 1 << 18
-"""Words that are zeroed at once, outside of any graph, for the launches that graphs will record."""
+"""Words of flags that are zeroed at once, outside of any graph, for launches that graphs record later."""
 
 
 class Scratch:
-    """fp32 numbers for partial sums, and flags, all lowered. addresses: of both."""
+    """fp32 values for partial sums, and int32 flags, all 0. addresses: those of both."""
 
     def __init__(self, sums: torch.Tensor, flags: torch.Tensor) -> None:
         self.sums, self.flags = sums, flags
@@ -29,31 +29,31 @@ class Scratch:
         self.addresses = sums.data_ptr(), flags.data_ptr()
 
     def leave(self, stream: torch.cuda.Stream) -> None:
-        """Has what is queued on ``stream`` end before another tensor gets this memory."""
+        """Keeps this memory from other tensors until the work that is queued on ``stream`` ends."""
         for tensor in (self.sums, self.flags):
             tensor.record_stream(stream)
 
 
 def partial_sums(size: tuple[int, int]) -> PartialSums:
-    """Where a launch with scratch memory of this size has its partial sums and flags; one without has none."""
+    """The arguments for partial sums and flags; null addresses if ``size`` (floats, words) has no flags."""
     return PartialSums("scratch.sums", "scratch.flags") if size[1] else PartialSums(0, 0)
 
 
 def scratch_for(
-    size: tuple[int, int], target: Target, device: torch.device, **places: tuple[tuple[int, ...], torch.dtype]
+    size: tuple[int, int], target: Target, device: torch.device, **buffers: tuple[tuple[int, ...], torch.dtype]
 ) -> tuple[str, Callable[[tuple, bool], Any], Any] | None:
-    """The ``extra`` of ``Operation.planned`` for a launch with scratch memory: "scratch.sums" and "scratch.flags", so
-    many floats and words, and by their names new tensors of these shapes and dtypes; None for one without.
+    """The ``extra`` of ``Operation.planned`` for a launch with scratch memory; None if the launch needs none.
 
-    Sums and flags are those of the stream, or of the graph that records it; those of a prepared call are its own.
+    size: floats of "scratch.sums" and words of "scratch.flags". buffers: shapes and dtypes of further new tensors, by
+    name. Sums and flags belong to the stream, or to the graph that records it; a prepared call has its own.
     """
-    if not (size[1] or places):
+    if not (size[1] or buffers):
         return None
-    memory, none = namedtuple("Memory", ("sums", "flags", *places)), torch.empty(0, device="meta")
-    like = memory(none, none, *(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in places.values()))
-    new = [functools.partial(torch.empty, shape, dtype=dtype, device=device) for shape, dtype in places.values()]
+    memory, none = namedtuple("Memory", ("sums", "flags", *buffers)), torch.empty(0, device="meta")
+    like = memory(none, none, *(torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in buffers.values()))
+    new = [functools.partial(torch.empty, shape, dtype=dtype, device=device) for shape, dtype in buffers.values()]
 
-    def make(given: tuple, kept: bool) -> Any:
+    def make(args: tuple, kept: bool) -> Any:
         found = like if not size[1] else (scratch_of if kept else _own_scratch)(*size, target, device)
         return memory(found.sums, found.flags, *[one() for one in new]) if new else found
 
@@ -61,11 +61,11 @@ def scratch_for(
 
 
 def scratch_of(floats: int, words: int, target: Target, device: torch.device) -> Scratch:
-    """Gives scratch memory of at least ``floats`` and ``words``, which no other launch uses at the same time.
+    """Scratch memory of at least ``floats`` and ``words``, which no other launch uses at the same time.
 
-    Launches of a stream follow each other, so they share what is kept for it. A launch that a CUDA graph records has
-    its own, because the graph may run beside that stream: its flags come from a pool, so that no node of the graph
-    zeroes them. Only a graph of more launches than the pool holds zeroes the flags of the rest in each replay.
+    Launches of a stream run one after the other, so they share the stream's memory. A launch that a CUDA graph records
+    has its own, because the graph may run beside that stream. Its flags come from a pool, so that no node of the graph
+    zeroes them. Only if a graph has more launches than the pool serves, each replay zeroes the flags of the rest.
     """
     if target.backend != "cuda":
         return _own_scratch(floats, words, target, device)
@@ -77,22 +77,22 @@ def scratch_of(floats: int, words: int, target: Target, device: torch.device) ->
         held.pools[device] = pool[words:]
         return Scratch(torch.empty(floats, dtype=torch.float32, device=device), pool[:words])
     index = device_index(device)
-    place = index, raw_stream(index)
-    found = held.streams.get(place)
+    key = index, raw_stream(index)
+    found = held.streams.get(key)
     if found is None or found.floats < floats or found.words < words:
         if found is not None:
             floats, words = max(floats, found.floats), max(words, found.words)
             found.leave(torch.cuda.current_stream(device))
-        found = held.streams[place] = outlasting(lambda: _own_scratch(floats, words, target, device), device)
+        found = held.streams[key] = outlasting(lambda: _own_scratch(floats, words, target, device), device)
         held.fill_pool(device)
     return found
 
 
 def outlasting(make: Callable[[], Any], device: torch.device) -> Any:
-    """What ``make`` gives, whose memory is filled on ``device`` and outlasts the call that asks for it.
+    """What ``make`` returns: memory that is filled on ``device`` and outlives the call that asks for it.
 
-    Another thread makes it: ``torch.compile(mode="reduce-overhead")`` takes what this thread allocates from the memory
-    of its CUDA graphs, and refuses a graph that leaves some of that allocated. It waits for the device.
+    ``make`` runs in another thread, and the result is ready on the device. ``torch.compile(mode="reduce-overhead")``
+    takes what this thread allocates from the memory of its CUDA graphs, and refuses a graph that leaves it allocated.
     """
 
     def made() -> Any:
@@ -106,13 +106,13 @@ def outlasting(make: Callable[[], Any], device: torch.device) -> Any:
 
 
 def _own_scratch(floats: int, words: int, target: Target, device: torch.device) -> Scratch:
-    """Memory of a launch's own."""
+    """New scratch memory, for one launch alone."""
     sums = torch.empty(floats, dtype=torch.float32, device=device)
     return Scratch(sums, torch.zeros(words, dtype=torch.int32, device=device))
 
 
 class Held:
-    """What is kept for each stream, and the flags of each device for graphs. session: its number, 0 for real GPUs."""
+    """The scratch memory of each stream, and each device's pool of flags. session: 0 for real GPUs."""
 
     def __init__(self, session: int) -> None:
         self.session = session
@@ -120,16 +120,16 @@ class Held:
         self.pools: dict[torch.device, torch.Tensor] = {}
 
     def fill_pool(self, device: torch.device) -> None:
-        """Has words for graphs that will be captured."""
+        """Fills the pool of flags for graphs that will be captured."""
         pool = self.pools.get(device)
         if pool is None or pool.numel() < POOL_WORDS // 2:
-            # a graph may run on any stream: the words are there before it does
+            # a graph may run on any stream, so the words must be ready before it does
             words = functools.partial(torch.zeros, POOL_WORDS, dtype=torch.int32, device=device)
             self.pools[device] = outlasting(words, device)
 
 
 def _held() -> Held:
-    """What belongs to the GPUs that run now; memory of a session that has ended is none."""
+    """The scratch memory of the GPUs in use now; a new simulated session starts with none."""
     global _kept
     session = session_number()
     if _kept.session != session:

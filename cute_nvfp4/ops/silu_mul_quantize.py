@@ -21,7 +21,7 @@ from .quantize_request import MATRIX, RESULT, SCALE
 
 
 class SiluMulQuantized(NamedTuple):
-    """quantized: the activation's codes and scales. activation: what was quantized."""
+    """quantized: data and scales of the activation. activation: its values before quantization."""
 
     quantized: BlockScaledTensor
     activation: torch.Tensor
@@ -42,28 +42,28 @@ def silu_mul_quantize(
     """Computes silu(gate) · up and quantizes it, in one pass.
 
     Args:
-        gate: (M, N) or (N,), float32, float16 or bfloat16, any row stride; without ``up`` (M, 2N) or (2N,), whose first
-            half is the gate: what a projection with both weights one above the other gives. No gradient is followed.
+        gate: (M, N) or (N,), float32, float16 or bfloat16, any row stride. Without ``up`` it is (M, 2N) or (2N,) and
+            its first half is the gate, as a projection with both stacked weights gives it. Autograd does not follow it.
         up: shaped as the gate, of its dtype.
-        global_scale, format, rule, scale_layout, out, backend: as in ``rmsnorm_quantize``; "auto" is two steps here,
+        global_scale, format, rule, scale_layout, out, backend: as in ``rmsnorm_quantize``; "auto" takes two steps here,
             too. "fp8_e4m3" gives a ``RowScaledTensor``, bit for bit that of ``quantize(activation, "fp8_e4m3")``.
-        return_activation: whether what is quantized is wanted, too.
+        return_activation: whether to return the values before quantization, too.
 
-    Returns: the result; with ``return_activation`` ``SiluMulQuantized``.
+    Returns: the result; with ``return_activation``, ``SiluMulQuantized``.
 
-    **What is rounded.** activation = silu(gate) · up in float32, and then once to the inputs' dtype: torch's
-    ``silu(gate) * up`` rounds silu, too. The data and the scales are bit for bit what ``quantize(activation, …)``
+    **What is rounded.** activation = silu(gate) · up in float32, then rounded once to the inputs' dtype; torch's
+    ``silu(gate) * up`` also rounds silu. The data and the scales are bit for bit what ``quantize(activation, …)``
     gives.
 
     **How near the activation is.** silu is x / (1 + exp(−x)) by ``ex2.approx`` and ``rcp.approx``: its relative error
     is at most 4·10⁻⁶ for gates down to −80, and 6·10⁻⁷ above −8 (``kernels/gemm/gates.py``); the product adds 2**-24.
     Float16 and bfloat16 results are therefore within 1 ulp (0.51) of the value computed without rounding, float32 ones
     within 5·10⁻⁶ of it. Below −80 silu is smaller than 2·10⁻³³, and may be 0. The reference computes in float64 and
-    rounds once. NaN stays NaN, and silu(−inf) is one, as in torch.
+    rounds once. NaN stays NaN, and silu(−inf) is NaN, as in torch.
 
     Raises:
-        OperandError, OperandTypeError: an argument that does not fit; results that overlap.
-        TargetError: an unknown backend, or one that cannot run tensors of this device.
+        OperandError, OperandTypeError: an argument does not fit; results overlap.
+        TargetError: the backend is unknown, or cannot run tensors of this device.
     """
     options = global_scale, format, rule, scale_layout, return_activation
     found = SILU_MUL.call(gate, up, *options, out, backend)
@@ -83,7 +83,7 @@ def _record(r: Any, both: Halves) -> dict[str, Any]:
 
 
 def halves(gate: torch.Tensor, up: torch.Tensor | None = None) -> Halves:
-    """Gate and up, which may be one tensor."""
+    """Gate and up as matrices; without ``up``, ``gate`` holds both."""
     gates = checked_matrix("gate", gate)
     if up is not None:
         return Halves(gates, checked_matrix("up", up, gates))

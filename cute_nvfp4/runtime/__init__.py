@@ -1,1 +1,1 @@
-"""The way from a host function to a launch: compile once, keep on disk, run on a GPU or in the simulator."""
+"""Compiles a host function once, keeps the kernel on disk, and runs it on a GPU or in the simulator."""

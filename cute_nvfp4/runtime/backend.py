@@ -1,4 +1,4 @@
-"""Which backend runs a call, and on which architecture: one meaning of ``backend`` for every public function.
+"""Chooses the backend and the architecture of a call: ``backend`` means the same in every public function.
 
 * ``auto``: the kernels for CUDA tensors. For CPU tensors exact torch, or the simulator within ``simulating``.
 * ``cuda``, ``sim``: the kernels, on a GPU or in the simulator.
@@ -20,7 +20,7 @@ from .simulating import ARCH_VARIABLE, session_number, simulation
 Backend = Literal["auto", "cuda", "sim", "reference"]
 BACKENDS = ("auto", "cuda", "sim", "reference")
 
-# What is remembered of a device is remembered for the session that simulates it; 0 is the real one.
+# Facts about a device are cached for the session that simulates it; session 0 is the real GPU.
 
 
 @functools.lru_cache(maxsize=64)
@@ -71,11 +71,11 @@ def resolve(backend: Backend = "auto", device: torch.device | str = "cpu", arch:
     """Chooses the architecture and the backend for operands on ``device``.
 
     ``auto`` is ``cuda`` for CUDA tensors; for CPU tensors it is ``sim`` within ``simulating``, else ``reference``.
-    ``arch``, that of ``simulating`` or the environment variable ``CUTE_NVFP4_ARCH`` (asked in this order) chooses what
-    the simulator runs; on a GPU ``arch`` can only confirm what is there.
+    ``arch``, else that of ``simulating``, else the environment variable ``CUTE_NVFP4_ARCH`` is the architecture that
+    the simulator runs. On a GPU, ``arch`` must be the architecture of that GPU.
 
     Raises:
-        TargetError: an unknown name, or a backend that cannot run tensors of that device.
+        TargetError: a name is unknown, or the backend cannot run tensors of that device.
     """
     if backend not in BACKENDS:
         raise TargetError.of("backend", got=repr(backend), expected=f"one of {', '.join(BACKENDS)}")
@@ -90,7 +90,7 @@ def resolve(backend: Backend = "auto", device: torch.device | str = "cpu", arch:
 
 
 def sm_count(target: Target, device: torch.device) -> int:
-    """Multiprocessors of the device that runs ``target`` (the example part's in the simulator)."""
+    """The number of multiprocessors of the device that runs ``target``; in the simulator that of a typical GPU."""
     if target.backend == "cuda":
         return _device_sm_count(device_index(device), session_number())
     return target.arch.sm_count
@@ -102,5 +102,5 @@ def _device_sm_count(index: int, session: int) -> int:
 
 
 def device_index(device: torch.device) -> int:
-    """The index of ``device``; that of the current device where it has none."""
+    """The index of ``device``, or of the current device if it has none."""
     return torch.cuda.current_device() if device.index is None else device.index

@@ -1,4 +1,4 @@
-"""A dictionary that forgets its oldest entries."""
+"""A dictionary of limited size, and a cache of function results."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ F = TypeVar("F", bound=Callable)
 
 
 class Bounded(dict):
-    """Keeps the last ``LIMIT`` entries that were added. A lookup is a dictionary's: it does not count as use."""
+    """Keeps the ``LIMIT`` entries that were added last. A lookup does not count as use."""
 
     def find(self, key: Any) -> Any:
-        """The value that was added with ``key``, or None; also for a key with something unhashable in it."""
+        """The value of ``key``, or None; also None if the key is not hashable."""
         try:
             return self.get(key)
         except TypeError:
@@ -27,7 +27,7 @@ class Bounded(dict):
 
 
 def remembered(function: F) -> F:
-    """``functools.lru_cache``; arguments with something unhashable in them go to the function, which refuses them."""
+    """``functools.lru_cache`` for functions that refuse unhashable arguments themselves: those bypass the cache."""
     cached = functools.lru_cache(LIMIT)(function)
 
     @functools.wraps(function)

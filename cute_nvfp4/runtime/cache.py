@@ -1,8 +1,9 @@
-"""Compiled kernels on disk: one self-checking file an entry, safe against concurrent writers and killed processes.
+"""The disk cache of compiled kernels: one self-checking file an entry, safe against concurrent writers and killed
+processes.
 
-An entry is a digest and the zip archive it is of, written under a temporary name and moved into place, so a reader
-sees a whole entry or none. A damaged entry is reported, removed and compiled again; a folder that cannot be read or
-written is reported, and the kernel kept in this process only. The folder is the user's cache folder, or
+An entry is a zip archive and its digest, written under a temporary name and moved into place, so a reader sees a whole
+entry or none. A damaged entry causes a warning, is removed, and its kernel is compiled again. If the folder cannot be
+read or written, a warning says so, and kernels are kept in this process only. The folder is the user's cache folder, or
 ``CUTE_NVFP4_CACHE_DIR``; ``CUTE_NVFP4_CACHE=0`` turns the disk cache off.
 """
 
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 CACHE_DIR_VARIABLE = "CUTE_NVFP4_CACHE_DIR"
 CACHE_SWITCH_VARIABLE = "CUTE_NVFP4_CACHE"
 
-# Another process that compiles the same kernel needs a second or two; after this long we stop waiting for it
-# and compile ourselves, which is only wasted work, never a wrong result.
+# Another process that compiles the same kernel needs a second or two. After this time we compile it ourselves: that may
+# be wasted work, but never gives a wrong result.
 LOCK_TIMEOUT_S = 60.0
 STALE_TEMPORARY_S = 3600.0
 _DIGEST_BYTES = hashlib.sha256().digest_size
@@ -42,7 +43,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 
 @dataclass(frozen=True)
 class CompiledKernel:
-    """What compiling one kernel for one architecture gives; everything needed to inspect, simulate or launch it.
+    """A kernel, compiled for one architecture: everything needed to inspect, simulate or launch it.
 
     ``ptx`` and ``cubin`` are the device code. ``host_ir`` is the compiled host function (MLIR, LLVM dialect: it
     builds descriptors, computes the grid and launches); ``entry`` is the host function's symbol in it.
@@ -57,12 +58,12 @@ class CompiledKernel:
 
     @functools.cached_property
     def loaded(self) -> dict[int, dict[str, Function]]:
-        """The driver's handles of the kernels, by device and name; filled by who loads them."""
+        """The driver's handles of the kernels, by device and name; launchers fill it."""
         return {}
 
     @functools.cached_property
     def host(self) -> HostModule:
-        """The host function, compiled again so that its launches are captured; some 10 ms."""
+        """The host function, compiled again so that its launches can be captured; takes some 10 ms."""
         from ..sim import HostModule
         from ..sim.host.device import Device
 
@@ -70,14 +71,14 @@ class CompiledKernel:
 
     @functools.cached_property
     def program(self) -> Program:
-        """The PTX as the simulator runs it."""
+        """The PTX, parsed for the simulator."""
         from ..sim import Program
 
         return Program.parse(self.ptx)
 
 
 def cache_dir() -> Path:
-    """The folder of the disk cache (it need not exist yet)."""
+    """The folder of the disk cache, which may not exist yet."""
     override = os.environ.get(CACHE_DIR_VARIABLE)
     return Path(override) if override else user_cache_path("cute_nvfp4", appauthor=False)
 
@@ -89,7 +90,7 @@ def enabled() -> bool:
 
 @contextlib.contextmanager
 def switched_off() -> Iterator[None]:
-    """Within it the disk cache is not in use."""
+    """A context in which the disk cache is not in use."""
     before = os.environ.get(CACHE_SWITCH_VARIABLE)
     os.environ[CACHE_SWITCH_VARIABLE] = "0"
     try:
@@ -107,16 +108,16 @@ def _pack(kernel: CompiledKernel) -> bytes:
     files = {"meta.json": meta, "kernel.ptx": kernel.ptx, "kernel.cubin": kernel.cubin, "host.mlir": kernel.host_ir}
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, content in files.items():
-            # a ZipInfo has no time of its own: one kernel has one entry, whenever it is written
+            # a ZipInfo has no timestamp: a kernel has the same entry whenever it is written
             archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED, compresslevel=1)
     archive_bytes = buffer.getvalue()
     return hashlib.sha256(archive_bytes).digest() + archive_bytes
 
 
 def _unpack(data: bytes) -> CompiledKernel:
-    """The kernel that :func:`_pack` packed; ValueError for anything else.
+    """The kernel that :func:`_pack` packed; raises ValueError for other data.
 
-    The digest comes first because ``zipfile`` answers damage with errors of many kinds, and its CRCs leave out headers.
+    The digest is checked first because ``zipfile`` raises many kinds of errors, and its CRCs do not cover headers.
     """
     digest, archive_bytes = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
     if hashlib.sha256(archive_bytes).digest() != digest:
@@ -132,17 +133,17 @@ def _unpack(data: bytes) -> CompiledKernel:
 
 
 def entry_path(digest: str) -> Path:
-    """The file that keeps the entry ``digest``."""
+    """The file of the entry ``digest``."""
     return cache_dir() / f"{digest}.kernel"
 
 
 def read(digest: str) -> CompiledKernel | None:
-    """The entry ``digest``, or None where there is none (or it was damaged, which is said and mended)."""
+    """The kernel of the entry ``digest``, or None. A damaged entry causes a warning and is removed."""
     path = entry_path(digest)
     try:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
-        return None  # of a folder that cannot be one, writing says so
+        return None  # writing reports a folder that cannot exist
     except OSError as error:
         _warn_unusable("read", path, error)
         return None
@@ -150,7 +151,7 @@ def read(digest: str) -> CompiledKernel | None:
         return _unpack(data)
     except ValueError as error:
         warnings.warn(f"a damaged cache entry, the kernel is compiled again: {path} ({error})", stacklevel=2)
-        # where it cannot be removed, writing the new one says so
+        # if it cannot be removed, writing the new entry reports that
         with contextlib.suppress(OSError):
             path.unlink()
         return None
@@ -165,7 +166,7 @@ def _warn_unusable(what: str, path: Path, error: OSError) -> None:
 
 
 def write(digest: str, kernel: CompiledKernel) -> None:
-    """Stores ``kernel``, or says why it cannot; whoever comes last wins, with the same content."""
+    """Stores ``kernel``, or warns that it cannot. The last writer wins; all write the same content."""
     try:
         write_whole(entry_path(digest), _pack(kernel))
     except OSError as error:
@@ -173,7 +174,7 @@ def write(digest: str, kernel: CompiledKernel) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file that readers see whole or not at all; its folder is made if need be."""
+    """Writes a file that readers see whole or not at all; creates its folder if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_stale(path.parent)
     handle, temporary = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
@@ -189,7 +190,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Clears what killed writers left behind."""
+    """Removes temporary files of writers that were killed."""
     horizon = time.time() - STALE_TEMPORARY_S
     for path in folder.glob(".writing-*"):
         with contextlib.suppress(FileNotFoundError):
@@ -199,7 +200,7 @@ def _remove_stale(folder: Path) -> None:
 
 @contextlib.contextmanager
 def compiling(digest: str) -> Iterator[None]:
-    """Lets one process at a time compile ``digest``; the lock falls with its process."""
+    """Lets one process at a time compile ``digest``; the lock ends with its process."""
     folder = cache_dir()
     lock = FileLock(folder / f"{digest}.lock")
     try:
@@ -210,7 +211,7 @@ def compiling(digest: str) -> Iterator[None]:
             f"another process holds {lock.lock_file} for over {LOCK_TIMEOUT_S:.0f} s; compiling anyway", stacklevel=2
         )
     except (OSError, NotImplementedError):
-        # a folder that cannot be written, or a file system without locks: compile; writing says what is wrong
+        # the folder cannot be written, or the file system has no locks: compile; writing reports what is wrong
         pass
     try:
         yield

@@ -1,8 +1,8 @@
-"""Compile once: from a CuTe DSL host function to a :class:`CompiledKernel`, without tensors and without a GPU.
+"""Compiles a CuTe DSL host function to a :class:`CompiledKernel`, once, without tensors and without a GPU.
 
-A kernel is compiled from pointers of stated dtype and alignment, so that its key is what matters to the code
-(architecture, configuration, dtypes, alignments) and nothing else. It is kept in the process and on disk
-(:mod:`.cache`); the key of the disk entry covers the sources of the kernels and the compiler's version.
+A kernel is compiled from pointers of stated dtype and alignment. Its cache key therefore holds what the code depends on
+(architecture, configuration, dtypes, alignments) and nothing else. The kernel is kept in the process and on disk
+(:mod:`.cache`); the key on disk also covers the sources of the kernels and the version of the compiler.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .cache import CompiledKernel
 
 __all__ = ["CompiledKernel", "build", "compile_cached", "source_digest", "uncached"]
 
-# Files that decide what is traced; a change in any of them makes old cache entries unreachable.
+# The files that decide what is traced; after a change in one of them, old cache entries are never found.
 _SOURCES = (
     "kernels/**/*.py", "ptx/*.py", "scale_layout.py", "formats.py", "target.py", "runtime/compile.py",
     "runtime/cache.py", "runtime/kernel.py", "runtime/signature.py",
@@ -54,7 +54,7 @@ def build(host: Callable[..., Any], args: Sequence[Any], *, name: str, arch: str
     """Compiles the ``@cute.jit`` function ``host`` for ``arch`` from example ``args`` (pointers, scalars, constants).
 
     Raises:
-        CompileError: the DSL or ptxas refused the kernel; its message is kept.
+        CompileError: the DSL or ptxas refused the kernel; the message contains theirs.
         TargetError: another release of the DSL is installed.
     """
     require_dsl()
@@ -74,10 +74,10 @@ def build(host: Callable[..., Any], args: Sequence[Any], *, name: str, arch: str
 
 
 def compile_cached(key: tuple, builder: Callable[[], CompiledKernel]) -> CompiledKernel:
-    """The kernel of ``key``: from this process, from disk, or built now by ``builder`` (once, whoever asks).
+    """The kernel of ``key``: from this process, from disk, or built now by ``builder``; a key is built once.
 
-    ``key`` must be hashable, have a ``repr`` that is the same in every process, and hold all that ``builder``
-    depends on besides the package's sources.
+    ``key`` must be hashable, have a ``repr`` that is the same in every process, and hold everything that ``builder``
+    depends on, except for the package's sources.
     """
     kernel = _memory.get(key)
     if kernel is not None:
@@ -91,7 +91,7 @@ def compile_cached(key: tuple, builder: Callable[[], CompiledKernel]) -> Compile
 
 @contextlib.contextmanager
 def uncached() -> Iterator[None]:
-    """Within it kernels are compiled anew, as the compiler is set now: a cached one's PTX may tell no source lines."""
+    """A context in which kernels are compiled anew: PTX from a cache may lack the source lines asked for now."""
     with _lock:
         before = dict(_memory)
         _memory.clear()

@@ -1,7 +1,7 @@
-"""The CUDA driver, as a launch needs it: a cubin's kernels, and ``cuLaunchKernelEx``.
+"""The CUDA driver, as far as a launch needs it: the kernels of a cubin, and ``cuLaunchKernelEx``.
 
-Everything that happens once goes through ``cuda.bindings``. The launch goes through ctypes, with arguments that are
-laid out once: on an H200's host that takes a third of the time of building a ``CUlaunchConfig`` for each call.
+Work that is done once goes through ``cuda.bindings``. A launch goes through ctypes, with arguments that are laid out
+once: on the host of an H200 that takes a third of the time of building a ``CUlaunchConfig`` in each call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..sim.machine.launch import Launch
 
 _INVALID_CONTEXT = 201
-# CU_LAUNCH_PARAM_BUFFER_POINTER and so on: one buffer costs less than a pointer to each parameter
+# CU_LAUNCH_PARAM_BUFFER_POINTER and so on: a buffer of all parameters costs less than a pointer to each
 _BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0
 
 
@@ -44,33 +44,33 @@ class Config(ctypes.Structure):
 
 
 class Function(NamedTuple):
-    """A kernel that is loaded on a device: the driver's handle, and where each parameter starts in their buffer."""
+    """A kernel that is loaded on a device: the driver's handle, and the offset of each parameter in their buffer."""
 
     handle: int
     offsets: tuple[int, ...]
 
 
 class PackedLaunch:
-    """A launch laid out as ``cuLaunchKernelEx`` takes it.
+    """A launch, laid out for ``cuLaunchKernelEx``.
 
-    buffer: its parameters; config: its configuration, of which each call writes the stream; arguments: of the call.
+    buffer: the parameters. config: the configuration; each call writes its stream. arguments: those of the function.
     """
 
     def __init__(self, launch: Launch, function: Function) -> None:
-        size = max([place + len(param) for place, param in zip(function.offsets, launch.params)], default=0)
+        size = max([offset + len(param) for offset, param in zip(function.offsets, launch.params)], default=0)
         self.buffer = ctypes.create_string_buffer(max(1, size))
-        for place, param in zip(function.offsets, launch.params):
-            self.buffer[place : place + len(param)] = param
-        # an attribute of zeros asks for nothing
+        for offset, param in zip(function.offsets, launch.params):
+            self.buffer[offset : offset + len(param)] = param
+        # an attribute whose bytes are 0 asks for nothing
         wanted = [(number, value) for number, value in launch.attributes if any(value)]
         attributes = (Attribute * max(1, len(wanted)))()
-        for place, (number, value) in zip(attributes, wanted):
-            place.id, place.value = number, (ctypes.c_uint8 * 64)(*value)
+        for attribute, (number, value) in zip(attributes, wanted):
+            attribute.id, attribute.value = number, (ctypes.c_uint8 * 64)(*value)
         sizes = (ctypes.c_uint32 * 3)(*launch.grid), (ctypes.c_uint32 * 3)(*launch.block)
         self.config = Config(*sizes, launch.dynamic_smem, None, attributes, len(wanted))
         self._size = ctypes.c_size_t(size)
-        given = (_BUFFER_POINTER, ctypes.addressof(self.buffer), _BUFFER_SIZE, ctypes.addressof(self._size), _END)
-        self._extra = (ctypes.c_void_p * 5)(*given)
+        extra = (_BUFFER_POINTER, ctypes.addressof(self.buffer), _BUFFER_SIZE, ctypes.addressof(self._size), _END)
+        self._extra = (ctypes.c_void_p * 5)(*extra)
         self.arguments = ctypes.addressof(self.config), function.handle, None, ctypes.addressof(self._extra)
 
 
@@ -92,7 +92,7 @@ def check(status: Any, what: str) -> None:
 
 
 def retry(status: int, arguments: tuple, device: int, name: str) -> None:
-    """A launch that did not succeed: a thread that torch has not used yet has no context; all else is an error."""
+    """Handles a failed launch: makes a context on a thread that torch has not used yet; other failures are errors."""
     if status == _INVALID_CONTEXT:
         with context_of(device):
             status = launch_function()(*arguments)
@@ -101,30 +101,30 @@ def retry(status: int, arguments: tuple, device: int, name: str) -> None:
 
 @contextmanager
 def context_of(device: int) -> Iterator[None]:
-    """Makes the primary context of ``device`` current on this thread, where torch may not have made one yet."""
+    """Makes the primary context of ``device`` current on this thread, even if torch has made none yet."""
     with torch.cuda.device(device):
         torch.cuda.current_stream(device).query()
         yield
 
 
 def load(cubin: bytes, names: Iterable[str], device: int, title: str) -> dict[str, Function]:
-    """The kernels ``names`` of ``cubin``, loaded on ``device`` and allowed its shared memory and large clusters.
+    """Loads the kernels ``names`` of ``cubin`` on ``device``, and allows them all shared memory and large clusters.
 
     Raises:
-        CompileError: the driver does not take the cubin, or a stream is being captured, which loading would break.
+        CompileError: the driver refuses the cubin, or a stream is being captured, which loading would break.
     """
     if torch.cuda.is_current_stream_capturing():
         raise CompileError(
             f"kernel {title} is not loaded on cuda:{device} yet, and loading it would break the CUDA graph that is "
             "being captured. Make the same call once before the capture (warm up)."
         )
-    # a function's handle is that of the context which is current when it is asked for
+    # the driver gives a function's handle for the context that is current at that time
     with context_of(device):
         return _loaded(cubin, names, device, title)
 
 
 def _loaded(cubin: bytes, names: Iterable[str], device: int, title: str) -> dict[str, Function]:
-    """``load`` with the context of ``device`` current."""
+    """Does what ``load`` does, with the context of ``device`` current."""
     from cuda.bindings import driver
 
     status, library = driver.cuLibraryLoadData(cubin, None, None, 0, None, None, 0)
@@ -145,7 +145,7 @@ def _loaded(cubin: bytes, names: Iterable[str], device: int, title: str) -> dict
         }
         for what, value in wanted.items():
             check(driver.cuKernelSetAttribute(what, value, kernel, device)[0], f"setting {what.name} of {name}")
-        # loads the code now: the first launch might be captured
+        # this loads the code now, because the first launch might be captured
         status, function = driver.cuKernelGetFunction(kernel)
         check(status, f"loading {name} on cuda:{device}")
         found[name] = Function(int(function), _offsets(kernel))
@@ -153,12 +153,12 @@ def _loaded(cubin: bytes, names: Iterable[str], device: int, title: str) -> dict
 
 
 def _offsets(kernel: Any) -> tuple[int, ...]:
-    """Where the kernel's parameters start in a buffer of them."""
+    """The offset of each of the kernel's parameters in a buffer of them."""
     from cuda.bindings import driver
 
     found: list[int] = []
     while True:
-        # an index beyond the last is an error
+        # the driver returns an error for the index after the last
         status, offset, _ = driver.cuKernelGetParamInfo(kernel, len(found))
         if int(status):
             return tuple(found)

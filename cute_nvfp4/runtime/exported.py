@@ -1,7 +1,7 @@
-"""Operations that were exported: loading and calling them needs neither the compiler nor the DSL.
+"""Loads and calls exported operations, without the compiler and without the DSL.
 
-The file is a zip archive: ``plan.json`` (launches, places of what varies, what each operand must be), ``kernel.cubin``
-for a GPU, and ``kernel.ptx``, from which the simulator runs it. ``ops.export`` writes it.
+The file is a zip archive: ``plan.json`` (launches, positions of what varies, what each operand must be),
+``kernel.cubin`` for a GPU, and ``kernel.ptx`` for the simulator. ``ops.export`` writes it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from .overlap import OverlapCheck
 from .template import Patch, Template
 
 VERSION = 1
-# bytes, on any architecture
+# the widest load of any kernel, in bytes, on any architecture
 _WIDEST_LOAD = 32
 _OPERANDS = (BlockScaledTensor, PreparedWeight, RowScaledTensor)
 
 
 def load_exported(path: str | Path) -> Exported:
-    """Loads the operation that ``export`` wrote to ``path``: a callable that takes the same operands.
+    """Loads the operation that ``export`` wrote to ``path``, as a callable that takes the same operands.
 
     Raises:
-        OperandError: no such file, or not one of this version.
+        OperandError: the file is missing, or is not one of this version.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -57,7 +57,7 @@ def load_exported(path: str | Path) -> Exported:
 class Exported:
     """A loaded operation. Call it with its operands by name; without ``out`` it makes a result.
 
-    operation: its name. arch: what it was compiled for. operands: what each operand must be, by name.
+    operation: its name. arch: the architecture that it was compiled for. operands: what each operand must be, by name.
     """
 
     def __init__(self, plan: Mapping[str, Any], kernel: CompiledKernel) -> None:
@@ -72,12 +72,14 @@ class Exported:
         return f"Exported({self.operation} for {self.arch}: {self.operands})"
 
     def __call__(self, **given: Any) -> Any:
-        """Runs it on the operands ``given``, and returns the result. One that is quantized with a global scale has that
-        which was exported; if there was a tensor instead, the caller gives ``out`` with its own.
+        """Runs the operation on the operands ``given`` and returns the result.
+
+        A new quantized result has the exported global scale. If that was a tensor, the caller must give ``out``, which
+        has its own.
 
         Raises:
-            OperandError, OperandTypeError: operands that are not like the exported ones, or overlap the output.
-            TargetError: tensors on a device that the kernel was not compiled for.
+            OperandError, OperandTypeError: operands are unlike the exported ones, or overlap the output.
+            TargetError: the kernel was not compiled for the device of the tensors.
         """
         missing = [name for name in self.operands if name not in given and name != "out"]
         unknown = [name for name in given if name not in self.operands]
@@ -87,7 +89,7 @@ class Exported:
         for name, x in given.items():
             if not (isinstance(x, _OPERANDS) or (name == "out" and x is None)):
                 check_dense(name, x)
-        device = next(iter(given.values())).device
+        device = next(x.device for x in given.values() if x is not None)
         if given.get("out") is None:
             given["out"] = self._new(device)
         for name, expected in self.operands.items():
@@ -96,17 +98,17 @@ class Exported:
             if given[name].device != device:
                 raise OperandError.of(f"device of {name}", got=given[name].device, expected=device)
         values: list[Any] = [0] * self._plan["values"]
-        for place, value in self._plan["constants"]:
-            values[place] = value
+        for index, value in self._plan["constants"]:
+            values[index] = value
         for name, slots in self._plan["slots"].items():
-            for part, place in slots:
-                values[place] = (given[name] if part is None else getattr(given[name], part)).data_ptr()
+            for part, index in slots:
+                values[index] = (given[name] if part is None else getattr(given[name], part)).data_ptr()
         self._apart.check(values)
         self._launcher(device)(tuple(values), (given,))
         return given["out"]
 
     def _new(self, device: torch.device) -> Any:
-        """A new result."""
+        """A new result; raises if it needs a global scale and the file has none."""
         expected, scale = self.operands["out"], self._plan.get("global_scale")
         if expected.get("has_global_scale") and scale is None:
             raise OperandError.of(
@@ -149,13 +151,13 @@ class Exported:
 
 
 def described(x: Any) -> dict[str, Any]:
-    """The requirements of an operand, as JSON can say them: everything but its device and addresses."""
+    """What an operand must be, as JSON: everything but its device and addresses."""
     if isinstance(x, BlockScaledTensor):
         key = {field.name: getattr(x.key, field.name) for field in dataclasses.fields(OperandKey)}
         for name in ("device", "on_cpu", "plain", "format"):
             del key[name]
         if x.scale_layout == "blocked":
-            # all are read in the same way
+            # kernels read all blocked scales in the same way
             del key["scale_alignment"]
         key |= {name: list(key[name]) for name in ("strides", "scale_strides")}
         return {"format": x.format.name, **key}
@@ -175,14 +177,14 @@ def described(x: Any) -> dict[str, Any]:
 
 
 def _fits(found: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
-    """Whether an operand is as it must be; more alignment does no harm."""
+    """Whether an operand is what it must be; more alignment is fine."""
     if found.keys() != expected.keys():
         return False
     return all(x >= expected[name] if name.endswith("alignment") else x == expected[name] for name, x in found.items())
 
 
 def _new(expected: Mapping[str, Any], device: torch.device, global_scale: float | None) -> Any:
-    """An output as it is described."""
+    """A new output that fits the description."""
     if "dtype" in expected:
         dtype = getattr(torch, expected["dtype"])
         return torch.empty_strided(expected["shape"], expected["strides"], dtype=dtype, device=device)

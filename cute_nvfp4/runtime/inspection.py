@@ -1,8 +1,8 @@
-"""What a compiled kernel costs, read from its cubin and PTX; needs no GPU.
+"""What a compiled kernel costs, read from its cubin and PTX without a GPU.
 
-Registers, stack and memory come from ``cuobjdump --dump-resource-usage``, the instruction mix and the widths of
-loads from ``nvdisasm``, and the cache policies as they were asked for from the PTX. Counts are static: one for each
-instruction in the code, however often it runs.
+Registers, stack and memory come from ``cuobjdump --dump-resource-usage``, the instruction mix and the widths of loads
+from ``nvdisasm``, and the requested cache policies from the PTX. Counts are static: each instruction in the code counts
+once, however often it runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..errors import CompileError
 _WHEELS = {"nvdisasm": "nvidia-cuda-nvdisasm", "cuobjdump": "nvidia-cuda-cuobjdump", "ptxas": "nvidia-cuda-nvcc"}
 _TIMEOUT_S = 120
 
-# Opcode (before its first dot) -> class. The names are those of nvdisasm for sm_90 to sm_103.
+# Class -> opcodes, up to their first dot. The names are those of nvdisasm for sm_90 to sm_103.
 _CLASSES = {
     "global memory": "LDG STG LD ST RED REDG ATOM ATOMG LDGSTS CCTL CCTLL",
     "shared memory": "LDS STS LDSM STSM ATOMS LDGDEPBAR",
@@ -54,7 +54,7 @@ _SECTION = re.compile(r"^\s*\.section\s+\.text\.([^\s,]+),", re.MULTILINE)
 _RESOURCES = re.compile(r"Function ([^\s:]+):\s*\n\s*(.*)")
 _PTX_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(")
 _PTX_ACCESS = re.compile(r"\b(ld|st)((?:\.[A-Za-z0-9_:]+)+)\s")
-# cp.async [shared], [global], bytes; the bulk copies have their own class and say their size at run time
+# cp.async [shared], [global], bytes; bulk copies have a class of their own, and get their size at run time
 _PTX_COPY = re.compile(r"\bcp\.async\.(c[ag](?:\.[A-Za-z0-9_:]+)*)\s+\[[^\]]*\],\s*\[[^\]]*\],\s*(\d+)")
 _PTX_SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "const", "param")
 _SASS_WIDTHS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128, "256": 256}
@@ -67,7 +67,7 @@ _SASS_SPACES = {
 
 @dataclass(frozen=True)
 class Access:
-    """Accesses that are alike: ``bits`` a thread and instruction, ``policy`` as written in the code.
+    """Equal accesses, counted: ``bits`` a thread and instruction, ``policy`` as written in the code.
 
     A ``copy`` goes from global to shared memory without passing through registers (``cp.async``, ``LDGSTS``).
     """
@@ -81,7 +81,7 @@ class Access:
 
 @dataclass(frozen=True)
 class KernelReport:
-    """One kernel. Memory is in bytes; ``spill_loads`` and ``spill_stores`` count local-memory instructions."""
+    """What one kernel costs. Memory is in bytes; spill_loads, spill_stores: the number of local-memory instructions."""
 
     name: str
     registers: int
@@ -103,7 +103,7 @@ class KernelReport:
 
 @dataclass(frozen=True)
 class Loop:
-    """The code from a label to a branch back to it: what one pass executes, but for what is jumped over."""
+    """The code from a label to a branch back to it: what one iteration executes, except for code that it skips."""
 
     instructions: int
     opcodes: dict[str, int]  # by full opcode
@@ -129,7 +129,7 @@ class Report:
         return self.kernels[0]
 
     def to_dict(self) -> dict:
-        """JSON-ready, without the disassembly."""
+        """The report for JSON, without the disassembly."""
         return {"kernels": [asdict(kernel) for kernel in self.kernels]}
 
 
@@ -141,7 +141,7 @@ def find_tool(name: str) -> Path:
     """The CUDA binary utility ``name`` (``nvdisasm``, ``cuobjdump`` or ``ptxas``): from its wheel, else from ``PATH``.
 
     Raises:
-        CompileError: it is in neither; says which wheel to install.
+        CompileError: it is in neither; the message says which wheel to install.
     """
     namespace = importlib.util.find_spec("nvidia")
     for folder in (namespace.submodule_search_locations if namespace else None) or ():
@@ -191,7 +191,7 @@ def innermost_loop(sass: str, opcode: str) -> Loop:
     """The shortest loop of a kernel's disassembly that contains ``opcode``.
 
     Raises:
-        CompileError: there is none.
+        CompileError: no loop contains it.
     """
     lines, found = sass.splitlines(), []
     labels = {match.group(1): n for n, line in enumerate(lines) if (match := _SASS_LABEL.match(line))}
@@ -208,7 +208,7 @@ def innermost_loop(sass: str, opcode: str) -> Loop:
 
 
 def _split(header: re.Pattern, text: str) -> dict[str, str]:
-    """Sections of ``text`` by the name in the header that starts each."""
+    """The sections of ``text``, by the name in the header that starts each."""
     found = list(header.finditer(text))
     ends = [match.start() for match in found[1:]] + [len(text)]
     return {match.group(1): text[match.end() : end] for match, end in zip(found, ends)}
@@ -225,7 +225,7 @@ def _parse_resources(text: str) -> dict[str, dict[str, int]]:
 
 
 def _instructions(code: str) -> list[tuple[str, str]]:
-    """(opcode, operands) of each instruction; the padding after the last one (a branch to itself, NOPs) is left out."""
+    """(opcode, operands) of each instruction, without the padding at the end (a branch to itself, NOPs)."""
     label_at = {match.end(): match.group(1) for match in _SASS_LABEL.finditer(code)}
     found = []
     for match in _SASS_LINE.finditer(code):

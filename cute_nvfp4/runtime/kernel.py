@@ -1,4 +1,4 @@
-"""A kernel of the package as the operations see it: compiled for a configuration, and run."""
+"""A kernel of the package as operations see it: they compile it for a configuration, and launch it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _planning_only: contextvars.ContextVar[bool] = contextvars.ContextVar("planning_
 
 @contextlib.contextmanager
 def planning_only() -> Iterator[None]:
-    """Within it calls are checked and planned, but nothing is compiled or launched: results are not written.
+    """A context in which calls are checked and planned, but not compiled or launched: results are not written.
 
-    Plans stay in this process, which must not use them later: it is for a process that only asks, as
+    Plans stay in this process, which must not use them later. It is for processes that only ask, as
     ``cute-nvfp4 support`` does.
     """
     token = _planning_only.set(True)
@@ -40,21 +40,21 @@ def planning_only() -> Iterator[None]:
 
 
 class _NoLauncher(Launcher):
-    """The launcher within ``planning_only``: it launches nothing."""
+    """The launcher of calls within ``planning_only``: it launches nothing."""
 
     def __call__(self, values: tuple, owners: tuple) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 @dataclass(frozen=True)
 class Kernel:
     """A host function and its arguments, for every configuration.
 
-    name: what caches and messages call it. arguments: the record of its arguments (:mod:`.signature`). host: makes the
-    ``@cute.jit`` function ``host(arguments, stream)`` of a configuration; it imports the DSL, which takes seconds:
-    ``Lazily``, ``ByGeneration``, or where it is called.
-    can_implement: why no kernel can be made of a configuration, or an empty string. Configurations are frozen
-    dataclasses with a field ``arch``, and hold all that the compiled code depends on.
+    name: the name in caches and messages. arguments: the record of the arguments (:mod:`.signature`). host: makes the
+    ``@cute.jit`` function ``host(arguments, stream)`` of a configuration. It imports the DSL, which takes seconds: it
+    is a ``Lazily`` or a ``ByGeneration``, or imports when it is called. can_implement: why no kernel can be made of a
+    configuration; empty if one can. Configurations are frozen dataclasses with a field ``arch``, and hold everything
+    that the compiled code depends on.
     """
 
     name: str
@@ -70,19 +70,19 @@ class Kernel:
         """The kernel of ``config``: from this process, from disk, or compiled now. Needs no GPU and no tensors.
 
         Raises:
-            OperandError: the configuration cannot be; the message says which limit, and by how much.
+            OperandError: no kernel implements the configuration; the message says which limit, and by how much.
         """
         return compile_cached((self.name, config), lambda: self.build(config))
 
     def build(self, config: Any) -> CompiledKernel:
-        """Compiles it now, without asking the caches."""
+        """Compiles the kernel now, without the caches."""
         reason = self.can_implement(config)
         if reason:
             raise OperandError(reason)
         return build(self.host(config), self.signature(config).examples(), name=self.name, arch=config.arch.name)
 
     def launcher(self, config: Any, target: Target, device: torch.device, arguments: Any, touched: Touched) -> Launcher:
-        """Launches ``config`` with ``arguments``, of which only what varies is given in each call.
+        """Makes a launcher of ``config`` with ``arguments``; each call gives only the values that vary.
 
         arguments: the kernel's record, of plain numbers; addresses and other varying values are unused (0 will do).
         touched: from the owners that a call names to the tensors that the kernel may touch.
@@ -102,9 +102,9 @@ class Kernel:
         return CudaLauncher(kernel, plan(kernel), device_index(device))
 
     def run(self, config: Any, target: Target, device: torch.device, arguments: Any, touched: Touched) -> None:
-        """Plans, or finds the plan of, one call, and makes it. ``touched`` takes no owners.
+        """Makes one call; plans it unless a call like it was planned before. ``touched`` takes no owners.
 
-        For calls that are rare: an operation that is called often keeps its launcher.
+        It is for rare calls: an operation that is called often keeps its launcher.
         """
         signature = self.signature(config)
         values = signature.values(arguments, 0)

@@ -1,8 +1,8 @@
-"""Launching a planned kernel: on a GPU, in the simulator, or on the simulated GPU of a session.
+"""Launchers of a planned kernel: on a GPU, in the simulator, or on the simulated GPU of a session.
 
-A launcher is made once for a plan, from the launches that the host function makes (:mod:`.template`). A call gives it
-what varies (addresses and a few numbers, in the order of the kernel's :class:`~.signature.Signature`) and the objects
-that own the memory. Nothing above this file asks which backend runs.
+A launcher is made once for a plan, from the launches that the host function makes (:mod:`.template`). A call passes the
+values that vary (addresses and a few numbers, in the order of the kernel's :class:`~.signature.Signature`) and the
+objects that own the memory. Nothing above this file asks which backend runs.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ from .torch_private import raw_stream
 Tensors = Mapping[str, tuple[torch.Tensor, bool]]
 """Every tensor that a kernel may touch, by name, and whether it may write it."""
 Touched = Callable[..., Tensors]
-"""From the owners of a call's memory to its tensors; only the simulator asks."""
+"""A function from the owners of a call's memory to its tensors; only the simulator calls it."""
 
 
 class Launcher(Protocol):
-    """Launches one kernel as planned. kernel, template: what it was made from."""
+    """Launches one planned kernel. kernel, template: what the launcher was made from."""
 
     kernel: CompiledKernel
     template: Template
 
     def __call__(self, values: tuple, owners: tuple) -> None:
-        """``values``: what varies, in order. ``owners``: what ``touched`` takes, kept alive by the caller."""
+        """Launches. values: the values that vary, in order. owners: the arguments of ``touched``; the caller keeps them
+        alive."""
 
     def fixed(self, values: tuple, owners: tuple) -> Callable[[], None]:
-        """The call with these values, for a call that is made again and again."""
+        """A function that makes the call with these values, for a call that is repeated."""
         return functools.partial(self, values, owners)
 
 
 class Slot(NamedTuple):
-    """Element ``index`` of ``words``, a launch's parameters as numbers, is varying value ``value`` plus ``added``."""
+    """A place that a launch writes: element ``index`` of ``words`` becomes varying value ``value`` plus ``added``."""
 
     words: ctypes.Array
     index: int
@@ -53,7 +54,7 @@ class Slot(NamedTuple):
 
     @classmethod
     def of(cls, buffer: ctypes.Array, at: int, patch: Patch) -> Slot:
-        """The slot of ``patch``, at byte ``at`` of ``buffer``: parameters are aligned."""
+        """The slot of ``patch``, at byte ``at`` of ``buffer``; parameters are aligned."""
         kind = {"Q": ctypes.c_uint64, "f": ctypes.c_float, "i": ctypes.c_int32}[patch.code]
         size = ctypes.sizeof(kind)
         return cls((kind * (len(buffer) // size)).from_buffer(buffer), at // size, patch.value, patch.added)
@@ -64,10 +65,10 @@ class Slot(NamedTuple):
 
 
 class CudaLauncher(Launcher):
-    """``cuLaunchKernelEx`` on parameters that are kept: a call writes the varying values in place, and launches.
+    """Launches by ``cuLaunchKernelEx``. It keeps the parameters; a call writes the varying values into them.
 
-    On torch's current stream of ``device``, whatever device is current. Threads take turns. of_values: the call without
-    owners, for a road on which they are not known.
+    It launches on torch's current stream of ``device``, whatever device is current. Threads take turns. of_values: the
+    call without owners, for the fast path.
     """
 
     def __init__(self, kernel: CompiledKernel, template: Template, device: int) -> None:
@@ -79,7 +80,7 @@ class CudaLauncher(Launcher):
         plain = [(slot.words, slot.index, slot.value) for slot in slots if not slot.added]
         moved = [slot for slot in slots if slot.added]
         lock = threading.Lock()
-        # half the time of a with statement
+        # a with statement takes twice the time
         acquire, release = lock.acquire, lock.release
         written: tuple | None = None
 
@@ -103,7 +104,7 @@ class CudaLauncher(Launcher):
         self.of_values(values)
 
     def fixed(self, values: tuple, owners: tuple) -> Callable[[], None]:
-        """The call with these values, in memory of its own: nothing but the stream is written any more."""
+        """The call with these values, with parameters of its own; later calls write only the stream."""
         slots, launch = self._parts()
         for slot in slots:
             slot.write(values)
@@ -120,7 +121,7 @@ class CudaLauncher(Launcher):
         return call
 
     def _parts(self) -> tuple[list[Slot], Callable[[], None]]:
-        """Where the varying values go, and what launches."""
+        """The slots of the varying values, and the function that launches."""
         loaded, device, name = self.kernel.loaded[self._device], self._device, self.kernel.name
         slots, prepared = [], []
         for number, launch in enumerate(self.template.launches):
@@ -158,7 +159,7 @@ class CudaLauncher(Launcher):
 
 
 class SimLauncher(Launcher):
-    """Executes the launches from the kernel's PTX, as the ``simulating`` around the call says."""
+    """Executes the launches from the kernel's PTX, as the surrounding ``simulating`` says."""
 
     def __init__(self, kernel: CompiledKernel, template: Template, plan: Callable, touched: Touched) -> None:
         self.kernel, self.template, self._plan, self._touched = kernel, template, plan, touched
@@ -188,14 +189,14 @@ class SimLauncher(Launcher):
                 active.record(SimulatedLaunch(kernel, launch, result, trace))
 
     def _what_runs(self, active: Simulation | None) -> tuple[CompiledKernel, Template]:
-        """The kernel, or what ``simulating(kernel=…)`` wants instead: asked for once in its block."""
+        """The kernel to run: this one, or the one that ``simulating(kernel=…)`` gives, which is asked once a block."""
         if active is None or active.kernel is None:
             return self.kernel, self.template
         found = active.replaced.get(id(self))
         if found is None:
             other = active.kernel(self.kernel)
             template = self.template if other.host_ir == self.kernel.host_ir else self._plan(other)
-            # this launcher is kept beside them so that its id stays its own
+            # keep this launcher, too, so that no other object gets its id
             found = active.replaced[id(self)] = other, template, self
         return found[:2]
 

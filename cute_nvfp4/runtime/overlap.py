@@ -1,4 +1,4 @@
-"""Whether what a launch writes is apart from what it reads: checked in every call, by addresses alone."""
+"""Checks, in every call and by addresses alone, that a launch does not write what it reads."""
 
 from __future__ import annotations
 
@@ -8,19 +8,11 @@ from typing import Any
 from ..errors import OperandError
 
 FEW = 3
-"""Parts that are written up to which each is compared with all else."""
-
-
-def near(start: int, end: int, places: Iterable[int], sizes: Iterable[int]) -> bool:
-    """Whether bytes from ``start`` to ``end`` meet one of the ranges: then a call looks closely."""
-    for at, size in zip(places, sizes):
-        if at < end and start < at + size:
-            return True
-    return False
+"""Up to so many written parts, each is compared with all other parts; more are sorted."""
 
 
 def overlap(spans: Iterable[tuple[int, int, bool]]) -> bool:
-    """Whether bytes that are written are of another span, too. spans: start, end, and whether they are written."""
+    """Whether a written span meets another span. spans: start, end, and whether it is written."""
     last_read = last_written = 0
     for start, end, written in sorted(spans):
         if start < last_written or (written and start < last_read):
@@ -33,26 +25,26 @@ def overlap(spans: Iterable[tuple[int, int, bool]]) -> bool:
 
 
 class OverlapCheck:
-    """What the varying values of a launch must satisfy.
+    """The check that what a launch writes overlaps neither its inputs nor itself.
 
-    sizes: bytes of what is read, by its place among the values. written: place and bytes of each part that is written;
-    a part is apart from the parts before it, too.
+    sizes: the bytes of each input, by its position among the varying values. written: position and bytes of each
+    written part; a part must also be apart from the parts before it.
     """
 
     def __init__(self, sizes: Mapping[int, int], written: Sequence[tuple[int, int]]) -> None:
         self.sizes, self.written = sizes, written
         self._every = [*((i, size, False) for i, size in sizes.items()), *((i, size, True) for i, size in written)]
         others, self._checks = dict(sizes), []
-        for place, size in written:
-            self._checks.append((place, size, tuple(others.items())))
-            others[place] = size
+        for index, size in written:
+            self._checks.append((index, size, tuple(others.items())))
+            others[index] = size
 
     def near(self, values: Sequence[Any]) -> bool:
-        """Whether what a call with ``values`` writes meets what it reads, or itself."""
+        """Whether the output of a call with ``values`` overlaps an input, or itself."""
         if len(self._checks) > FEW:
             return overlap([(values[i], values[i] + size, written) for i, size, written in self._every])
-        for place, size, others in self._checks:
-            start = values[place]
+        for index, size, others in self._checks:
+            start = values[index]
             end = start + size
             for i, other in others:
                 at = values[i]
@@ -61,7 +53,7 @@ class OverlapCheck:
         return False
 
     def check(self, values: Sequence[Any]) -> None:
-        """Raises ``OperandError`` where ``near``."""
+        """Raises ``OperandError`` if they overlap."""
         if self.near(values):
             got = "bytes of an input, or of another part of it"
             raise OperandError.of("memory of out", got=got, expected="memory of its own")

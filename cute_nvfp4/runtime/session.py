@@ -1,4 +1,4 @@
-"""A simulated GPU for whole programs, with what torch can do on a GPU only and this package can do on the CPU."""
+"""A simulated GPU for whole programs, with operators that torch has on a GPU only and that the CPU computes here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..target import DEFAULT_ARCH
 
 
 def simulated_gpu(arch: str = DEFAULT_ARCH, **options: Any) -> AbstractContextManager[session.Session]:
-    """``sim.session.simulated_gpu`` with ``torch._scaled_mm`` of block-scaled operands; the same options."""
+    """``sim.session.simulated_gpu``, which also computes ``torch._scaled_mm`` of block-scaled operands."""
     operators = {torch.ops.aten._scaled_mm.default: scaled_mm}
     return session.simulated_gpu(arch, host_operators=operators, opener=__name__, **options)
 
@@ -29,8 +29,10 @@ def scaled_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    """``torch._scaled_mm``: (M, K) × (K, N); block scales are one dimension in the 128×4 layout, a block of 16 elements
-    for E4M3 scales and of 32 for UE8M0. Other scales are left to torch."""
+    """``torch._scaled_mm``: (M, K) × (K, N), with block scales in the 128×4 layout, as one dimension.
+
+    A block has 16 elements for E4M3 scales and 32 for UE8M0. torch computes products with other scales.
+    """
     if scale_a.dtype not in (torch.float8_e4m3fn, torch.float8_e8m0fnu):
         return torch._scaled_mm(a, b, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum)
     block = 16 if scale_a.dtype == torch.float8_e4m3fn else 32
@@ -42,7 +44,7 @@ def scaled_mm(
 
 
 def _decoded(x: torch.Tensor) -> torch.Tensor:
-    """(rows, K) values in binary64 of (rows, K) FP8 elements or (rows, K/2) bytes of E2M1 pairs."""
+    """The values (rows, K) in float64 of FP8 elements (rows, K), or of bytes of E2M1 pairs (rows, K/2)."""
     if x.dtype == torch.float4_e2m1fn_x2:
         return decode_e2m1(unpack_e2m1(as_bytes(x))).double()
     return x.to(torch.float64)

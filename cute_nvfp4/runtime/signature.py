@@ -13,9 +13,9 @@ same class whose fields are traced values::
     build(host, signature, ...)                # traced as host(arguments: ScaleArguments, stream)
     launch(ScaleArguments(x=x.data_ptr(), y=y.data_ptr(), count=x.numel()), stream)
 
-Records nest, as fields or in tuples. Whatever depends on the configuration is a function of it. A field that is None is
-no argument. The stream is not a field: every host function takes it as its second parameter, because the DSL passes a
-stream only on its own.
+Records nest, as fields or in tuples. A declaration that depends on the configuration is a function of it. A field that
+is None is no argument. The stream is not a field: every host function takes it as its second parameter, because the
+DSL passes a stream only on its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number: the name of its DSL type, its C type, and whether it may be another in each call of a plan."""
+    """A number. dtype: the name of its DSL type. ctype: its C type. varies: whether it may change from call to call."""
 
     dtype: str
     ctype: type
@@ -44,7 +44,7 @@ VARYING_FLOAT32 = Scalar("Float32", ctypes.c_float, varies=True)
 
 @dataclass(frozen=True)
 class Pointer:
-    """An address in global memory: the name of the DSL type it points to, and the bytes it is aligned to.
+    """An address in global memory. dtype: the name of the DSL type it points to. alignment: in bytes.
 
     Either may be a function of the kernel's configuration. Addresses vary from call to call.
     """
@@ -58,7 +58,7 @@ class Pointer:
 
 @dataclass(frozen=True)
 class PerConfig:
-    """A field whose declaration is a function of the kernel's configuration: a record, or a tuple of some length."""
+    """A field whose declaration is a function of the configuration: a record, or a tuple of some length."""
 
     declaration: Callable[[Any], Any]
 
@@ -67,10 +67,10 @@ class Signature:
     """The arguments of one kernel's host function.
 
     Attributes:
-        declared: the record, with everything that depended on the configuration filled in.
-        names: of the arguments in the order in which the host function takes them: ``a.data`` and so on.
+        declared: the record, resolved for the configuration.
+        names: the names of the arguments in the order in which the host function takes them, such as ``a.data``.
         types: their C types, and last that of the stream.
-        varying: places in ``names`` of what a call may change without another plan, in order.
+        varying: the positions in ``names`` of arguments that may change from call to call, in order.
     """
 
     def __init__(self, record: type, config: Any = None) -> None:
@@ -81,7 +81,7 @@ class Signature:
         self.varying = tuple(i for i, (_, leaf) in enumerate(leaves) if leaf.varies)
 
     def examples(self) -> list[Any]:
-        """What the host function is compiled with: a record of example values, and a stream. Nothing reads them."""
+        """The arguments to compile the host function with: a record of example values, and a stream. None is read."""
         import cuda.bindings.driver as driver
 
         return [_example(self.declared), driver.CUstream(0)]

@@ -1,4 +1,4 @@
-"""``simulating``: the simulator for the calls within a block, and what each simulated launch did."""
+"""``simulating``: runs the calls within a block in the simulator, and keeps what each simulated launch did."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 ARCH_VARIABLE = "CUTE_NVFP4_ARCH"
 SESSIONS = "cute_nvfp4.sim.session"
-"""The module of simulated GPUs, which is there only if somebody opened one."""
+"""The module of simulated GPUs; it is loaded only if somebody opened one."""
 OPTIONS = (
     "checks",
     "counters",
@@ -43,8 +43,8 @@ OPTIONS = (
 class SimulatedLaunch:
     """One launch that ran in the simulator.
 
-    kernel: the compiled kernel, with its PTX; launch: grid, block, cluster, parameters; result: what was counted
-    (``sim.Result``); trace: who did what, if ``simulating(trace=…)`` asked for it.
+    kernel: the compiled kernel, with its PTX. launch: grid, block, cluster, parameters. result: what was counted
+    (``sim.Result``). trace: which warp did what, if ``simulating(trace=…)`` asked for it.
     """
 
     kernel: CompiledKernel
@@ -54,7 +54,7 @@ class SimulatedLaunch:
 
     @property
     def name(self) -> str:
-        """The operation's kernel: "gemv", "gemm" and so on."""
+        """The name of the operation's kernel, such as "gemv"."""
         return self.kernel.name
 
     @property
@@ -62,13 +62,13 @@ class SimulatedLaunch:
         return self.kernel.ptx
 
     def __repr__(self) -> str:
-        """The kernel, its grid and what the result says, in a line: a list of launches prints as such lines."""
+        """The kernel, its grid and a summary of the result, in one line."""
         return f"<{self.name}, grid {self.launch.grid}, block {self.launch.block}: {self.result}>"
 
     def profile(self) -> Profile:
-        """The launch as Nsight Compute's details page has it: ``print(runs[0].profile().text())``.
+        """The launch as on Nsight Compute's details page: ``print(runs[0].profile().text())``.
 
-        It has all values where the simulation had ``counters=True`` and a ``clock`` (docs/how-to/profiling.md).
+        It has all values if the simulation ran with ``counters=True`` and a ``clock`` (docs/how-to/profiling.md).
         """
         from ..sim import Program
         from ..sim.profile import profile
@@ -78,9 +78,9 @@ class SimulatedLaunch:
 
 @dataclass(frozen=True)
 class Simulation:
-    """The innermost ``simulating``: its options, and the lists to which every launch is added, its own last.
+    """The state of the innermost ``simulating``: its options, and the lists that receive every launch, its own last.
 
-    replaced: what ``kernel`` gave instead of a kernel, for each launcher that asked (:mod:`.launch`).
+    replaced: for each launcher that asked, what ``kernel`` returned in the place of its kernel (:mod:`.launch`).
     """
 
     arch: str | None = None
@@ -98,7 +98,7 @@ _active: contextvars.ContextVar[Simulation | None] = contextvars.ContextVar("sim
 
 
 def simulation() -> Simulation | None:
-    """The innermost ``simulating`` that is under way, or None."""
+    """The innermost ``simulating`` that is active, or None."""
     return _active.get()
 
 
@@ -109,7 +109,7 @@ def current_session() -> Any:
 
 
 def surroundings(on_cpu: bool) -> Any:
-    """What decides where a call runs besides its tensors and ``backend``: the simulation or the session around it."""
+    """The part of a cache key that says where a call runs, besides tensors and ``backend``: simulation or session."""
     if not on_cpu:
         return session_number()
     active = _active.get()
@@ -117,7 +117,7 @@ def surroundings(on_cpu: bool) -> Any:
 
 
 def session_number() -> int:
-    """The number of that session in this process, from 1; 0 if there is none."""
+    """The number of the current session in this process, from 1; 0 if there is none."""
     session = current_session()
     return 0 if session is None else session.number
 
@@ -126,7 +126,7 @@ def session_number() -> int:
 def simulating(
     arch: str | None = None, *, kernel: Callable[[CompiledKernel], CompiledKernel] | None = None, **options: Any
 ) -> Iterator[list[SimulatedLaunch]]:
-    """Within it, ``backend="auto"`` runs CPU tensors in the simulator, and every simulated launch is kept.
+    """A block in which ``backend="auto"`` runs CPU tensors in the simulator, and every simulated launch is kept.
 
     For example::
 
@@ -135,20 +135,20 @@ def simulating(
         runs[0].result.instructions
 
     Args:
-        arch: what kernels are compiled for; None is that of the ``simulating`` around this one, of the environment
-            variable ``CUTE_NVFP4_ARCH``, or sm_100a.
-        kernel: what is to run instead of a compiled kernel: a function from one ``CompiledKernel`` to another.
+        arch: the architecture that kernels are compiled for; None: that of the surrounding ``simulating``, else of the
+            environment variable ``CUTE_NVFP4_ARCH``, else sm_100a.
+        kernel: a function from one ``CompiledKernel`` to another, which runs in its place.
         options: those of ``sim.run``: ``checks``, ``counters``, ``schedule``, ``trace`` (a ``sim.Trace``, or True for
             one for each launch), ``step_limit``, ``instruction_limit``, ``warps_per_wave``, ``sm_count``, ``allow``,
-            ``on_hazard``, ``strict``, ``others`` (clients that hear the events). Blocks nest: what is not given is
-            as it is outside.
+            ``on_hazard``, ``strict``, ``others`` (clients that receive the events). Blocks nest: options that are not
+            given are those of the block outside.
 
     Yields:
-        A list, to which each launch is added when it has ended. A hazard raises, and its launch is not in the list.
+        A list, which receives each launch when it ends. A hazard raises, and its launch is not in the list.
 
     Raises:
-        TargetError: an unknown architecture or option.
-        LaunchError: an unknown class of hazards to ``allow``.
+        TargetError: an architecture or an option is unknown.
+        LaunchError: ``allow`` names an unknown class of hazards.
     """
     if arch is not None:
         architecture(arch)

@@ -1,9 +1,9 @@
-"""The launches of a compiled host function, with places left for what varies from call to call.
+"""Templates: the launches of a compiled host function, without the values that vary from call to call.
 
-The host code (grid arithmetic, tensor maps, packing) runs when a call is planned, never when it is made: twice, on
-made-up values of the arguments that vary. Its launches are captured, and the bytes that differ say where each value
-goes. Every difference must be explained by exactly one value, or the kernel is refused; so a template is a proof about
-this host code, not a guess.
+The host code (grid arithmetic, tensor maps, packing) runs when a call is planned, never when it is made. It runs twice,
+with made-up values of the varying arguments. Its launches are captured, and the bytes in which they differ show where
+each value goes. Exactly one value must explain each difference, or the kernel is refused: a template is proved for this
+host code, not guessed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from .cache import CompiledKernel
 
 CODES = {ctypes.c_void_p: "Q", ctypes.c_float: "f", ctypes.c_int32: "i"}
-"""How a varying value stands in a parameter, in the notation of ``struct``: an address may have a constant added."""
+"""How a varying value stands in a parameter, in ``struct`` notation. A constant may be added to an address."""
 
-# Made-up addresses are this far apart, so that one plus any offset within a tensor is nobody else's.
+# Made-up addresses are so far apart that an address plus any offset within a tensor is none of the others.
 _APART, _FIRST = 1 << 36, 1 << 46
 _MAX_ADDED = 1 << 35
 _MAP_BYTES = 128
@@ -31,7 +31,7 @@ _MAP_BYTES = 128
 
 @dataclass(frozen=True)
 class Patch:
-    """Byte ``offset`` of parameter ``param`` of launch ``launch`` is varying value ``value``, plus ``added``."""
+    """Byte ``offset`` of parameter ``param`` of launch ``launch`` holds varying value ``value`` plus ``added``."""
 
     launch: int
     param: int
@@ -43,14 +43,14 @@ class Patch:
 
 @dataclass(frozen=True)
 class Template:
-    """Launches whose parameters lack the varying values, and where those go. ``values`` is how many there are."""
+    """Launches without their varying values, and the places of these. values: the number of varying values."""
 
     launches: tuple[Launch, ...]
     patches: tuple[Patch, ...]
     values: int
 
     def filled(self, values: Sequence[Any]) -> list[Launch]:
-        """The launches with ``values`` in their places."""
+        """The launches, with ``values`` filled in."""
         params = [[bytearray(p) for p in launch.params] for launch in self.launches]
         for p in self.patches:
             struct.pack_into("<" + p.code, params[p.launch][p.param], p.offset, values[p.value] + p.added)
@@ -58,7 +58,9 @@ class Template:
 
 
 def capture(kernel: CompiledKernel, types: Sequence[type], values: Sequence[Any], varying: Sequence[int]) -> Template:
-    """The template of a call of ``kernel`` with ``values`` of the C types ``types``, of which ``varying`` vary.
+    """The template of a call of ``kernel``.
+
+    types, values: the C types and values of all arguments. varying: the indices of those that vary.
 
     Raises:
         CompileError: a parameter depends on a varying value in another way than by holding it.
@@ -87,7 +89,7 @@ def capture(kernel: CompiledKernel, types: Sequence[type], values: Sequence[Any]
 
 
 def _defined(param: bytes) -> bytes:
-    """The parameter; of a tensor map what the host code writes and copies read, which is its first half."""
+    """The parameter; of a tensor map only the half that host code writes and copies read."""
     from ..sim.tma.descriptor import InvalidTensorMap, TensorMap
 
     if len(param) != _MAP_BYTES:
@@ -100,7 +102,7 @@ def _defined(param: bytes) -> bytes:
 
 
 def _made_up(code: str, n: int, count: int, probe: int) -> Any:
-    """Value ``n`` of ``count``, in one of two probes."""
+    """The made-up value ``n`` of ``count``, in probe 0 or 1."""
     if code == "f":
         return (1.0, 100.0)[probe] + (n + 1) / 64
     if code == "i":
@@ -111,7 +113,7 @@ def _made_up(code: str, n: int, count: int, probe: int) -> Any:
 def _explained(
     kernel: CompiledKernel, codes: Sequence[str], pairs: Sequence[Sequence[Any]], x: bytes, y: bytes
 ) -> list[tuple[int, int, int]]:
-    """(offset, value, added) of each place where the parameters ``x`` and ``y`` differ."""
+    """(offset, value, added) for each place where the parameters ``x`` and ``y`` of the two probes differ."""
     found, at = [], 0
     while at < len(x):
         eight = x[at : at + 8], y[at : at + 8]
@@ -137,7 +139,7 @@ def _explained(
 
 
 def _address(codes: Sequence[str], pairs: Sequence[Sequence[Any]], x: bytes, y: bytes) -> tuple[int, int] | None:
-    """(value, added) of the one address that eight bytes hold in both probes."""
+    """(value, added) of the one address that eight bytes hold in both probes; None if it is not one."""
     words = [int.from_bytes(word, "little") for word in (x, y)]
     added = {n: words[0] - pairs[n][0] for n, code in enumerate(codes) if code == "Q"}
     fits = [(n, a) for n, a in added.items() if abs(a) < _MAX_ADDED and words[1] - pairs[n][1] == a]
@@ -145,7 +147,7 @@ def _address(codes: Sequence[str], pairs: Sequence[Sequence[Any]], x: bytes, y: 
 
 
 def _number(codes: Sequence[str], pairs: Sequence[Sequence[Any]], x: bytes, y: bytes) -> int | None:
-    """The one number that four bytes hold in both probes."""
+    """The index of the one number that four bytes hold in both probes; None if it is not one."""
     fits = [
         n
         for n, code in enumerate(codes)

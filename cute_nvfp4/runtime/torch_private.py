@@ -1,7 +1,7 @@
-"""Every private name of torch that a call of a kernel uses, and for each another way that gives the same and is slower.
+"""The private names of torch that a call of a kernel uses, each with a slower public substitute.
 
-torch promises nothing of these names, so each may go with a new torch: then the other way is taken.
-``test_torch_private.py`` takes both; it has passed with torch 2.9.0, 2.13.0 and 2.15.0.
+torch promises nothing about these names; if a new torch lacks one, the substitute is used. ``test_torch_private.py``
+tests both; it has passed with torch 2.9.0, 2.13.0 and 2.15.0.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from torch.utils import _python_dispatch
 
 
 class Guards(Protocol):
-    """Says whether as many tensors are like those it was made of: type, dtype, device, sizes, strides, whether autograd
-    follows them, and what torch's dispatcher tells apart."""
+    """Compares tensors with those it was made of: type, dtype, device, sizes, strides, whether autograd follows them,
+    and the dispatcher's keys."""
 
     def check(self, *tensors: Tensor) -> bool: ...
 
 
 class PythonGuards:
-    """``Guards`` by public attributes, in Python."""
+    """``Guards`` in Python, by public attributes."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._kinds = [_kind(x) for x in tensors]
@@ -56,25 +56,25 @@ except ImportError:
 else:
 
     def guards(tensors: Sequence[Tensor]) -> Guards:
-        """Guards of distinct tensors, which dynamo's check in C++."""
+        """Guards of distinct tensors, in dynamo's C++."""
         return TensorGuards(*tensors, dynamic_dims_sizes=[], dynamic_dims_strides=[])
 
 
 dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", _count_dispatch_modes)
-"""How many dispatch modes are on. No public name of torch says it; the other way makes a list of them first."""
+"""The number of dispatch modes that are on. torch has no public name for it; the substitute lists the modes first."""
 increment_versions: Callable[[tuple[Tensor, ...]], None] = getattr(
     torch._C, "_increment_version", torch.autograd.graph.increment_version
 )
-"""Tells autograd that tensors were written to; those of inference mode are passed over. The public way first looks
-whether it got a single one."""
+"""Raises the autograd version counters of tensors; skips tensors of inference mode. The public function first checks
+whether it got a single tensor."""
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _raw_stream)
-"""The handle of torch's current stream on device ``index``. The public way makes a ``Stream`` object first, which takes
-longer than a launch; inductor and Triton ask this way too."""
+"""The handle of torch's current stream on device ``index``. The public function makes a ``Stream`` object, which takes
+longer than a launch; inductor and Triton use the private one, too."""
 
 if hasattr(torch.compiler, "_is_exporting_flag"):
 
     def is_exporting() -> bool:
-        """Whether ``torch.export`` traces. Dynamo of torch 2.9 takes the public function for true in every graph."""
+        """Whether ``torch.export`` traces. In dynamo of torch 2.9 the public function is true in every graph."""
         return torch.compiler._is_exporting_flag
 
 else:

@@ -1,1 +1,1 @@
-"""A mixture of experts: prepared experts, the layer, and the four small kernels around its products."""
+"""A mixture of experts: the prepared experts, the layer, and the four small kernels around its products."""

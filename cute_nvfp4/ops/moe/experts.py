@@ -1,4 +1,4 @@
-"""prepare_experts: the weights of a mixture of experts, once, when a model is loaded."""
+"""prepare_experts: prepares the weights of a mixture of experts, once, when a model is loaded."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from ..prepare_weight import prepare_weight
 
 Matrix = BlockScaledTensor
 Matrices = Matrix | Sequence[Matrix] | Sequence[tuple[Matrix, Matrix]]
-"""A stack (E, N, K), or a matrix (N, K) of each expert, or gate and up of each, (I, K) both."""
+"""A stack (E, N, K); or a matrix (N, K) for each expert; or gate and up for each, (I, K) both."""
 DTYPES = (torch.bfloat16, torch.float16)
 FP8 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True)
 class ActivationFunction:
-    """What stands between the two products of an expert: one of ``ACTIVATIONS`` by name; alpha and limit are those of
-    "clamped_swiglu"."""
+    """The activation between the two products of an expert: one of ``ACTIVATIONS``, by name.
+
+    alpha, limit: constants of "clamped_swiglu".
+    """
 
     name: str = "silu"
     alpha: float = 1.702
@@ -46,7 +48,7 @@ class ActivationFunction:
 
     @property
     def halves(self) -> int:
-        """Matrices of the first product: gate and up, or one."""
+        """The number of matrices in the first product: two for gate and up, or one."""
         return 1 if self.name == "relu2" else 2
 
     def __call__(self, product: torch.Tensor) -> torch.Tensor:
@@ -64,10 +66,10 @@ class ActivationFunction:
 class Experts:
     """The experts of ``moe``, as ``prepare_experts`` makes them.
 
-    gate_up: a stack of E matrices [gate; up] (2 I, H), or (I, H) where the activation takes one. down: E of (H, I).
-    Both are prepared for one dtype, gate and up in one for a gated product; or block-scaled. gate_up_factor,
-    down_factor: None, or float32 (E,) that multiply the products. gate_up_bias, down_bias: None, or float32 (E, 2 I) or
-    (E, I), and (E, H).
+    gate_up: a stack of E matrices [gate; up] (2 I, H), or (I, H) if the activation takes one. down: a stack (E, H, I).
+    Both are prepared for one dtype, with gate and up in one gated weight; or both are block-scaled.
+    gate_up_factor, down_factor: None, or float32 (E,); they multiply the products. gate_up_bias, down_bias: None, or
+    float32, (E, 2 I) or (E, I), and (E, H).
     """
 
     gate_up: PreparedWeight | BlockScaledTensor
@@ -80,7 +82,7 @@ class Experts:
 
     @property
     def count(self) -> int:
-        """How many experts there are."""
+        """The number of experts."""
         return self.down.batch
 
     @property
@@ -95,12 +97,12 @@ class Experts:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """What weights are decoded to: what x must be, or float8_e4m3fn; None where they are block-scaled."""
+        """The dtype that weights are decoded to, which x must have, or float8_e4m3fn; None for block-scaled weights."""
         return self.down.dtype if isinstance(self.down, PreparedWeight) else None
 
     @property
     def gated(self) -> bool:
-        """Whether gate and up are prepared as one."""
+        """Whether gate and up are prepared as one weight."""
         return isinstance(self.gate_up, PreparedWeight) and self.gate_up.gated
 
     @property
@@ -110,12 +112,12 @@ class Experts:
 
     @functools.cached_property
     def key(self) -> tuple:
-        """All that a plan depends on: everything but addresses and values."""
+        """The cache key of these experts: everything that a plan depends on, without addresses and values."""
         optional = (self.gate_up_factor, self.down_factor, self.gate_up_bias, self.down_bias)
         return (self.gate_up.key, self.down.key, self.activation, *(x is not None for x in optional))
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Every tensor, by name."""
+        """Every tensor of the experts, by name."""
         found: dict[str, Any] = {}
         for name in ("gate_up", "down"):
             weight = getattr(self, name)
@@ -143,24 +145,23 @@ def prepare_experts(
     interleaved: bool = False,
     dtype: torch.dtype | None = torch.bfloat16,
 ) -> Experts:
-    """The weights of E experts for ``moe``, of NVFP4 or MXFP4. A copy; for loading a model, and waits for the device.
+    """Prepares the weights of E experts for ``moe``, from NVFP4 or MXFP4. It copies, and waits for the device.
 
     Args:
         gate_up: rows of gate and then of up, (E, 2 I, H); or E matrices (2 I, H), or E pairs (I, H), each with a global
-            scale of its own. Without a gate (E, I, H). Global scales of gate and up of an expert may differ with
-            "silu", which is linear in up: their ratio then multiplies what down gives.
+            scale of its own. Without a gate (E, I, H). Global scales of gate and up of an expert may differ for
+            "silu", which is linear in up: their ratio then multiplies the product of down.
         down: (E, H, I), or E matrices (H, I).
         activation: "silu" (SwiGLU), "clamped_swiglu" (that of gpt-oss, with alpha and limit: gate at most limit, up
             within ± limit, gate · sigmoid(alpha · gate) · (up + 1)), or "relu2" (relu², without a gate).
         gate_up_bias, down_bias: added to the products, (E, 2 I) in the order of the rows of gate_up, and (E, H).
-        interleaved: rows of gate_up, and its bias, are gate, up, gate, up, as those of gpt-oss.
-        dtype: bfloat16 or float16, that of x, which stays in 16 bits; kernels decode the weights' 4 bits for it;
-            float8_e4m3fn, on sm_90a: rows are quantized to FP8 before each product, each with a scale, but where
-            experts have few, which stay in 16 bits; or None: x is quantized to the format of the weights by each call,
-            for sm_100a, sm_103a and sm_120a.
+        interleaved: whether rows of gate_up and its bias are gate, up, gate, up, as in gpt-oss.
+        dtype: bfloat16 or float16, the dtype of x: kernels decode the 4-bit weights to it. float8_e4m3fn, on sm_90a:
+            rows are quantized to FP8, each with a scale, before each product; if experts have few rows, these stay in
+            16 bits. None: each call quantizes x to the format of the weights, for sm_100a, sm_103a and sm_120a.
 
     Raises:
-        OperandError, OperandTypeError: tensors that do not fit together, or global scales of gate and up that differ.
+        OperandError, OperandTypeError: tensors do not fit together, or global scales of gate and up differ.
     """
     function = ActivationFunction(activation, alpha, limit)
     if dtype is not None and dtype not in (*DTYPES, FP8):
@@ -191,7 +192,7 @@ def prepare_experts(
 
 
 def _stack(name: str, given: Matrices) -> tuple[BlockScaledTensor, torch.Tensor | None]:
-    """A stack with row-major scales, and the factors (E, matrices) of those that have global scales of their own."""
+    """A stack with row-major scales; and the factors (E, matrices), if the matrices have global scales of their own."""
     if isinstance(given, BlockScaledTensor):
         check_format(name, given, (NVFP4, MXFP4))
         if not given.is_batched:
@@ -216,8 +217,9 @@ def _stack(name: str, given: Matrices) -> tuple[BlockScaledTensor, torch.Tensor 
 def _moved(
     first: torch.Tensor | None, second: torch.Tensor | None, function: ActivationFunction
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """The factors (E,) of both products, of those (E, matrices) of gate_up and (E, 1) of down: the first is gate's, and
-    the second has what up's is more than gate's.
+    """The factors (E,) of both products: gate's for the first, and up's relative to gate's times down's for the second.
+
+    first: (E, matrices), those of gate_up. second: (E, 1), those of down.
 
     Raises:
         OperandError: factors of gate and up differ, and the activation is not linear in up.
@@ -242,7 +244,7 @@ def _moved(
 
 
 def _check_group(what: str, group: Sequence[Any], first: Sequence[Any]) -> None:
-    """Raises unless the matrices of an expert are like those of the first one."""
+    """Raises unless the matrices of an expert are like those of the first expert."""
     for x in group:
         if not isinstance(x, BlockScaledTensor):
             raise OperandTypeError.of(what, got=type(x).__name__, expected="BlockScaledTensor")
@@ -255,7 +257,7 @@ def _check_group(what: str, group: Sequence[Any], first: Sequence[Any]) -> None:
 
 
 def _check_sizes(first: Matrix, second: Matrix, function: ActivationFunction, interleaved: bool) -> None:
-    """Raises unless the stacks of one mixture of experts fit together."""
+    """Raises unless the two stacks of weights fit together."""
     if function.halves == 1 and interleaved:
         raise OperandError.of("interleaved", got="True", expected=f"False: {function.name} has no gate")
     got = (first.batch, first.rows, first.k), (second.batch, second.rows, second.k)
@@ -273,7 +275,7 @@ def _check_sizes(first: Matrix, second: Matrix, function: ActivationFunction, in
 
 
 def _bias(name: str, bias: torch.Tensor | None, weight: Matrix) -> torch.Tensor | None:
-    """A bias in float32, contiguous, without a gradient."""
+    """A copy of a bias in float32, contiguous, without a gradient."""
     if bias is None:
         return None
     check_tensor(name, bias, shapes=[(weight.batch, weight.rows)], device=weight.device)
@@ -283,7 +285,7 @@ def _bias(name: str, bias: torch.Tensor | None, weight: Matrix) -> torch.Tensor 
 
 
 def _halves(weight: Matrix) -> list[BlockScaledTensor]:
-    """Gate and up of a stack."""
+    """Gate and up, from a stack that holds both."""
     half = weight.rows // 2
     sides = slice(0, half), slice(half, None)
     return [

@@ -1,4 +1,4 @@
-"""moe: a mixture of experts, from the router's choice to the combined rows."""
+"""moe: computes a mixture of experts, from the router's choice to the combined rows."""
 
 from __future__ import annotations
 
@@ -44,29 +44,28 @@ def moe(
     """out[t] = Σ over the choices j of token t of topk_weights[t, j] · expert topk_ids[t, j] (x[t]), (T, H), + shared.
 
     Args:
-        x: (T, H), bfloat16 or float16, of ``experts.dtype`` where that is one of them.
-        topk_ids: (T, k), int32 or int64. An expert may be chosen twice by a token, or not at all. Numbers that are none
-            of ``offset`` to ``offset + E - 1`` are experts that are elsewhere, and left out.
+        x: (T, H), bfloat16 or float16; of ``experts.dtype`` if that is one of them.
+        topk_ids: (T, k), int32 or int64. A token may choose an expert twice, or none. Ids outside of ``offset`` to
+            ``offset + E - 1`` are experts on other GPUs, and are left out.
         topk_weights: (T, k), float32, bfloat16 or float16.
-        experts: what ``prepare_experts`` made of the weights.
-        offset: the number of the first of these experts among all.
-        shared: None, or what shared experts gave for the same rows: (T, H) of x's dtype.
+        experts: from ``prepare_experts``.
+        offset: the id of the first of these experts.
+        shared: None, or the result of shared experts for the same rows: (T, H) of x's dtype.
         deterministic: whether the k summands of an element are added in the order of the choices. If not, prepared
             experts in 16 bits, without ``shared``, add them as they come, in three launches instead of four, and round
-            after each. (Up to 32 choices of experts with few rows each take three on sm_90a, in order, and one token
-            whose weights fit into registers two, in a fixed order, rounded once.)
-        out: where to put the result, (T, H) of x's dtype, rows at multiples of 16 bytes.
+            after each. (On sm_90a, up to 32 choices of experts with few rows take three launches and add in order. One
+            token whose weights fit into registers takes two, adds in a fixed order, and rounds once.)
+        out: the tensor to write and return, (T, H) of x's dtype, rows at multiples of 16 bytes.
         backend: as for ``gemm``.
 
-    The host reads no value of a tensor and never waits, and grids follow from shapes: a CUDA graph may record a call.
-    Sums of products are in float32 and rounded to x's dtype after each product; the k summands of an element are added
-    in the order of the choices, in float32, and rounded once. Equal inputs give equal bits. Without a dtype in
-    ``prepare_experts`` rows are quantized before each product, to NVFP4 with a global scale for all rows together.
-    No gradient is followed.
+    The host reads no value of a tensor and never waits, and grids follow from shapes, so a CUDA graph may record a
+    call. Each product is summed in float32 and rounded to x's dtype; the k summands of an element are added in float32,
+    in the order of the choices, and rounded once. Equal inputs give equal bits. Experts without a dtype quantize rows
+    before each product, to NVFP4 with one global scale for all rows. Autograd does not follow the call.
 
     Raises:
-        OperandError, OperandTypeError: tensors that do not fit together, or that require a gradient.
-        TargetError: the backend cannot run tensors of this device, or is unknown.
+        OperandError, OperandTypeError: tensors do not fit together, or require a gradient.
+        TargetError: the backend is unknown, or cannot run tensors of this device.
     """
     return MOE.call(x, topk_ids, topk_weights, experts, offset, shared, deterministic, out, backend)
 
@@ -112,20 +111,20 @@ def quantized_product(
     factor: torch.Tensor | None,
     backend: Backend,
 ) -> torch.Tensor:
-    """The product of rows, quantized to the format of the weights, with the matrix of the expert of each."""
+    """Quantizes rows to the format of the weights, and multiplies each by the matrix of its expert."""
     a = GroupedRows.of(quantize(rows, weight.format, scale_layout="rowmajor", backend=backend), offsets)
     return CONTIGUOUS.run(a, weight, None, "", factor, None, rows.dtype, None, None, backend)
 
 
 def few_slots(r: Any, ids: torch.Tensor, shared: torch.Tensor | None, backend: Backend) -> torch.Tensor:
-    """The result of a request of few slots, in three launches, which sort the slots themselves."""
+    """The result of a request with few slots, in three launches, which sort the slots themselves."""
     e, (_, top) = r.experts, ids.shape
     rows = slot_rows(readable(r.x.detach()), ids, r.topk_weights.detach().contiguous(), e, r.offset, backend)
     return combined(rows, None, None, ids.view(-1), e.count, top, shared, r.out, backend, r.offset)
 
 
 def one_token(r: Any, ids: torch.Tensor, shared: torch.Tensor | None, backend: Backend) -> torch.Tensor:
-    """The result of a request of one token, in two launches: the second product makes the sum."""
+    """The result of a request with one token, in two launches: the second product also adds."""
     e, weights = r.experts, r.topk_weights.detach().contiguous()
     inner = slot_inner(readable(r.x.detach()), ids, e, r.offset, backend)
     rest = e.down_factor, e.down_bias, shared, r.offset, r.out
@@ -135,7 +134,7 @@ def one_token(r: Any, ids: torch.Tensor, shared: torch.Tensor | None, backend: B
 def slot_rows(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, e: Experts, offset: int = 0, backend: Backend = "auto"
 ) -> torch.Tensor:
-    """weight · down(activation(gate_up(x))) of each of few slots, (T · top, H), in the order of their experts."""
+    """weight · down(activation(gate_up(x))) for each of few slots, (T · top, H), in the order of their experts."""
     inner = slot_inner(x, ids, e, offset, backend)
     second = e.down_factor, e.down_bias, None, weights
     options = {"first": offset, "backend": backend}
@@ -143,13 +142,13 @@ def slot_rows(
 
 
 def slot_inner(x: torch.Tensor, ids: torch.Tensor, e: Experts, offset: int, backend: Backend) -> torch.Tensor:
-    """activation(gate_up(x)) of each of few slots, (T · top, I), in the order of their experts."""
+    """activation(gate_up(x)) for each of few slots, (T · top, I), in the order of their experts."""
     first, options = (e.gate_up_factor, e.gate_up_bias, e.activation), {"first": offset, "backend": backend}
     return expert_product(x, e.gate_up, None, ids.view(-1), ids.shape[1], True, *first, **options)
 
 
 def layer(r: Any, out: torch.Tensor | None, backend: Backend) -> torch.Tensor:
-    """The result of a checked request: the operations one after the other."""
+    """The result of a checked request, by one operation after the other."""
     e, top = r.experts, r.topk_ids.shape[1]
     x, ids, weights = readable(r.x.detach()), r.topk_ids.contiguous(), r.topk_weights.detach().contiguous()
     shared = None if r.shared is None else readable(r.shared.detach())
@@ -179,14 +178,14 @@ def layer(r: Any, out: torch.Tensor | None, backend: Backend) -> torch.Tensor:
 
 
 def _streams(experts: Experts, slots: int) -> bool:
-    """Whether both products of experts stream rows in 16 bits, and sort their slots."""
+    """Whether both products of experts stream 16-bit rows, and sort their slots."""
     if experts.dtype is FP8 and not all(in_16_bits(x, slots) for x in (experts.gate_up, experts.down)):
         return False
     return experts.dtype is not None and sorts_slots(slots, experts.count)
 
 
 def _sums(r: Any, target: Target) -> bool:
-    """Whether the second product of experts that sort their slots makes the sum, too."""
+    """Whether the second product of experts that sort their slots also adds."""
     e, (tokens, top) = r.experts, r.topk_ids.shape
     if tokens > 1 or e.dtype not in DTYPES:
         return False

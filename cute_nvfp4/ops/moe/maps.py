@@ -1,4 +1,4 @@
-"""routing_maps: slots sorted by expert, on the device."""
+"""routing_maps: sorts slots by expert, on the device."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..operation import Operation
 from ..planned import PlannedCall
 
 ZEROING_CTAS = 132
-"""CTAs that zero rows, at most."""
+"""The largest number of CTAs that zero rows."""
 ID_DTYPES = {torch.int32: "int32", torch.int64: "int64"}
 
 
 class Maps(NamedTuple):
-    """The routing maps of slots, int32 views of one tensor (``whole``).
+    """The routing maps of slots: int32 views of one tensor, ``whole``.
 
     offsets (experts + 1): where the rows of each expert begin. slots, experts (slots): the slot and the expert of a
     row, undefined from ``offsets[-1]`` on. rows (slots): the row of a slot, or -1.
@@ -35,7 +35,7 @@ class Maps(NamedTuple):
 
     @classmethod
     def of(cls, whole: torch.Tensor, experts: int) -> Maps:
-        """The maps that ``routing_maps`` made."""
+        """The maps in a tensor from ``routing_maps``."""
         slots = (len(whole) - experts - 1) // 3
         return cls(whole, *whole.split([experts + 1, slots, slots, slots]))
 
@@ -48,9 +48,12 @@ def routing_maps(
     backend: Backend = "auto",
     sums: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The maps (``Maps``) of ids (T, k), contiguous, in one int32 tensor. A stable sort: rows of an expert are in the
-    order of their slots. Ids are numbers of experts from ``offset`` on; others have no row. sums: rows (T, H) that are
-    zeroed meanwhile, at multiples of 16 bytes."""
+    """The maps (``Maps``) of ids (T, k), in one int32 tensor.
+
+    The sort is stable: rows of an expert are in the order of their slots. ids: contiguous numbers of experts; those
+    outside ``offset`` … ``offset + experts - 1`` get no row. sums: rows (T, H), at multiples of 16 bytes, that the
+    launch also sets to zero.
+    """
     return MAPS.run(ids, experts, offset, out, backend, sums)
 
 
@@ -70,7 +73,7 @@ def _plan(r: Any, target: Target) -> PlannedCall:
 
 
 def _reference(r: Any) -> torch.Tensor:
-    """By torch's stable sort."""
+    """Computes the maps by torch's stable sort."""
     out, count = torch.full_like(r.out, -1), r.experts
     if r.sums is not None:
         r.sums.zero_()

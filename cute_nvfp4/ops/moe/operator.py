@@ -1,4 +1,4 @@
-"""moe as an operator of ``torch.library``: experts are the tensors of their weights, factors and biases."""
+"""moe as an operator of ``torch.library``; experts become the tensors of their weights, factors and biases."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ OF_EXPERTS = ("gate_up_factor", "down_factor", "gate_up_bias", "down_bias", "inn
 
 
 def _parts(weight: Any, prepared: bool) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """The bytes of a stack, its scales or factors of its rows, and its global scale."""
+    """The bytes of a stack, its scales or row factors, and its global scale."""
     if prepared:
         return weight.packed, weight.row_factor, weight.global_scale
     return weight.data, blocked_flat(weight.scale), weight.global_scale
@@ -38,8 +38,10 @@ class ExpertsOperator(Operator):
     """The operator of ``moe``."""
 
     def adapted(self, request: Any) -> Any:
-        """The request, with the parts of its experts as arguments of the operator. weight_format: of block-scaled
-        weights, or the packing of prepared ones."""
+        """The request with the parts of its experts as arguments of the operator.
+
+        weight_format: the format of block-scaled weights, or the packing of prepared ones.
+        """
         e, first, prepared = request.experts, request.experts.gate_up, request.experts.dtype is not None
         values = request._asdict() | {"up_global_scale": getattr(first, "up_global_scale", None)}
         for name, weight in (("gate_up", first), ("down", e.down)):
@@ -50,8 +52,8 @@ class ExpertsOperator(Operator):
         values |= {f"activation_{name}": getattr(e.activation, name) for name in ("alpha", "limit")}
         return namedtuple("Flat", tuple(values))(*values.values())
 
-    def given(self, values: dict[str, Any]) -> None:
-        """Puts the experts together again."""
+    def restore(self, values: dict[str, Any]) -> None:
+        """Rebuilds the experts from their parts."""
         hidden, inner = values["x"].shape[-1], values["inner"]
         function = ActivationFunction(*(values[x] for x in ("activation", "activation_alpha", "activation_limit")))
         rows = inner * (1 if values["gated"] else function.halves)
@@ -65,7 +67,7 @@ class ExpertsOperator(Operator):
 
 
 def _weight(name: str, values: dict[str, Any], rows: int, k: int, gated: bool) -> PreparedWeight | BlockScaledTensor:
-    """One of the two stacks."""
+    """One of the two stacks, rebuilt from its parts."""
     data, factor, kind = values[name], values[f"{name}_global_scale"], values["weight_format"]
     dtype: torch.dtype | None = values["dtype"]
     if dtype is None:

@@ -1,4 +1,4 @@
-"""expert_product: one of the two products of the experts, whose rows are slots, with prepared weights."""
+"""expert_product: one of the two products of the experts, with prepared weights; its rows are slots."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ def expert_product(
     config: Any = None,
     backend: Backend = "auto",
 ) -> torch.Tensor:
-    """weight · activation(alphaₑ · row · b[e]ᵀ + bias[e]) of the rows of each expert e, (slots, N).
+    """weight · activation(alphaₑ · row · b[e]ᵀ + bias[e]) for the rows of each expert e, (slots, N).
 
-    Rows are in the order of the routing maps, of which ``offsets`` (E + 1) and ``slots`` are two, with ``top`` slots a
-    token: row r is ``a[slots[r] // top]`` of gathered rows, else ``a[r]``, and its weight ``row_weights`` of its slot,
-    or 1. bias: (E, N), of gate and up (E, 2 N); activation: with gate and up one of two matrices. Rows of no slot are
-    not written. added: rows are added to those of their tokens in ``out`` (T, N), in any order, each sum rounded.
+    Rows are in the order of the routing maps, which give ``offsets`` (E + 1) and ``slots``; a token has ``top`` slots.
+    Row r is ``a[slots[r] // top]`` if rows are ``gathered``, else ``a[r]``; its weight is ``row_weights`` of its slot,
+    or 1. bias: (E, N), or (E, 2 N) for gate and up. activation: of two matrices it makes one. Rows of no slot are not
+    written. added: adds rows to those of their tokens in ``out`` (T, N), in any order, and rounds each sum.
 
-    Rows for experts packed for FP8 are rounded to it unless they are so few that they stream, when they and the weights
-    are multiplied in 16 bits (``planning.packed_groups.stays_in_16_bits``).
+    Rows for experts packed for FP8 are rounded to FP8. Only rows so few that they stream are multiplied in 16 bits, and
+    so are the weights (``planning.packed_groups.stays_in_16_bits``).
 
-    Without ``offsets``, ``slots`` are the ids of their experts, of which ``first`` is that of expert 0, and the kernel
-    sorts them itself: up to 32 (``planning.packed_groups.sorts_slots``).
+    Without ``offsets``, ``slots`` are the ids of their experts, ``first`` is the id of expert 0, and the kernel sorts
+    up to 32 slots itself (``planning.packed_groups.sorts_slots``).
     """
     rows = a, b, offsets, slots, top, gathered, alpha, bias, activation, row_weights, added, first
     return EXPERT_PRODUCT.run(*rows, out, status, config, backend)
 
 
 def in_16_bits(weight: PreparedWeight, slots: int) -> bool:
-    """Whether experts packed for FP8 are multiplied in the 16 bits of so many rows."""
+    """Whether experts packed for FP8 are multiplied in 16 bits, given so many rows."""
     return stays_in_16_bits(slots, weight.batch, packed_rows(weight.rows, weight.gated), weight.k)
 
 
@@ -91,12 +91,12 @@ def _plan(r: Any, target: Target) -> PlannedCall:
 
 
 def _routes(r: Any) -> bool:
-    """Whether the kernel needs to know of which slots rows are."""
+    """Whether the kernel needs to know the slots of its rows."""
     return r.gathered or any(x is not None for x in (r.bias, r.activation, r.row_weights))
 
 
 def _reference(r: Any) -> torch.Tensor:
-    """Expert by expert in float64. Reads the offsets, so it waits for the device."""
+    """Computes expert by expert in float64. It reads the offsets, so it waits for the device."""
     offsets, of_rows = r.offsets, r.slots
     if offsets is None:
         maps = Maps.of(routing_maps(r.slots, r.b.batch, r.first, backend="reference"), r.b.batch)

@@ -1,4 +1,4 @@
-"""route: a router's choice of experts for each token, and their weights, in one launch."""
+"""route: chooses the experts of each token and their weights, in one launch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..planned import PlannedCall, allocator
 from .maps import ID_DTYPES
 
 PREFERRED = {"topk_ids": torch.int32, "topk_weights": torch.float32}
-"""The dtypes of outputs where none is asked for."""
+"""The dtypes of new outputs if the caller asks for none."""
 
 
 class Routes(NamedTuple):
@@ -31,7 +31,7 @@ class Routes(NamedTuple):
 
     @property
     def device(self) -> torch.device:
-        """Where both lie."""
+        """The device of both tensors."""
         return self.topk_ids.device
 
 
@@ -52,27 +52,27 @@ def route(
 
     Args:
         logits: (T, E), bfloat16, float16 or float32, contiguous along E, of at most 1024 experts.
-        top_k: experts of a token, at most 32.
+        top_k: the number of experts of a token, at most 32.
         scoring: "softmax": weights are exp(logit) over the sum of all experts'; "sigmoid": 1 / (1 + exp(−logit)).
-        renormalize: whether a token's weights are divided by their sum. Of softmax they then are the softmax of the
-            chosen logits: it makes no difference whether the choice comes before or after it.
+        renormalize: whether a token's weights are divided by their sum. For "softmax" they then are the softmax of the
+            chosen logits: softmax before or after the choice makes no difference.
         correction: None, or (E,), float32, added to the sigmoids that choose, and to no weight.
         scale: multiplies the weights.
-        dtype: of the weights, float32 (None), bfloat16 or float16.
-        ids_dtype: of the ids, int32 (None) or int64.
-        out: None, or tensors for ids and weights, (T, k), contiguous, which then have the dtypes.
+        dtype: the dtype of the weights, float32 (None), bfloat16 or float16.
+        ids_dtype: the dtype of the ids, int32 (None) or int64.
+        out: None, or tensors for ids and weights, (T, k), contiguous; their dtypes are used.
         backend: as for ``gemm``.
 
-    The choice is by the logits themselves, or by sigmoids in float32 where there is a correction; of equal ones the
-    expert of the lower number comes first, and NaN before all. Weights are computed in float32 and rounded once. Equal
-    inputs give equal bits. One launch, a warp for each token; no gradient is followed.
+    The logits themselves choose, or sigmoids in float32 if there is a correction. Among equal ones the expert with the
+    lower number comes first; NaN comes before all. Weights are computed in float32 and rounded once. Equal inputs give
+    equal bits. One launch runs, with a warp for each token; autograd does not follow it.
 
     Returns:
         ``topk_ids`` (T, k) and ``topk_weights`` (T, k).
 
     Raises:
-        OperandError, OperandTypeError: tensors or options that do not fit, or that require a gradient.
-        TargetError: the backend cannot run tensors of this device, or is unknown.
+        OperandError, OperandTypeError: tensors or options do not fit, or a tensor requires a gradient.
+        TargetError: the backend is unknown, or cannot run tensors of this device.
     """
     out = Routes(*out) if isinstance(out, (tuple, list)) and len(out) == 2 else out
     return ROUTE.call(logits, top_k, scoring, renormalize, correction, scale, dtype, ids_dtype, out, backend)
@@ -101,7 +101,7 @@ def _check(r: Any) -> Routes:
 
 
 def _check_correction(r: Any) -> None:
-    """Raises unless the bias of the choice fits."""
+    """Raises unless the correction fits."""
     bias = r.correction
     if bias is None:
         return
@@ -114,7 +114,7 @@ def _check_correction(r: Any) -> None:
 
 
 def _checked_output(r: Any) -> Routes:
-    """The caller's outputs, which fit, or new ones."""
+    """The caller's outputs, checked, or new ones."""
     shape, device = (len(r.logits), r.top_k), r.logits.device
     given = (None, None) if r.out is None else r.out
     if r.out is not None and not isinstance(r.out, Routes):
@@ -174,7 +174,7 @@ def _plan(r: Any, target: Target) -> PlannedCall:
 
 
 def _reference(r: Any) -> Routes:
-    """By a stable sort, and weights in float64."""
+    """Computes the choice by a stable sort, and the weights in float64."""
     logits = r.logits.detach()
     scores = logits if r.correction is None else logits.float().sigmoid() + r.correction.detach()
     ids = scores.sort(dim=-1, descending=True, stable=True).indices[:, : r.top_k]

@@ -1,7 +1,6 @@
 """The small operations on rows of a mixture of experts: gather, activation and combination.
 
-They are given tensors that fit: ``moe`` checks what its caller gives. Rows are bfloat16 or float16 and start at
-multiples of 16 bytes.
+They do not check their tensors: ``moe`` does. Rows are bfloat16 or float16 and start at multiples of 16 bytes.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from .maps import ID_DTYPES, Maps, routing_maps
 
 
 def _rows(r: Any, like: torch.Tensor, count: int, columns: int) -> torch.Tensor:
-    """The output of a request: the caller's, or new rows of the dtype of ``like``."""
+    """The output of a request: the caller's, or new rows with the dtype of ``like``."""
     return like.new_empty((count, columns)) if r.out is None else r.out
 
 
 def gathered(
     x: torch.Tensor, maps: torch.Tensor, experts: int, top: int, out: torch.Tensor | None, backend: Backend
 ) -> torch.Tensor:
-    """Rows (T · top, H) of x (T, H) in the order of experts, and zeros after the last."""
+    """Rows (T · top, H): those of x (T, H) in the order of experts, and zeros after the last."""
     return GATHER.call(x, maps, experts, top, out, backend)
 
 
@@ -66,8 +65,10 @@ def activated(
     out: torch.Tensor | None,
     backend: Backend,
 ) -> torch.Tensor:
-    """The activation (rows, I) of a product [gate, up] (rows, 2 I), or (rows, I) where there is one matrix, plus the
-    bias of each row's expert; in fp32, rounded once. Zeros after the last row of an expert."""
+    """The activation (rows, I) of a product [gate, up] (rows, 2 I), or of a single matrix (rows, I).
+
+    The bias of each row's expert is added first; all is in fp32 and rounded once. Rows after the last are zeros.
+    """
     return ACTIVATE.call(product, bias, maps, experts, activation, out, backend)
 
 
@@ -101,10 +102,12 @@ def combined(
     backend: Backend,
     offset: int | None = None,
 ) -> torch.Tensor:
-    """shared (T, H), if there is one, + Σ over the ``top`` slots of each token, in their order, of weight · (row + bias
-    of its expert), of rows (T · top, H) and weights (T, top); or of rows that have both already, which are None then.
-    In fp32, rounded once. Slots without a row are left out. offset: ``maps`` are the ids of the experts of up to 32
-    slots, of which this is that of expert 0, and there is no bias."""
+    """shared + Σ over the ``top`` slots of each token, in order, of weight · (row + bias of its expert), (T, H).
+
+    rows: (T · top, H). weights: (T, top), or None if rows contain weight and bias already. shared: (T, H), or None.
+    Sums are in fp32 and rounded once; slots without a row are left out. offset: None, or the id of expert 0; then
+    ``maps`` are the ids of the experts of up to 32 slots, and there is no bias.
+    """
     return COMBINE.call(rows, weights, bias, maps, experts, top, shared, out, backend, offset)
 
 
@@ -141,7 +144,7 @@ def _combine_reference(r: Any) -> torch.Tensor:
     if r.bias is not None:
         expert = torch.where(here, maps.experts[row].long(), 0)
         values = values + r.bias[expert].double()
-    # what is left out may be anything
+    # the values of slots without a row may be anything
     weights = 1.0 if r.weights is None else r.weights.double()[..., None]
     sums = torch.where(here[..., None], values * weights, 0.0).sum(1)
     return sums if r.shared is None else sums + r.shared.double()

@@ -1,4 +1,4 @@
-"""summed_product: the second product of one token's experts, and the sum of what they give."""
+"""summed_product: the second product of one token's experts, and the sum of its rows."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def summed_product(
     out: torch.Tensor | None = None,
     backend: Backend = "auto",
 ) -> torch.Tensor:
-    """shared + Σ over the experts that are here of weight · (alphaₑ · row · b[e]ᵀ + bias[e]), (1, N), of one token.
+    """shared + Σ over the experts of this GPU of weight · (alphaₑ · row · b[e]ᵀ + bias[e]), (1, N), for one token.
 
-    a: (top, K), rows in the order of the experts of ids (top,), of which ``first`` is that of expert 0; row_weights:
-    (1, top). In fp32, in a fixed order, rounded once.
+    a: (top, K), rows in the order of their experts. ids: (top,), the id of each slot's expert. first: the id of expert
+    0. row_weights: (1, top). Sums are in fp32, in a fixed order, and rounded once.
     """
     return SUMMED.run(a, b, ids, row_weights, alpha, bias, shared, first, out, backend)
 
@@ -83,7 +83,7 @@ def _plan(r: Any, target: Target) -> PlannedCall:
 
 
 def _reference(r: Any) -> torch.Tensor:
-    """The product of each, and their sum. Reads the ids, so it waits for the device."""
+    """Computes each product and the sum. It reads the ids, so it waits for the device."""
     top = len(r.ids)
     given = None, r.ids, top, False, r.alpha, r.bias, None, r.row_weights
     rows = expert_product(

@@ -1,4 +1,4 @@
-"""gemm and gated_gemm with a prepared weight: activations in 16 bits, or block-scaled, times packed weights."""
+"""gemm and gated_gemm with a prepared weight, for 16-bit, block-scaled or FP8 activations."""
 
 from __future__ import annotations
 
@@ -66,8 +66,10 @@ def prepared_gemm(
     backend: Backend,
     gate: str = "",
 ) -> Tensor:
-    """``gemm`` with a prepared weight: out (M, N) = alpha · a (M, K) · bᵀ + bias; with a gate ``gated_gemm``:
-    gate(alpha · a · gateᵀ) · (alpha · a · upᵀ)."""
+    """``gemm`` with a prepared weight: out (M, N) = alpha · a (M, K) · bᵀ + bias.
+
+    With a gate, ``gated_gemm``: gate(alpha · a · gateᵀ) · (alpha · a · upᵀ).
+    """
     return PREPARED_GEMM.call(a, b, alpha, bias, out, out_dtype, config, backend, gate)
 
 
@@ -87,7 +89,7 @@ def _check(r: Any) -> Tensor:
 def _plan(r: Any, target: Target) -> PlannedCall:
     x, weight, out = r.a, r.b, r.out
     block_scaled = isinstance(x, BlockScaledTensor)
-    # what the streaming kernel reads as it is, by TMA
+    # the streaming kernel reads such an x by TMA
     quantized = block_scaled and x.format is NVFP4 and weight.dtype is torch.float16 and x.key.alignment >= 16
     scalar, factors = factors_of_products(r, len(weight.global_scales))
     problem = PackedProblem(
@@ -123,7 +125,7 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         k=weight.k,
         ctas=plan.workers,
     )
-    extra, config = scratch_for(size, target, weight.device, **rows.places), replace(plan.config, first=rows.first)
+    extra, config = scratch_for(size, target, weight.device, **rows.buffers), replace(plan.config, first=rows.first)
     return PREPARED_GEMM.planned(STREAM, config, target, arguments, r, extra=extra)
 
 
@@ -138,7 +140,7 @@ def wgmma_call(
     scalar: float | str,
     factors: Sequence[tuple[str, ...]],
 ) -> PlannedCall:
-    """The call of a product that is not streamed. scalar, factors: as of ``factors_of_products``."""
+    """The planned call of a product that is not streamed. scalar, factors: from ``factors_of_products``."""
     size, bias, batched = plan.scratch(problem.n), getattr(r, "bias", None), problem.batch > 1
     arguments = WgmmaArguments(
         weight=weight,
@@ -155,7 +157,7 @@ def wgmma_call(
         batch=problem.batch,
         workers=plan.workers,
     )
-    extra = scratch_for(size, target, r.out.device, **x.places)
+    extra = scratch_for(size, target, r.out.device, **x.buffers)
     return operation.planned(WGMMA, replace(plan.config, first=x.first), target, arguments, r, extra=extra)
 
 
@@ -191,7 +193,7 @@ PREPARED_GEMM = Operation(
 
 
 def check_gated(a: X, weight: PreparedWeight, other: Any, gate: str, interleaved: bool) -> None:
-    """Raises unless a gated product has a prepared weight of both, and no ``other`` one."""
+    """Raises unless a gated product has one prepared weight that holds both, and no ``other`` one."""
     check_gate(gate)
     if weight.row_factor is not None:
         check_no_gradient(a)
@@ -202,19 +204,21 @@ def check_gated(a: X, weight: PreparedWeight, other: Any, gate: str, interleaved
 
 
 def quantized_product(r: Any) -> BlockScaledTensor:
-    """``gated_gemm`` of a prepared weight, quantized by a launch of its own: the float32 result, what a kernel that did
-    both would write."""
+    """``gated_gemm`` of a prepared weight with a quantized result.
+
+    A second launch quantizes the float32 product, to the bits that a fused kernel would write.
+    """
     weight, out = r.b1, r.out
     scale = quantized_scale(r, weight.rows)
     product = PREPARED_GEMM(r.a, weight, r.alpha, None, None, torch.float32, r.config, r.backend, r.gate)
     if out is not None:
-        # after the product, which has refused what has no memory to compare
+        # after the product, which refuses tensors without memory
         check_memory(inputs(a=r.a, b=weight, alpha=r.alpha), out, "data", "scale")
     return quantize(product, NVFP4, "max", global_scale=scale, out=out, backend=r.backend)
 
 
 def quantized_scale(r: Any, n: int) -> Any:
-    """The global scale of a quantized result of so many columns: the one that is given, or that of ``out``."""
+    """The global scale of a quantized result with ``n`` columns: the one given, or that of ``out``."""
     out, given = r.out, r.out_global_scale
     if r.out_dtype is not None:
         raise OperandTypeError.of("out_dtype", got=r.out_dtype, expected="None for a quantized result")

@@ -1,4 +1,4 @@
-"""grouped_gemm with prepared weights: what is checked of a group, and the launches."""
+"""grouped_gemm with prepared weights: the checks of a group, and the launches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .rows import KERNEL
 
 
 def check_group(pair: Pair, first: PreparedWeight, gate: str) -> None:
-    """Raises unless x and weight of a group fit together, and the weight is of the kind of the first group's.
+    """Raises unless x and weight of a group fit together, and the weight is like that of the first group.
 
     An x without rows may be None or (0, K).
     """
@@ -44,7 +44,7 @@ def check_group(pair: Pair, first: PreparedWeight, gate: str) -> None:
 
 
 class PreparedList(ListLaunch):
-    """The launches of a list of products with prepared weights: block-scaled x are decoded first."""
+    """The launches of a list of products with prepared weights; block-scaled x are decoded first."""
 
     kernel = KERNEL
 
@@ -60,11 +60,11 @@ class PreparedList(ListLaunch):
         return ListDequantizeCall(keys, first.dtype, target) if keys else None
 
     def _read_as(self, weight: Any) -> Any:
-        """How the kernel reads a weight: what a problem says of it."""
+        """The weight as the kernel reads it, for the problem."""
         return weight
 
     def _plan(self, r: ListRequest, strides: Sequence[Sequence[int]]) -> tuple[PackedPlan, Sequence[int]]:
-        # the output whose rows are aligned the least
+        # the output whose rows have the least alignment
         out = min(r.outs, key=lambda x: row_alignment(x, 16))
         problem = PackedGroups(
             sizes=tuple((rows_of(x), b.rows, b.k) for x, b in r.pairs),
@@ -74,7 +74,7 @@ class PreparedList(ListLaunch):
         )
         plan = choose_groups(problem, r.target.arch, sm_count(r.target, r.outs[0].device), r.config)
         order: Sequence[int] = range(len(r.pairs))
-        # the dearest tiles first, so that all CTAs end together; factors of groups have their places
+        # the most expensive tiles first, so that all CTAs end together; factors of groups forbid another order
         if not any(map(any, strides)):
             cost = [tile_us(plan.config, m, k) for m, _, k in problem.sizes]
             order = sorted(order, key=lambda i: -cost[i])
@@ -104,9 +104,11 @@ class PreparedList(ListLaunch):
         )
 
     @staticmethod
-    def _row(group: PackedGroup, places: tuple[int, ...]) -> tuple[Any, ...]:
-        """A row of the table on the device (``GroupedWgmmaConfig.words``). places: addresses of weight, x, factors of
-        both's rows in FP8, output."""
-        weight, x, *scales, out = places
+    def _row(group: PackedGroup, addresses: tuple[int, ...]) -> tuple[Any, ...]:
+        """A row of the table on the device (``GroupedWgmmaConfig.words``).
+
+        addresses: those of the weight, of x, of the factors of FP8 rows of both, and of the output.
+        """
+        weight, x, *scales, out = addresses
         sizes = group.x.rows, group.weight.rows, group.k
         return (*sizes, out, group.out.row_stride, weight, *scales, x, group.x.row_stride)

@@ -1,5 +1,5 @@
-"""Operands of a product with a prepared weight: what is checked, and where a kernel finds x: as it is, decoded before,
-or in FP8."""
+"""Operands of a product with a prepared weight: the checks, and where a kernel finds x: as it is, decoded by an earlier
+launch, or in FP8."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from ..operator import refuse_gradients
 from ..quantize_rows import check_rows
 
 X = torch.Tensor | BlockScaledTensor | RowScaledTensor
-"""Numbers of the weight's dtype, block-scaled, or rows in FP8."""
+"""Values in the weight's dtype, a block-scaled operand, or FP8 rows."""
 MMA_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
-"""What configurations call the dtype that a weight is multiplied in."""
+"""The names that configurations use for the dtype in which a weight is multiplied."""
 
 
 def check_no_gradient(x: X) -> None:
-    """Raises if a gradient is asked for of x, whose rows are rounded to FP8."""
+    """Raises if autograd follows x, whose rows are rounded to FP8."""
     if torch.is_grad_enabled():
         refuse_gradients({"a": x})
 
 
 def check_products(weight: PreparedWeight, gate: str) -> None:
-    """Raises unless a gated weight comes to a gated product, another to one without a gate."""
+    """Raises unless a gated weight meets a gate, and any other weight none."""
     if gate:
         check_gate(gate)
     if weight.gated != bool(gate):
@@ -53,7 +53,7 @@ def check_products(weight: PreparedWeight, gate: str) -> None:
 
 
 def check_decodable(x: Any, weight: PreparedWeight) -> None:
-    """Raises unless numbers of the weight's dtype can be all values of a block-scaled x."""
+    """Raises unless the weight's dtype can hold all values of a block-scaled x."""
     check_format("a", x)
     if weight.dtype is torch.float8_e4m3fn:
         hint = 'quantize(x, "fp8_e4m3") makes one.'
@@ -70,7 +70,7 @@ def check_decodable(x: Any, weight: PreparedWeight) -> None:
 
 
 def check_x(x: X, weight: PreparedWeight, stack: bool = False) -> int:
-    """Raises unless x (M, K) can be multiplied with ``weight``, or with the matrices of a stack; M."""
+    """M of x (M, K); raises unless x can be multiplied with ``weight``, or with the matrices of a stack."""
     if weight.is_batched != stack:
         expected = "a stack (E, N, K)" if stack else "a matrix (N, K)"
         hint = "prepare_weight takes stacks." if stack else "A stack is for grouped_gemm_contiguous."
@@ -112,7 +112,7 @@ def check_x(x: X, weight: PreparedWeight, stack: bool = False) -> int:
 
 
 def exact_values(a: X | GroupedRows, b: PreparedWeight) -> tuple[torch.Tensor, torch.Tensor]:
-    """The values of both in float64, without the scales that ``exact_product`` multiplies sums by."""
+    """The values of both in float64, without the scales by which ``exact_product`` multiplies sums."""
     wide = a.data if isinstance(a, RowScaledTensor) else a
     if isinstance(a, (BlockScaledTensor, GroupedRows)):
         scale = a.scale if isinstance(a, BlockScaledTensor) else a.rowmajor_scale()
@@ -127,10 +127,12 @@ def exact_product(
     gate: str,
     values: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """alpha · a · bᵀ, or gate(alpha · a · gateᵀ) · (alpha · a · upᵀ), in float64; scales multiply sums. values: of
-    ``exact_values``, or of some rows of a and one matrix of b."""
+    """alpha · a · bᵀ, or gate(alpha · a · gateᵀ) · (alpha · a · upᵀ), in float64; scales multiply sums.
+
+    values: from ``exact_values``, or some rows of its a and one matrix of its b.
+    """
     left, right = values or exact_values(a, b)
-    # the scale of each row in FP8 is a factor of its sums
+    # the scale of an FP8 row is a factor of its sums
     scale = a.scale.unsqueeze(-1) if isinstance(a, RowScaledTensor) else getattr(a, "global_scale", None)
     sums = (left @ x.mT for x in (right if b.gated else (right,)))
     products = [times(x, alpha, scale, of_weight) for x, of_weight in zip(sums, b.global_scales)]
@@ -138,8 +140,10 @@ def exact_product(
 
 
 def of_problem(weight: Any, out: torch.Tensor, factors: Sequence[Any]) -> dict[str, Any]:
-    """What a problem of one product, or of groups, says of a weight, prepared or ``Readable``, and of the output.
-    factors: what multiplies alpha."""
+    """The fields of a problem that describe a weight and an output.
+
+    weight: prepared, or ``Readable``. factors: the device scalars that multiply alpha.
+    """
     return {
         "dtype": MMA_DTYPES[weight.dtype],
         "packing": weight.packing,
@@ -151,38 +155,40 @@ def of_problem(weight: Any, out: torch.Tensor, factors: Sequence[Any]) -> dict[s
 
 
 def row_stride(stride: int, rows: int, k: int) -> int:
-    """Elements from a row of x to the next, for its tensor map: one row has no stride of its own, but maps want one, of
-    whole 16 bytes."""
+    """Elements from a row of x to the next, for its tensor map. A single row has no stride, but a tensor map needs one,
+    a multiple of 16 bytes."""
     return stride if rows > 1 else -(-k // 32) * 32
 
 
 def factors_of_products(request: Any, products: int) -> tuple[float | str, tuple[tuple[str, ...], ...]]:
-    """What a kernel's record has as alpha, and for each product the device scalars that multiply it."""
+    """The alpha in a kernel's record, and for each product the names of the device scalars that multiply it."""
     scalar, shared = factors_of(request, "a")
     scales = ("b.global_scale", "b.up_global_scale")[:products]
     return scalar, tuple((*shared, scale) if request.b.global_scale is not None else shared for scale in scales)
 
 
 class XRows(NamedTuple):
-    """x (M, K) of a planned call, by names of its tensors. stride: elements from a row to the next. scales: of the
-    weight's rows and of x's, in FP8. first, floats: the kernel that quantizes or decodes x before, and its record, or
-    None;
-    places: the scratch memory (``scratch_for``) that it fills. rows: x in NVFP4, where the kernel reads it as it lies.
-    batch_stride: elements from a matrix to the next."""
+    """x (M, K) of a planned call, by the names of its tensors.
+
+    data: the tensor of x. stride: elements from a row to the next. scales: those of the weight's rows and of x's rows,
+    in FP8. first, floats: the kernel that first quantizes or decodes x, and its record; None: none runs. buffers: the
+    scratch memory (``scratch_for``) that it fills. rows: x in NVFP4, if the kernel reads it as it lies. batch_stride:
+    elements from a matrix to the next.
+    """
 
     data: str
     stride: int
     scales: RowScales | None = None
     first: Fp8RowsConfig | DequantizeConfig | None = None
     floats: Fp8RowsArguments | DequantizeArguments | GroupRowsArguments | None = None
-    places: Mapping[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    buffers: Mapping[str, tuple[tuple[int, ...], torch.dtype]] = {}
     rows: RowsOfX | None = None
     batch_stride: int = 0
 
     @classmethod
     def of(cls, x: Any, weight: PreparedWeight, target: Target) -> XRows:
-        """Makes it of ``a``, which a launch before decodes to scratch memory where it is block-scaled, and for a weight
-        for FP8 is in FP8, or in 16 bits and then quantized to scratch memory."""
+        """Makes it from ``a``. A first launch decodes block-scaled rows to scratch memory, or quantizes 16-bit rows
+        there for an FP8 weight."""
         rows, k = len(x) if isinstance(x, torch.Tensor) else x.rows, weight.k
         if isinstance(x, RowScaledTensor):
             return cls("a.data", row_stride(x.data.stride(0), rows, k), RowScales("b.row_factor", "a.scale"))
@@ -194,31 +200,31 @@ class XRows(NamedTuple):
         if weight.row_factor is None:
             return cls("a", stride)
         floats = Fp8RowsArguments("a", "scratch.data", "scratch.scale", rows, k, stride * x.element_size())
-        places = {"data": ((rows, k), torch.float8_e4m3fn), "scale": ((rows,), torch.float32)}
+        buffers = {"data": ((rows, k), torch.float8_e4m3fn), "scale": ((rows,), torch.float32)}
         scales = RowScales("b.row_factor", "scratch.scale")
-        return cls("scratch.data", k, scales, short_rows_config(DTYPE_NAMES[x.dtype], k, target.arch), floats, places)
+        return cls("scratch.data", k, scales, short_rows_config(DTYPE_NAMES[x.dtype], k, target.arch), floats, buffers)
 
     @classmethod
     def decoded_before(cls, x: BlockScaledTensor, dtype: torch.dtype, target: Target, order: str = "columns") -> XRows:
-        """Makes it of a block-scaled x (M, K) or (L, M, K), which a launch before decodes to scratch memory."""
+        """Makes it from a block-scaled x (M, K) or (L, M, K), which a first launch decodes to scratch memory."""
         first, decode = dequantization(x.key, dtype, target, False, ("a", "scratch.x"), order)
-        places = {"x": ((x.batch, x.rows, x.k), dtype)}
-        return cls("scratch.x", x.k, None, first, decode, places, batch_stride=x.rows * x.k if x.batch > 1 else 0)
+        buffers = {"x": ((x.batch, x.rows, x.k), dtype)}
+        return cls("scratch.x", x.k, None, first, decode, buffers, batch_stride=x.rows * x.k if x.batch > 1 else 0)
 
     @classmethod
     def of_groups(cls, x: GroupedRows, dtype: torch.dtype, target: Target, order: str = "columns") -> XRows:
-        """Makes it of block-scaled rows of groups, which a launch before decodes to scratch memory."""
+        """Makes it from block-scaled rows of groups, which a first launch decodes to scratch memory."""
         first, decode = group_rows_dequantization(x, dtype, target, ("a", "scratch.x"), order)
         return cls("scratch.x", x.k, None, first, decode, {"x": ((x.rows, x.k), dtype)})
 
     @classmethod
     def in_16_bits(cls, x: torch.Tensor, weight: PreparedWeight) -> XRows:
-        """Makes it of ``a`` as it is, for a weight for FP8 that is decoded to 16 bits."""
+        """Makes it from ``a`` as it is, for an FP8 weight that is decoded to 16 bits."""
         return cls("a", row_stride(x.stride(0), len(x), weight.k), RowScales("b.row_factor", None))
 
 
 def natural_dtype(x: Any, weight: PreparedWeight) -> torch.dtype:
-    """The dtype of a result for which nobody asks another: that of the products, or in FP8 that of x, or bfloat16."""
+    """The dtype of a result by default: the weight's; for an FP8 weight x's 16-bit dtype, or bfloat16."""
     if weight.row_factor is None:
         return weight.dtype
     return x.dtype if isinstance(x, torch.Tensor) and x.dtype in DTYPE_NAMES else torch.bfloat16

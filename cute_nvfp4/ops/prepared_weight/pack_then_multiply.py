@@ -1,4 +1,4 @@
-"""Products of block-scaled operands on sm_90a: weights are packed by each call, and multiplied as prepared ones are."""
+"""Products of block-scaled operands on sm_90a: each call packs the weights and multiplies them as prepared ones."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .groups import PreparedList
 
 
 def product_dtype(weight: BlockScaledTensor) -> torch.dtype:
-    """The dtype in which values of a format, and of an x in it, are exact."""
+    """The dtype in which a product with this weight is exact in all values of both operands."""
     return torch.float16 if weight.format is NVFP4 else torch.bfloat16
 
 
 def as_prepared(packed: torch.Tensor, weight: BlockScaledTensor, up: BlockScaledTensor | None = None) -> PreparedWeight:
-    """The prepared weight that tiles of ``weight``, or of it and ``up``, are."""
+    """The prepared weight made of the tiles of ``weight``, or of ``weight`` and ``up``."""
     gated, of_up = up is not None, None if up is None else up.global_scale
     dtype, packing = product_dtype(weight), weight.format.name
     return PreparedWeight(packed, weight.rows, weight.k, dtype, weight.global_scale, gated, of_up, packing)
@@ -43,12 +43,13 @@ def packed_first(weight: BlockScaledTensor, backend: Backend) -> PreparedWeight:
 
 
 class PackThenMultiply:
-    """A planned call of ``gemm`` or ``gated_gemm``: a launch packs all matrices of b, or of both weights, whose rows
-    are copied in turn before. Each matrix is multiplied by one launch, or by two where a has more rows than the
-    streaming kernel takes, or is MX. An output contiguous along M is a copy of the product's, and a quantized one takes
-    a launch more.
+    """A planned call of ``gemm`` or ``gated_gemm`` that packs its weights.
 
-    Products are in float16 for NVFP4, in bfloat16 for MX, in which both operands are exact.
+    One launch packs all matrices of b; two weights are first copied into one with their rows in turn. Each matrix is
+    multiplied by one launch, or by two if a has more rows than the streaming kernel takes, or is MX. An output that is
+    contiguous along M is a copy of the product; a quantized output takes one more launch.
+
+    Products are in float16 for NVFP4 and in bfloat16 for MX, which hold both operands exactly.
     """
 
     def __init__(self, r: Any) -> None:
@@ -80,20 +81,20 @@ class PackThenMultiply:
 
 
 def _weights(r: Any) -> tuple[BlockScaledTensor, BlockScaledTensor | None]:
-    """The weight of a request, or its two weights."""
+    """The weights of a request: one and None, or two."""
     if "b" in r._fields:
         return r.b, None
     return (r.b1, r.b2) if r.b2 is not None else _halves(r.b1, r.interleaved)
 
 
 def _matrix(a: BlockScaledTensor, i: int) -> BlockScaledTensor:
-    """Matrix i of a batch, scales blocked."""
+    """Matrix i of a batch, with blocked scales."""
     blocked = a.blocked_scale() if a.scale_layout == "blocked" else to_blocked(a.rowmajor_scale())
     return BlockScaledTensor(a.data[i] if a.is_batched else a.data, blocked[..., i : i + 1], a.global_scale, a.format)
 
 
 class PackThenMultiplyList:
-    """The planned launches of a list of groups: one packs the weight of each, then those of ``PreparedList``."""
+    """The planned launches of a list of groups: one for each group packs its weight, then those of ``PreparedList``."""
 
     repeatable: ClassVar[bool] = False
 
@@ -105,14 +106,14 @@ class PackThenMultiplyList:
 
     @staticmethod
     def _room(weight: BlockScaledTensor) -> torch.Tensor:
-        """Memory for the tiles of a weight."""
+        """New memory for the tiles of a weight."""
         size = PACKINGS[weight.format.name][product_dtype(weight)].tile_bytes
         return torch.empty((*tiles(weight.rows, weight.k), size), dtype=torch.uint8, device=weight.device)
 
     def multiply(
         self, pairs: Sequence[Pair], outs: Sequence[torch.Tensor], scalar: float, alpha: torch.Tensor | None
     ) -> None:
-        """Launches for groups like the planned ones."""
+        """Packs the weights of groups like the planned ones, and multiplies."""
 
         def packed(b: BlockScaledTensor) -> PreparedWeight:
             return as_prepared(packed_tiles(b, product_dtype(b), backend=self._backend)[0], b)
@@ -121,7 +122,7 @@ class PackThenMultiplyList:
 
 
 def _halves(both: BlockScaledTensor, interleaved: bool) -> tuple[BlockScaledTensor, BlockScaledTensor]:
-    """The two weights that one has: all rows of the first before those of the second, or blocks of both in turn."""
+    """The two weights that one holds: all rows of the first before those of the second, or blocks of both in turn."""
     block = INTERLEAVED_ROWS if interleaved else both.rows // 2
     parts = as_bytes(both.data), as_bytes(both.rowmajor_scale() if both.is_batched else both.rowmajor_scale()[0])
     split = [x.unflatten(-2, (-1, 2, block)) for x in parts]

@@ -1,8 +1,8 @@
-"""Products of block-scaled operands on sm_90a as they lie: one call decodes x and multiplies, no weight is packed.
+"""Products of block-scaled operands on sm_90a: one call decodes x and multiplies, and no weight is packed.
 
-Weights are NVFP4, and so is x, or MXFP4 with x in any MX format. Where the plan says so, the product's loading warps
-decode x in NVFP4. Else a launch before does, to 16 bits in which it is exact and in the order in which the product
-reads it; it is short, and the product starts while it runs: its weights are on their way meanwhile.
+Weights are NVFP4, and so is x; or weights are MXFP4 and x has any MX format. If the plan says so, the loading warps of
+the product decode an NVFP4 x. Otherwise a short launch before decodes x to 16 bits, in which it is exact, and in the
+order in which the product reads it. The product starts while that launch runs, and loads its weights meanwhile.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ from .rows import KERNEL, factors_of_groups, one_of_rows, rows_call
 
 
 class Readable(NamedTuple):
-    """How weights of a format are read: their packing, the dtype that they are multiplied in, and formats of x.
-    promoted: as of prepared weights."""
+    """How a kernel reads weights of a format: their packing, the dtype in which they are multiplied, and formats of x.
+
+    promoted: as in prepared weights.
+    """
 
     packing: str
     dtype: torch.dtype
@@ -49,19 +51,22 @@ READABLE = {
     MXFP4: Readable("mxfp4_rows", torch.bfloat16, (MXFP4, MXFP8, MXFP8_E5M2)),
 }
 K_MULTIPLE = 128
-"""Of K: a stage of the kernel has no end within."""
+"""K is a multiple of this: no stage of the kernel ends within a k-tile."""
 
 
 def can_read(a: BlockScaledTensor, *weights: BlockScaledTensor) -> bool:
-    """Whether the kernel reads these operands: of formats that it can, with blocked scales, weights in rows of one
-    distance that start at multiples of 16 bytes, K a multiple of 128."""
+    """Whether the kernel reads these operands as they lie.
+
+    It needs formats that it knows, blocked scales, K a multiple of 128, and weights of equal row stride whose rows
+    start at multiples of 16 bytes.
+    """
     first, apart = weights[0], 1 if a.batch == 1 else 2
     alike = (x.key.strides[:apart] == first.key.strides[:apart] and row_alignment(x.data, 16) >= 16 for x in weights)
     return _readable(a, *weights) and all(alike)
 
 
 def _readable(a: BlockScaledTensor | GroupedRows, *weights: BlockScaledTensor) -> bool:
-    """Whether formats, scales and K are such that the kernel reads them."""
+    """Whether the kernel can read these formats, scales and K."""
     of_weight = weights[0].format
     return (
         a.k % K_MULTIPLE == 0
@@ -73,13 +78,16 @@ def _readable(a: BlockScaledTensor | GroupedRows, *weights: BlockScaledTensor) -
 
 
 def stores(out: Any, n: int) -> bool:
-    """Whether the kernel writes the output: numbers along N."""
+    """Whether the kernel can write the output: a tensor that is contiguous along N."""
     return isinstance(out, Tensor) and (n == 1 or out.stride(-1) == 1)
 
 
 def plan_rows(operation: Operation, r: Any, target: Target, *names: str) -> PlannedCall:
-    """The planned call of an operation for a request with operands that ``can_read`` takes. names: the fields of the
-    request that are weights, one or two; the same twice is one that has all rows of both, one after the other."""
+    """The planned call of an operation for a request with operands that ``can_read`` accepts.
+
+    names: the fields of the request that are weights, one or two. If one field holds all rows of both weights, first
+    those of one and then those of the other, its name stands twice.
+    """
     a, out, bias, how = r.a, r.out, getattr(r, "bias", None), READABLE[getattr(r, names[0]).format]
     scalar, factors = factors_of(r, "a", names[0])
     problem = PackedProblem(
@@ -99,12 +107,12 @@ def plan_rows(operation: Operation, r: Any, target: Target, *names: str) -> Plan
 
 
 def can_read_stack(a: GroupedRows, b: BlockScaledTensor) -> bool:
-    """Whether the kernel reads rows of groups and a stack of weights as they lie: as ``can_read`` of two matrices."""
+    """Whether the kernel reads rows of groups and a stack of weights as they lie; ``can_read`` for groups."""
     return _readable(a, b) and row_alignment(b.data, 16) >= 16
 
 
 def plan_stack(operation: Operation, r: Any, target: Target) -> PlannedCall:
-    """The planned call of rows of groups with a stack that ``can_read_stack`` takes."""
+    """The planned call for rows of groups and a stack that ``can_read_stack`` accepts."""
     a, b, out, how = r.a, r.b, r.out, READABLE[r.b.format]
     scalar, factors = factors_of(r, "a", "b")
     problem = PackedGroups(sizes=((a.rows, b.rows, a.k),), stack=b.batch, decoded=True, **of_problem(how, out, factors))
@@ -119,7 +127,7 @@ def plan_stack(operation: Operation, r: Any, target: Target) -> PlannedCall:
 
 
 def _in_place(a: BlockScaledTensor) -> XRows:
-    """x that the product itself decodes."""
+    """An x that the product itself decodes."""
     rows = RowsOfX("a.data", "a.scale", a.rows, _row_stride(a), _atoms(a), _batch(a))
     return XRows("a.data", 0, rows=rows)
 
@@ -134,12 +142,12 @@ def _weight(r: Any, names: Sequence[str]) -> RowWeight:
 
 
 def _row_stride(x: BlockScaledTensor) -> int:
-    """Bytes from a row's codes to the next one's."""
+    """Bytes from the data of a row to that of the next."""
     return x.key.strides[0] if x.rows > 1 else x.k // 2
 
 
 def _atoms(x: BlockScaledTensor) -> int:
-    """Atoms of scales of 128 rows."""
+    """The number of scale atoms along K."""
     return x.k // (x.format.block * ATOM_COLS)
 
 
@@ -148,7 +156,7 @@ def _batch(x: BlockScaledTensor) -> RowBatch | None:
 
 
 class PlainList(PreparedList):
-    """The launches of a list of products of operands as they lie: one decodes all x, one multiplies."""
+    """The launches of a list of products whose operands are read as they lie: one decodes all x, one multiplies."""
 
     operands = Part(1, "data"), Part(1, "scale"), Part(0, "data"), Part(0, "scale")
 
@@ -163,9 +171,9 @@ class PlainList(PreparedList):
         return PackedGroup(weight, Activations(0, x.rows, b.k, 0), None, OutputRows(0, out.stride(0), 0), b.k)
 
     @staticmethod
-    def _row(group: PackedGroup, places: tuple[int, ...]) -> tuple[Any, ...]:
-        """A row of the table on the device. places: addresses of codes, scales, x, output."""
-        weight, scale, x, out = places
+    def _row(group: PackedGroup, addresses: tuple[int, ...]) -> tuple[Any, ...]:
+        """A row of the table on the device. addresses: those of data, scales, x and output."""
+        weight, scale, x, out = addresses
         stride = group.weight.row_stride
         sizes = group.x.rows, group.weight.rows, group.k
         return (*sizes, out, group.out.row_stride, weight, scale, stride, x, group.x.row_stride)

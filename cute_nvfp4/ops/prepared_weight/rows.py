@@ -1,4 +1,4 @@
-"""grouped_gemm_contiguous with a stack of prepared weights: what is checked, and the launch."""
+"""grouped_gemm_contiguous with a stack of prepared weights: the checks, and the launch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Rows = torch.Tensor | GroupedRows | RowScaledTensor
 
 
 def offsets_of(a: Rows, offsets: Sequence[int] | torch.Tensor | None) -> torch.Tensor:
-    """The offsets of the groups, which ``GroupedRows`` have themselves, on their device."""
+    """The offsets of the groups, on the device of a; ``GroupedRows`` have their own."""
     if isinstance(a, GroupedRows):
         if offsets is not None:
             raise OperandError.of("offsets", got=type(offsets).__name__, expected="None: GroupedRows have their own")
@@ -49,7 +49,7 @@ def offsets_of(a: Rows, offsets: Sequence[int] | torch.Tensor | None) -> torch.T
 
 
 def check_prepared_rows(r: Any) -> int:
-    """Raises unless the rows of a request can be multiplied with its stack of weights; their number."""
+    """The number of rows; raises unless they can be multiplied with the stack of weights."""
     a, b = r.a, r.b
     check_products(b, r.gate)
     floats = a
@@ -72,12 +72,15 @@ def plan_prepared_rows(
     slots: RoutedRows | None = None,
     ids: str = "",
 ) -> PlannedCall:
-    """The planned call of a request. routed: where rows are slots of a mixture of experts; slots: where the kernel
-    needs to know which. ids: as in ``PackedGroups``."""
+    """The planned call of a request.
+
+    routed: given if rows are slots of a mixture of experts. slots: given if the kernel must know which slots. ids: as
+    in ``PackedGroups``.
+    """
     a, b, out = r.a, r.b, r.out
     scalar, factors = factors_of_products(r, len(b.global_scales))
     rows = out.shape[0] if slots is None else len(r.slots)
-    # rows of experts are not quantized where they stream
+    # the streaming kernel reads rows of experts in 16 bits
     in_fp8 = routed is not None and b.row_factor is not None and isinstance(a, torch.Tensor)
     floats = DTYPE_NAMES[a.dtype] if in_fp8 else ""
     problem = PackedGroups(
@@ -104,19 +107,19 @@ def plan_prepared_rows(
     arguments = GroupedWgmmaArguments(groups, one, slots, x.floats, scalar, of_groups, plan.workers)
     kernel = KERNEL if slots is None else ROUTED
     if slots is not None and x.first is not None:
-        # the launch before makes the routing maps
+        # the launch before this one makes the routing maps
         x = x._replace(first=replace(x.first, early=True))
     return rows_call(operation, kernel, r, target, plan, arguments, x)
 
 
 def one_of_rows(r: Any, weight: PackedWeight | RowWeight, x: XRows, rows: int) -> PackedGroup:
-    """The record of all rows of a request, of which the groups have some each."""
+    """The record of all rows of a request, as one group; each group has some of them."""
     out = OutputRows("out", r.out.stride(0), 0)
     return PackedGroup(weight, Activations(x.data, rows, x.stride, 0), x.scales, out, r.b.k)
 
 
 def factors_of_groups(r: Any, factors: Sequence[Sequence[str]]) -> tuple[tuple[GroupFactor, ...], ...]:
-    """The factors of each product, by their names; those of alpha may be of groups."""
+    """The factors of each product, by their names; alpha may have one for each group."""
 
     def of_group(path: str) -> GroupFactor:
         return GroupFactor(path, int(path == "alpha" and r.alpha.numel() > 1))
@@ -133,9 +136,9 @@ def rows_call(
     arguments: GroupedWgmmaArguments,
     x: XRows,
 ) -> PlannedCall:
-    """The call of a product of rows of groups that is not streamed."""
+    """The planned call of a product of rows of groups that is not streamed."""
     device = r.b.device
-    extra = scratch_for((0, 0), target, device, **x.places)
+    extra = scratch_for((0, 0), target, device, **x.buffers)
     config = replace(plan.config, first=x.first)
     return operation.planned(kernel, config, target, arguments, r, extra=extra, new=status_of(device))
 

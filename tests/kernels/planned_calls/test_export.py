@@ -144,6 +144,12 @@ def at(x: torch.Tensor, alignment: int) -> torch.Tensor:
     return room[start : start + x.numel() * x.element_size()].view(x.dtype).view(x.shape).copy_(x)
 
 
+def test_an_out_of_none_may_come_first(tmp_path: Path) -> None:
+    given, expected = exported(tmp_path / "op", "gemv")
+    with nv.simulating("sm_90a"):
+        assert nv.load_exported(tmp_path / "op")(out=None, **given).equal(expected)
+
+
 def test_less_alignment_than_exported_is_refused(tmp_path: Path) -> None:
     a, b = operand(130), operand(1)
     with nv.simulating("sm_90a"):
