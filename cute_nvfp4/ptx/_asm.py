@@ -24,11 +24,11 @@ _LETTER = {
 }
 
 HALVES = {"float16": "f16", "bfloat16": "bf16"}
-"""How PTX calls the 16-bit floating-point types."""
+"""PTX's names of the 16-bit floating-point types."""
 
 
 def _call_site() -> ir.Location:
-    """Where code outside this package calls one of its functions: the line that line information names."""
+    """The line outside this package that calls one of its functions, which line information names."""
     frame = sys._getframe(1)
     while frame.f_globals.get("__package__") == __package__ or frame.f_globals["__name__"].startswith("cutlass."):
         frame = frame.f_back
@@ -47,11 +47,11 @@ def asm(
 ) -> list[Any]:
     """Emits ``text`` and returns its results as DSL values.
 
-    In ``text`` results are ``$0 …`` in order, operands follow. ``volatile`` keeps the block in place and alive
-    (memory accesses); without it the compiler may merge, move or drop the block (pure arithmetic).
+    In ``text``, ``$0 …`` are the results in order, and the operands follow them. ``volatile`` keeps the block in place
+    and alive (memory accesses); without it the compiler may merge, move or drop the block (pure arithmetic).
     Results are early-clobber: a block may write one before it has read every operand.
     """
-    # the DSL gives a location only where line information is asked for: that of the caller, in this package
+    # the DSL passes a location only where line information is asked for: then it is that of the caller of this package
     at = {"loc": loc and _call_site(), "ip": ip}
     constraints = ",".join([f"=&{_LETTER[t]}" for t in results] + [_LETTER[type(x)] for x in operands])
     types = [t.mlir_type for t in results]
@@ -74,7 +74,7 @@ def asm(
 
 
 def refs(first: int, count: int, *, braces: bool = True) -> str:
-    """``{$first, …}``: a vector of ``count`` operands."""
+    """``{$first, …}``: PTX's vector of ``count`` consecutive operands."""
     text = ", ".join(f"${first + i}" for i in range(count))
     return "{" + text + "}" if braces else text
 

@@ -1,6 +1,6 @@
-"""Arithmetic of one number a register (PTX ISA, "Integer Arithmetic Instructions", "Floating Point Instructions").
+"""Arithmetic on one value in a register (PTX ISA, "Integer Arithmetic Instructions", "Floating Point Instructions").
 
-The compiler may not contract these: a product and a sum stay two roundings.
+The compiler may not contract these instructions: a product and a sum stay two roundings.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from ._asm import asm, literal
 
 
 def mul_rn(a: Float32, b: Float32) -> Float32:
-    """a · b, rounded: never made part of an FMA. PTX 1.4: ``mul.rn.f32``."""
+    """a · b, rounded and never fused into an FMA. PTX 1.4: ``mul.rn.f32``."""
     return asm("mul.rn.f32 $0, $1, $2;", [Float32], [Float32(a), Float32(b)])[0]
 
 
 def add_rn(a: Float32, b: Float32) -> Float32:
-    """a + b, rounded: never made part of an FMA. PTX 1.4: ``add.rn.f32``."""
+    """a + b, rounded and never fused into an FMA. PTX 1.4: ``add.rn.f32``."""
     return asm("add.rn.f32 $0, $1, $2;", [Float32], [Float32(a), Float32(b)])[0]
 
 
 def sub_rn(a: Float32, b: Float32) -> Float32:
-    """a − b, rounded: never made part of an FMA. PTX 1.4: ``sub.rn.f32``."""
+    """a − b, rounded and never fused into an FMA. PTX 1.4: ``sub.rn.f32``."""
     return asm("sub.rn.f32 $0, $1, $2;", [Float32], [Float32(a), Float32(b)])[0]
 
 
@@ -34,7 +34,7 @@ def fma_rn(a: Float32, b: Float32, c: Float32) -> Float32:
 
 
 def multiply_add(a: Uint32, b: Uint32, c: Uint32) -> Uint32:
-    """a · b + c, the low 32 bits; what the compiler may not turn into shifts. PTX 1.0: ``mad.lo.u32``."""
+    """The low 32 bits of a · b + c, as an instruction that the compiler may not turn into shifts. ``mad.lo.u32``."""
     return asm("mad.lo.u32 $0, $1, $2, $3;", [Uint32], [Uint32(x) for x in (a, b, c)])[0]
 
 
@@ -44,7 +44,7 @@ def abs_f32(a: Float32) -> Float32:
 
 
 def max_abs_f32(a: Float32, b: Float32) -> Float32:
-    """max(|a|, |b|), NaN if one of them is. PTX 7.0, sm_80 or later: ``max.NaN.f32``."""
+    """max(|a|, |b|), NaN if either is NaN. PTX 7.0, sm_80 or later: ``max.NaN.f32``."""
     text = "{ .reg .f32 x, y; abs.f32 x, $1; abs.f32 y, $2; max.NaN.f32 $0, x, y; }"
     return asm(text, [Float32], [Float32(a), Float32(b)])[0]
 
@@ -55,7 +55,7 @@ def rcp_rn(a: Float32) -> Float32:
 
 
 def rsqrt_approx(a: Float32) -> Float32:
-    """1 / sqrt(a), off by at most 2**-22.9 of it; infinity for 0. PTX 1.4: ``rsqrt.approx.f32``."""
+    """1 / sqrt(a) with a relative error of at most 2⁻²²·⁹; infinity for 0. PTX 1.4: ``rsqrt.approx.f32``."""
     return asm("rsqrt.approx.f32 $0, $1;", [Float32], [Float32(a)])[0]
 
 
@@ -67,8 +67,8 @@ def div_rn(a: Float32, b: Float32) -> Float32:
 def div_rn_constant(a: Float32, b: float) -> Float32:
     """a / b, rounded to nearest, for a constant ``b`` and a quotient that is normal (or a power of two ``b``).
 
-    The product with RN(1/b), corrected by its own remainder (Markstein, "Computation of elementary functions on the
-    IBM RISC System/6000 processor", 1990): three instructions.
+    Three instructions: the product with RN(1/b), corrected by its remainder (Markstein, "Computation of elementary
+    functions on the IBM RISC System/6000 processor", 1990).
     """
     if b == 2.0 ** round(math.log2(b)):
         return mul_rn(a, Float32(1.0 / b))
@@ -95,7 +95,7 @@ def multiply_wide(a: Uint32, b: Uint32) -> list[Uint32]:
 
 
 def add_by_fma(a: Uint32, b: Any, one: Uint32) -> Uint32:
-    """a + b as a · ``one`` + b, for the FMA pipe: the compiler must not know that ``one`` is 1."""
+    """a + b, computed as a · ``one`` + b on the FMA pipe: the compiler must not know that ``one`` is 1."""
     return asm("mad.lo.u32 $0, $1, $2, $3;", [Uint32], [Uint32(a), Uint32(one), Uint32(b)])[0]
 
 

@@ -1,9 +1,9 @@
-"""Arithmetic of two numbers a register, f16x2 and bf16x2 (PTX ISA, "Half Precision Floating Point Instructions").
+"""Arithmetic on two values in a register, f16x2 and bf16x2 (PTX ISA, "Half Precision Floating Point Instructions").
 
-They travel as ``Uint32``: the low half is the element with the lower index.
+A pair is a ``Uint32``, whose low half is the element with the lower index.
 
-A sum of eight products of two E2M1 elements is a multiple of 0.25 of magnitude at most 8 · 36 = 288: it needs
-eleven bits and is exact in binary16, so :func:`fma_e2m1` rounds nothing when the accumulator starts at zero and takes
+A sum of eight products of two E2M1 elements is a multiple of 0.25 of magnitude at most 8 · 36 = 288. It needs eleven
+bits and is exact in binary16. :func:`fma_e2m1` therefore rounds nothing when its accumulator starts at zero and takes
 one block of 16 elements (eight terms in each half).
 """
 
@@ -35,7 +35,7 @@ def mul_bf16x2(a: Uint32, b: Uint32) -> Uint32:
 
 
 def max_u16x2(a: Uint32, b: Uint32) -> Uint32:
-    """The larger of two 16-bit integers without a sign in both halves. PTX 8.0, sm_90 or later: ``max.u16x2``."""
+    """The larger of two unsigned 16-bit integers in both halves. PTX 8.0, sm_90 or later: ``max.u16x2``."""
     return asm("max.u16x2 $0, $1, $2;", [Uint32], [Uint32(a), Uint32(b)])[0]
 
 
@@ -45,7 +45,7 @@ def min_abs_f16x2(a: Uint32, b: Uint32) -> Uint32:
 
 
 def distance_from_halves(a: Uint32, least: Uint32) -> Uint32:
-    """The smaller of ``least`` and ||a| - 1| - 1/2|, in units of 2**-14, of two f16: how far |a| is from 1/2 or 3/2.
+    """min(``least``, ||a| − 1| − 1/2|) in both halves, in units of 2⁻¹⁴: how far |a| is from 1/2 or 3/2.
 
     Exact below 2. PTX 7.0, sm_80 or later: ``abs.f16x2``, ``sub.rn.f16x2``, ``min.f16x2``.
     """
@@ -55,7 +55,7 @@ def distance_from_halves(a: Uint32, least: Uint32) -> Uint32:
 
 
 def max_abs_halves(words: Sequence[Uint32], dtype: str) -> Float32:
-    """The largest magnitude in a power of two of words of pairs of ``dtype``, in fp32; NaN if there is one.
+    """The largest magnitude in ``words``, pairs of ``dtype``, as fp32; NaN if any value is. len(words): a power of two.
 
     ``max.NaN.xorsign.abs.{f16x2,bf16x2}``: PTX 7.2, sm_86 or later.
     """
@@ -88,7 +88,7 @@ def max_abs_where_different(
 
 
 def _fused(words: int) -> str:
-    """``$0`` = ``$1`` + the products of ``words`` words of E2M1 (from ``$2``) with f16x2 (after them)."""
+    """The block that adds to ``$1`` the products of ``words`` E2M1 words (from ``$2``) with the f16x2 after them."""
     text = "{ .reg .b8 x0, x1, x2, x3; .reg .b32 d, s; mov.b32 s, $1; "
     for w in range(words):
         text += f"mov.b32 {{x0, x1, x2, x3}}, ${2 + w}; "
@@ -98,10 +98,10 @@ def _fused(words: int) -> str:
 
 
 def fma_e2m1(acc: Any, words: Sequence[Any], b: Sequence[Any], arch: Architecture) -> Uint32:
-    """acc + Σ aᵢ·bᵢ over the E2M1 elements of ``words``, eight in each, and four f16x2 of ``b`` for each word.
+    """acc + Σ aᵢ·bᵢ over the E2M1 elements of ``words`` (eight in each); ``b`` has four f16x2 for each word.
 
-    The even elements are summed in the low half of the result, the odd ones in the high half. sm_100a (PTX 8.6): four
-    ``cvt.rn.f16x2.e2m1x2`` and four ``fma.rn.f16x2`` a word, in one block; sm_90a: the integer decode.
+    The low half of the result sums the even elements, the high half the odd ones. sm_100a (PTX 8.6): one block of four
+    ``cvt.rn.f16x2.e2m1x2`` and four ``fma.rn.f16x2`` for each word. sm_90a: the integer decode.
     """
     if arch.has_fp4_convert:
         operands = [Uint32(x) for x in (acc, *words, *b)]
@@ -113,9 +113,9 @@ def fma_e2m1(acc: Any, words: Sequence[Any], b: Sequence[Any], arch: Architectur
 
 
 def multiply_by_half(pair: Uint32, factors: Uint32, high: int, dtype: str) -> Uint32:
-    """Both 16-bit numbers of ``pair`` times one half of ``factors`` (the high one if ``high``).
+    """Both 16-bit values of ``pair`` times one half of ``factors``: the high one if ``high``.
 
-    dtype: "bfloat16" (``mul.rn.bf16x2``, PTX 7.8, sm_90 or later) or "float16". ptxas picks the half in the
+    dtype: "bfloat16" (``mul.rn.bf16x2``, PTX 7.8, sm_90 or later) or "float16". ptxas selects the half within the
     instruction: HMUL2 with ``.H0_H0`` or ``.H1_H1``.
     """
     half = "hi" if high else "lo"

@@ -1,4 +1,4 @@
-"""Memory barriers (PTX ISA, "mbarrier"; sm_90 or later). Addresses are 32-bit, in the shared window of this CTA."""
+"""Memory barriers (PTX ISA, "mbarrier"; sm_90 or later). Addresses are 32-bit, in this CTA's shared window."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ._asm import asm
 
 
 def initialise(barrier: Int32, arrivals: int) -> None:
-    """A barrier whose phases end after ``arrivals`` arrivals; one thread does this, once."""
+    """Initialises a barrier whose phases complete after ``arrivals`` arrivals. One thread calls it, once."""
     asm(f"mbarrier.init.shared::cta.b64 [$0], {arrivals};", [], [Int32(barrier)], volatile=True)
 
 
 def wait(barrier: Int32, parity: Int32, *, cluster: bool = False) -> None:
-    """Waits until the phase of this parity has ended; a new barrier counts as if the phase of parity 1 had.
+    """Waits until the phase of this parity is complete. For a new barrier, the phase of parity 1 is.
 
-    ``cluster``: what other CTAs did before they arrived is seen too (acquire at cluster scope).
+    cluster: acquire at cluster scope, which makes visible what other CTAs did before they arrived.
     """
     scope = ".acquire.cluster" if cluster else ""
     text = (
@@ -26,13 +26,13 @@ def wait(barrier: Int32, parity: Int32, *, cluster: bool = False) -> None:
 
 
 def wait_to_overwrite(barrier: Int32, parity: Int32) -> None:
-    """:func:`wait`, for a thread whose asynchronous copies will overwrite what others have read before they arrived."""
+    """Waits as :func:`wait` does, before asynchronous copies of this thread overwrite what others have read."""
     wait(barrier, parity)
     asm("fence.proxy.async.shared::cta;", [], [], volatile=True)
 
 
 def expect_bytes(barrier: Int32, num_bytes: Int32) -> None:
-    """Announces bytes that asynchronous copies will bring in this phase, and arrives."""
+    """Announces ``num_bytes`` that asynchronous copies bring in this phase, and arrives."""
     text = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;"
     asm(text, [], [Int32(barrier), Int32(num_bytes)], volatile=True)
 
@@ -43,13 +43,13 @@ def arrive(barrier: Int32) -> None:
 
 
 def arrive_after_copies(barrier: Int32) -> None:
-    """Arrives at a barrier of this CTA when all ``cp.async`` that this thread has started are complete (sm_80 or
-    later): an arrival that the barrier counts."""
+    """Arrives at a barrier of this CTA once all ``cp.async`` that this thread has started are complete. The barrier's
+    count includes this arrival (``noinc``; sm_80 or later)."""
     asm("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", [], [Int32(barrier)], volatile=True)
 
 
 def arrive_at(barrier: Int32, rank: Int32) -> None:
-    """Arrives at the barrier that lies at this address in CTA ``rank`` of the cluster (release at cluster scope)."""
+    """Arrives at the barrier at this address in CTA ``rank`` of the cluster, with release at cluster scope."""
     text = (
         "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, $0, $1; "
         "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote]; }"
@@ -58,11 +58,11 @@ def arrive_at(barrier: Int32, rank: Int32) -> None:
 
 
 def arrive_after_reads(barrier: Int32, rank: Int32) -> None:
-    """Arrives at the barrier that lies at this address in CTA ``rank``: for one that has only read what the other CTA
-    will overwrite by asynchronous copies.
+    """Arrives at the barrier at this address in CTA ``rank``, for a thread that has only read what asynchronous copies
+    of the other CTA will overwrite.
 
-    Release at CTA scope, as CUTLASS's pipelines have it: at cluster scope each arrival is a fence of the GPU's memory,
-    hundreds of cycles, which loads whose values have come do not need.
+    It releases at CTA scope, as CUTLASS's pipelines do. At cluster scope each arrival is a fence of GPU memory, which
+    takes hundreds of cycles and which loads do not need once their values have arrived.
     """
     text = (
         "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, $0, $1; "

@@ -1,9 +1,10 @@
 """Block-scaled and 16-bit tcgen05.mma, copies to and from tensor memory, commits (PTX ISA, "tcgen05"; sm_100a).
 
-Addresses of shared memory are 32-bit, of tensor memory lane · 2¹⁶ + column. One thread issues each of these.
+Shared-memory addresses are 32-bit; a tensor-memory address is lane · 2¹⁶ + column. One thread issues an MMA, a copy of
+scales or a commit; all lanes of a warp issue loads and stores of tensor memory.
 
-The DSL's own ``cute.gemm`` and ``cute.copy`` emit the same instructions, but elect a thread for each and build each
-descriptor from two halves: 128 instructions for a 128×128×256 stage against 40 with the 64-bit sums here.
+The DSL's ``cute.gemm`` and ``cute.copy`` emit the same instructions, but elect a thread for each and build each
+descriptor from two halves: a 128×128×256 stage takes 128 instructions with them, and 41 with the 64-bit sums here.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from ._asm import asm, refs
 
 SWIZZLE_NONE, SWIZZLE_128B = 0, 2
 DESCRIPTOR_UNIT = 16
-"""Bytes that addresses and offsets in a matrix descriptor count."""
+"""The unit of addresses and offsets in a matrix descriptor, in bytes."""
 
 
 def descriptor_upper(swizzle: int, stride_bytes: int) -> int:
     """Bits 63:32 of the descriptor of a K-major matrix in shared memory (PTX ISA, "Matrix Descriptor"), version 1.
 
-    ``stride_bytes``: from eight rows to the next eight. The leading dimension's offset is not used by matrices whose
-    rows are one swizzle, or 16 bytes, long.
+    stride_bytes: the distance from eight rows to the next eight. The leading dimension's offset is unused where a row
+    is one swizzle, or 16 bytes, long.
     """
     return swizzle << 29 | 1 << 14 | stride_bytes // DESCRIPTOR_UNIT
 
@@ -55,7 +56,7 @@ def instruction_descriptor(
 
 
 def copy_scales(column: Int32, descriptor: Uint64, offset: int, *, group: int) -> None:
-    """Copies one scale atom (512 bytes, ``offset`` descriptor units after the descriptor's start) to four columns.
+    """Copies one scale atom, 512 bytes at ``offset`` descriptor units after the descriptor's start, to four columns.
 
     ``32x128b.warpx4``: every quarter of the lanes gets the same 32 rows of 16 bytes.
     """
@@ -77,7 +78,7 @@ def mma_block_scaled(
     vector: str,
     group: int,
 ) -> None:
-    """D = (A·SFA)·(B·SFB) [+ D if ``accumulate`` is not 0]; A and B lie so many units after the descriptor's start."""
+    """D = (A·SFA)·(B·SFB) [+ D if ``accumulate`` is not 0]; offsets: descriptor units from the descriptor's start."""
     text = (
         "{ .reg .pred p; .reg .b64 a, b; .reg .b32 i; "
         f"setp.ne.b32 p, $4, 0; add.s64 a, $1, {a_offset}; add.s64 b, $1, {b_offset}; mov.b32 i, 0x{idesc:x}; "
@@ -88,7 +89,7 @@ def mma_block_scaled(
 
 
 def instruction_descriptor_16bit(dtype: str, m: int, n: int) -> int:
-    """The 32-bit descriptor of an MMA of float16 or bfloat16 with float32 sums (``kind::f16``): K-major."""
+    """The 32-bit descriptor of an MMA of float16 or bfloat16 with float32 accumulators (``kind::f16``), K-major."""
     kind = ("float16", "bfloat16").index(dtype)
     return 1 << 4 | kind << 7 | kind << 10 | (n // 8) << 17 | (m // 16) << 24
 
@@ -96,8 +97,8 @@ def instruction_descriptor_16bit(dtype: str, m: int, n: int) -> int:
 def mma_16bit(
     accumulator: Int32, a_column: Int32, descriptor: Uint64, b_offset: int, idesc: int, accumulate: Any
 ) -> None:
-    """D = A·B [+ D if ``accumulate`` is not 0] for 16 along K: A lies in eight columns of tensor memory, each row in a
-    lane, and B ``b_offset`` units after the descriptor's start. ``tcgen05.mma.cta_group::1.kind::f16``."""
+    """D = A·B [+ D if ``accumulate`` is not 0] over 16 elements of K. A lies in eight columns of tensor memory, one row
+    in each lane; B lies ``b_offset`` units after the descriptor's start. ``tcgen05.mma.cta_group::1.kind::f16``."""
     text = (
         "{ .reg .pred p; .reg .b64 b; .reg .b32 i; "
         f"setp.ne.b32 p, $3, 0; add.s64 b, $2, {b_offset}; mov.b32 i, 0x{idesc:x}; "
@@ -108,9 +109,9 @@ def mma_16bit(
 
 
 def store_16x128b(column: Int32, words: Sequence[Uint32]) -> None:
-    """Stores a warp's part of sixteen lanes, from the address of the first on: word 2i of lane 4g + c to column 4i + c
-    of lane g, and word 2i + 1 to that of lane g + 8: of ``mma.sync`` and ``wgmma`` registers of a 16-bit operand A.
-    :func:`wait_store` waits for it. ``tcgen05.st.sync.aligned.16x128b``."""
+    """Stores a warp's part of sixteen lanes of tensor memory. column: the address of the first. Word 2i of lane 4g + c
+    goes to column 4i + c of lane g, word 2i + 1 to that column of lane g + 8: the registers of a 16-bit operand A of
+    ``mma.sync`` and ``wgmma``. ``tcgen05.st.sync.aligned.16x128b``; :func:`wait_store` waits for it."""
     text = f"tcgen05.st.sync.aligned.16x128b.x{len(words) // 2}.b32 [$0], {refs(1, len(words))};"
     asm(text, [], [Int32(column), *words], volatile=True)
 
@@ -121,10 +122,10 @@ def wait_store() -> None:
 
 
 def load_16x256b(column: Int32, eights: int) -> list[Float32]:
-    """A warp's part of sixteen lanes and ``eights`` (a power of two up to 16) times eight columns of float32: of each
-    eight a lane 4g + c has columns 2c and 2c + 1 of lane g, then of lane g + 8, as registers of the results of
-    ``mma.sync`` and ``wgmma``. ``tcgen05.ld.sync.aligned.16x256b``, waited for in the same block, so that nothing reads
-    a result before."""
+    """Loads a warp's part of sixteen lanes of tensor memory, ``eights`` (a power of two up to 16) times eight columns
+    of float32. Of each eight, lane 4g + c gets columns 2c and 2c + 1 of lane g, then of lane g + 8: the accumulator
+    registers of ``mma.sync`` and ``wgmma``. ``tcgen05.ld.sync.aligned.16x256b``, with its wait in the same block, so
+    that nothing reads a result early."""
     count = 4 * eights
     text = f"tcgen05.ld.sync.aligned.16x256b.x{eights}.b32 {refs(0, count)}, [${count}]; tcgen05.wait::ld.sync.aligned;"
     words = asm(text, [Float32] * count, [Int32(column)], volatile=True)
@@ -132,8 +133,8 @@ def load_16x256b(column: Int32, eights: int) -> list[Float32]:
 
 
 def commit(barrier: Int32, *, group: int, mask: Any = None) -> None:
-    """Arrives at ``barrier`` when all that this thread issued to the tensor core has ended; with ``mask``, at the
-    barrier of that address in every CTA of the cluster whose bit is set."""
+    """Arrives at ``barrier`` once all that this thread has issued to the tensor core is complete. mask: multicasts the
+    arrival to the barrier at that address in every CTA of the cluster whose bit is set."""
     head = f"tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster"
     if mask is None:
         asm(f"{head}.b64 [$0];", [], [Int32(barrier)], volatile=True)

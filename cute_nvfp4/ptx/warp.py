@@ -15,7 +15,7 @@ from ._asm import asm
 def sum_lanes(value: Float32, width: int, *, loc: Any = None, ip: Any = None) -> Float32:
     """The sum over each aligned group of ``width`` (a power of two, at most 32) lanes, in every lane of the group.
 
-    ``shfl.sync.bfly.b32`` (PTX 6.0) with distances 1, 2, …, width / 2: a fixed order, the same in every lane.
+    ``shfl.sync.bfly.b32`` (PTX 6.0) with distances 1, 2, …, width / 2, in the same order in every lane.
     """
     if width not in (1, 2, 4, 8, 16, 32):
         raise ValueError(f"lanes of a reduction: got {width}, expected a power of two up to 32")
