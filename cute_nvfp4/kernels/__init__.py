@@ -1,1 +1,1 @@
-"""The kernels, a room for each operation, and the arithmetic that they share."""
+"""The kernels, one folder for each operation, and the arithmetic that they share."""

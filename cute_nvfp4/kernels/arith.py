@@ -1,7 +1,7 @@
-"""Integer arithmetic of traced values that are known not to be negative.
+"""Integer arithmetic for traced values that are known to be non-negative.
 
-The DSL's ``//`` and ``%`` on signed integers round like Python's, which takes half a dozen instructions to get right
-for negative numbers; for a power of two and a number that is not negative one is enough.
+The DSL's ``//`` and ``%`` on signed integers round as Python's do, which takes half a dozen instructions for negative
+values. For a non-negative value and a power of two, one instruction is enough.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ def _log2(n: int) -> int:
 
 
 def div(x: Any, n: int) -> Any:
-    """x // n for x ≥ 0 and n a power of two."""
+    """x // n, for x ≥ 0 and n a power of two."""
     return x >> _log2(n)
 
 
 def mod(x: Any, n: int) -> Any:
-    """x % n for x ≥ 0 and n a power of two."""
+    """x % n, for x ≥ 0 and n a power of two."""
     return x & ((1 << _log2(n)) - 1)
 
 
 def ceil_div(x: Any, n: int) -> Any:
-    """⌈x / n⌉ for x ≥ 0 and n a power of two."""
+    """⌈x / n⌉, for x ≥ 0 and n a power of two."""
     return (x + (n - 1)) >> _log2(n)

@@ -24,14 +24,14 @@ class ProbeArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class ProbeConfig:
-    """The kernel has nothing to configure but its architecture."""
+    """The variant of the kernel: only its architecture."""
 
     arch: Architecture
 
 
 @cute.kernel
 def probe(arguments: ProbeArguments):
-    """The kernel: a thread computes one element."""
+    """Computes one element in each thread."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     i = cta * _THREADS + thread
@@ -43,6 +43,6 @@ def probe(arguments: ProbeArguments):
 
 @cute.jit
 def host(arguments: ProbeArguments, stream: CUstream):
-    """Launches a thread for each element."""
+    """Launches one thread for each element."""
     grid = (cute.ceil_div(arguments.n, _THREADS), 1, 1)
     probe(arguments).launch(grid=grid, block=(_THREADS, 1, 1), stream=stream)

@@ -1,1 +1,1 @@
-"""Block-scaled matrices to 16-bit or 32-bit numbers."""
+"""Kernels that decode block-scaled matrices to 16-bit or 32-bit floats."""

@@ -1,4 +1,4 @@
-"""The variants of the decoding kernel, and its arguments."""
+"""The configurations and arguments of the decoding kernels."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ VECTOR_BYTES = 16
 """Bytes that a lane stores at once."""
 WARPS = 8
 LANE_ROWS = 4
-"""Rows r, r + 32, r + 64, r + 96 of a scale atom are a lane's: their scales are sixteen bytes."""
+"""Rows of a lane: r, r + 32, r + 64, r + 96 of a scale atom, whose scales are sixteen contiguous bytes."""
 
 
 @dataclass(frozen=True)
 class DequantizeConfig:
     """One variant of the kernel.
 
-    format: of the matrix. out: dtype of the values. layout: of the scales, "blocked" or "rowmajor". global_scale:
-    whether there is one. order: of the values of a row: "columns", or that in which a product with weights that lie in
-    rows reads x (``gemm.packed.rows.column_of``), for which K is a multiple of 128.
+    format: the matrix's. out: dtype of the values. layout: of the scales, "blocked" or "rowmajor". global_scale:
+    whether there is one. order: of the values in a row: "columns", or the order in which the GEMM of weights that lie
+    in rows reads x (``gemm.packed.rows.column_of``), for which K is a multiple of 128.
     """
 
     format: Format
@@ -38,12 +38,12 @@ class DequantizeConfig:
 
     @property
     def elements(self) -> int:
-        """Elements of a row that a lane decodes: sixteen bytes of the result."""
+        """Elements of a row that a lane decodes, sixteen bytes of the result."""
         return VECTOR_BYTES // ITEM_BYTES[self.out]
 
     @property
     def data_bytes(self) -> int:
-        """Bytes of data of the elements that a lane decodes of a row."""
+        """Bytes of data from which a lane decodes its elements of a row."""
         return self.elements // self.format.elements_per_byte
 
     @property
@@ -52,12 +52,12 @@ class DequantizeConfig:
         return WARP * self.elements
 
     def ctas(self, rows: Any, k: Any) -> Any:
-        """CTAs of a matrix: each has 32 rows, eight of each quarter of a scale atom, and the columns of a warp."""
+        """CTAs for a matrix: each has 32 rows, eight of each quarter of a scale atom, and the columns of a warp."""
         return ceil_div(rows, ATOM_ROWS) * (ATOM_SHAPE[0][0] // WARPS) * ceil_div(k, self.cta_columns)
 
 
 class DequantizeArguments(NamedTuple):
-    """Values (batch, rows, k), contiguous, of data (batch, rows, bytes) and scales; strides in bytes."""
+    """Decodes data (batch, rows, bytes) and scales to contiguous values (batch, rows, k); strides in bytes."""
 
     data: Pointer = Pointer("Uint8", lambda c: min(c.format.block_bytes, 16))
     scale: Pointer = Pointer("Uint8", lambda c: 16 if c.layout == "blocked" else 1)
@@ -72,18 +72,18 @@ class DequantizeArguments(NamedTuple):
 
 
 SLOTS = (1, 2, 4, 8, 16)
-"""Matrices that a launch of the grouped kernel may have."""
+"""Numbers of matrices that a launch of the grouped kernel has room for."""
 
 
 @dataclass(frozen=True)
 class GroupedDequantizeConfig(DequantizeConfig):
-    """One variant for up to ``slots`` matrices of sizes of their own, with blocked scales and no global scale."""
+    """One variant for up to ``slots`` matrices of different sizes, with blocked scales and no global scale."""
 
     slots: int = 1
 
 
 class GroupedMatrix(NamedTuple):
-    """One matrix of a launch: rows of ``stride`` bytes; its values are ``out_offset`` bytes from the first one's."""
+    """One matrix of a launch. stride: bytes between rows; out_offset: bytes from the first matrix's values to its."""
 
     data: Pointer = Pointer("Uint8", lambda c: min(c.format.block_bytes, 16))
     scale: Pointer = Pointer("Uint8", 16)
@@ -94,7 +94,7 @@ class GroupedMatrix(NamedTuple):
 
 
 class GroupedDequantizeArguments(NamedTuple):
-    """``count`` matrices, and slots that none has; ctas: of the largest."""
+    """``count`` matrices, followed by unused slots. ctas: for the largest matrix."""
 
     groups: tuple[GroupedMatrix, ...] = PerConfig(lambda c: (GroupedMatrix(),) * c.slots)
     out: Pointer = Pointer("Uint8", VECTOR_BYTES)
@@ -104,18 +104,18 @@ class GroupedDequantizeArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupRowsConfig(DequantizeConfig):
-    """One variant for rows of groups (``GroupedRows``), without a global scale. capacity: groups, a multiple of 32."""
+    """One variant for rows of groups (``GroupedRows``), without global scale. capacity: groups, a multiple of 32."""
 
     capacity: int = WARP
 
     def ctas(self, rows: Any, k: Any) -> Any:
-        """CTAs of all rows: each warp has four of them, and the columns of its lanes."""
+        """CTAs for all rows: each warp has four rows and the columns of its lanes."""
         return ceil_div(rows, WARPS * LANE_ROWS) * ceil_div(k, self.cta_columns)
 
 
 class GroupRowsArguments(NamedTuple):
-    """Values (rows, k), contiguous, of data of rows ``stride`` bytes apart. scale: of each group by itself, ``atoms``
-    atoms of 128 rows in all; offsets: of the ``count`` groups."""
+    """Decodes data, rows ``stride`` bytes apart, to contiguous values (rows, k). scale: the scales of each group are
+    padded for themselves to atoms of 128 rows, ``atoms`` in all; offsets: of the ``count`` groups."""
 
     data: Pointer = Pointer("Uint8", lambda c: min(c.format.block_bytes, 16))
     scale: Pointer = Pointer("Uint8", 16)

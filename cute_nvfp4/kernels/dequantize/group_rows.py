@@ -1,7 +1,7 @@
-"""The values of rows of groups (``GroupedRows``), whose blocked scales begin at an atom of their own in each group.
+"""Decodes the rows of groups (``GroupedRows``), each of which has its blocked scales in atoms of its own.
 
-A warp takes four rows, whatever their groups, and as many columns as its lanes store in sixteen bytes each. It asks for
-their codes first, and finds their scales meanwhile: the groups that the rows are in, from the offsets of all.
+A warp takes four rows, whatever their groups, and as many columns as its lanes store in sixteen bytes each. It starts
+the loads of their codes, and in the meantime finds the groups of the rows from all offsets, and so their scales.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _CHUNK = ATOM_BYTES // _QUARTER
 
 
 class Found(NamedTuple):
-    """Where the scales of rows are: of each the row of its group, in atoms of 128, or a negative number where no group
-    so far has it; ``atoms``: of all groups so far."""
+    """The rows of scales that a warp has found. rows: for each row of the warp its row of scales, counted over whole
+    atoms, or a negative value if no group so far has it; atoms: of all groups so far."""
 
     rows: tuple[Int32, ...]
     atoms: Int32
@@ -47,13 +47,13 @@ class DequantizeGroupRows(Dequantize):
 
     @cute.kernel
     def kernel(self, arguments: GroupRowsArguments):
-        # the product of the rows may start, and waits where it reads them
+        # the GEMM of these rows may start, and waits where it reads them
         cute.arch.griddepcontrol_launch_dependents()
         cfg, per_byte = self.config, self.config.format.elements_per_byte
         thread, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         lane, warp = mod(thread, WARP), div(thread, WARP)
-        # CTAs walk along K first
+        # consecutive CTAs go along K first
         across = ceil_div(arguments.k, cfg.cta_columns)
         first = (cta // across * WARPS + warp) * LANE_ROWS
         column = (cta % across * WARP + lane) * cfg.elements
@@ -73,7 +73,7 @@ class DequantizeGroupRows(Dequantize):
 
     @cute.jit
     def find(self, arguments: GroupRowsArguments, first: Int32):
-        """Where the scales of the warp's rows are, from ``first`` on."""
+        """Finds the scales of the warp's rows, which start at ``first``."""
         offsets = cute.make_tensor(arguments.offsets, cute.make_layout(arguments.count + 1))
         lane = cute.arch.lane_idx()
         reached = cutlass.min(cutlass.max(offsets[0], Int32(0)), arguments.rows)
@@ -99,7 +99,7 @@ class DequantizeGroupRows(Dequantize):
     def scales_of_groups(
         self, arguments: GroupRowsArguments, found: Found, exist: list[Boolean], block: Int32
     ) -> list[Uint32]:
-        """The codes of the scales of a lane's rows, 0 where they are not there."""
+        """The codes of the scales of a lane's rows; 0 for scales that do not exist."""
         columns = ceil_div(div(arguments.k, self.config.format.block), ATOM_COLS)
         scales, shift = [], Uint32(mod(block, ATOM_COLS) * 8)
         for place, exists in zip(found.rows, exist):

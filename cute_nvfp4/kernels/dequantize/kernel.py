@@ -1,7 +1,7 @@
-"""value = element · scale · global scale, rounded as ``BlockScaledTensor.dequantize`` rounds, at the speed of memory.
+"""value = element · scale · global scale, rounded as ``BlockScaledTensor.dequantize`` rounds, at memory bandwidth.
 
-A warp takes four rows of a scale atom that lie 32 apart, whose scales are sixteen contiguous bytes, and as many columns
-as its lanes store in sixteen bytes each.
+A warp takes four rows of a scale atom, 32 apart, whose scales are sixteen contiguous bytes, and as many columns as its
+lanes store in sixteen bytes each.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ROW_BYTES = ATOM_BYTES // ROW_STEP
 
 
 class Matrix(NamedTuple):
-    """Where a matrix is, and the bytes from one of its rows to the next; scale_stride: of row-major scales."""
+    """One matrix: addresses, sizes, and bytes between rows. scale_stride: bytes between rows of row-major scales."""
 
     data: Int64
     scale: Int64
@@ -63,7 +63,7 @@ class Dequantize:
 
     @cute.kernel
     def kernel(self, arguments: DequantizeArguments):
-        # a product of the values may start, and waits where it reads them
+        # the GEMM of these values may start, and waits where it reads them
         cute.arch.griddepcontrol_launch_dependents()
         _, batch, _ = cute.arch.block_idx()
         strides, scale_strides = arguments.data_strides, arguments.scale_strides
@@ -83,12 +83,12 @@ class Dequantize:
 
     @cute.jit
     def decode(self, matrix: Matrix, factor: Float32 | None):
-        """Decodes the part of a matrix that this CTA has."""
+        """Decodes this CTA's part of a matrix."""
         cfg = self.config
         thread, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         lane, warp = mod(thread, WARP), div(thread, WARP)
-        # CTAs walk along K first
+        # consecutive CTAs go along K first
         across = ceil_div(matrix.k, cfg.cta_columns)
         cta_row, cta_column = cta // across, cta % across
         place = cta_row * WARPS + warp
@@ -98,7 +98,7 @@ class Dequantize:
         exist = [(row < matrix.rows) & (column < matrix.k) for row in rows]
         per_byte = cfg.format.elements_per_byte
         layout = cute.make_layout((matrix.rows, div(matrix.k, per_byte)), stride=(matrix.stride, 1))
-        mX = bytes_at(matrix.data + div(column, per_byte), layout)  # (ROWS, BYTES), from the lane's on
+        mX = bytes_at(matrix.data + div(column, per_byte), layout)  # (ROWS, BYTES), from the lane's column on
         loaded = [self.load(mX[r, None].iterator.toint(), e) for r, e in zip(rows, exist)]
         scales = self.scales(matrix, rows, exist, atom, row_in_atom, column)
         for i in cutlass.range_constexpr(LANE_ROWS):
@@ -112,15 +112,15 @@ class Dequantize:
                     self.store_in_order(matrix.out + (at - mod(column, 128)) * 2, mod(column, 128), words)
 
     def store_in_order(self, group: Int64, column: Int32, words: list[Uint32]) -> None:
-        """Stores eight values of a row at ``column`` of the 128 that begin at ``group``, in the order of fragments:
-        columns n and n + 4 are neighbours, the next two 8 places further."""
+        """Stores eight values of a row at ``column`` of the 128 columns that start at ``group``, in the order of MMA
+        fragments: columns n and n + 4 are neighbours, and the next two lie 8 places further."""
         first = group + Int64(2 * (div(column, 16) % 2 * 64 + div(column, 8) % 2 * 32 + div(column, 32) * 2))
         for n in range(4):
             pair = prmt(words[n // 2], words[n // 2 + 2], 0x7632 if n % 2 else 0x5410)
             store_global(first + 16 * n, [pair])
 
     def load(self, address: Int64, exists: Boolean) -> list[Uint32]:
-        """The words that have a lane's elements of a row; two lanes share one where each has two bytes of it."""
+        """The words of a lane's elements of a row. Two lanes share a word where each has two bytes of it."""
         size = self.config.data_bytes
         address = address & ~Int64(3) if size < 4 else address
         return load_global_if(cutlass.select_(exists, Int32(1), Int32(0)), address, max(size, 4))
@@ -140,17 +140,17 @@ class Dequantize:
         if cfg.layout == "rowmajor":
             found = [cutlass.select_(e, Int32(1), Int32(0)) for e in exist]
             layout = cute.make_layout((matrix.rows, div(matrix.k, cfg.format.block)), stride=(matrix.scale_stride, 1))
-            mSF = bytes_at(first + block, layout)  # (ROWS, BLOCKS), from the lane's on
+            mSF = bytes_at(first + block, layout)  # (ROWS, BLOCKS), from the lane's block on
             return [load_global_byte_if(e, mSF[r, None].iterator.toint()) for r, e in zip(rows, found)]
         number = Int64(atom) * ceil_div(div(matrix.k, cfg.format.block), ATOM_COLS) + div(block, ATOM_COLS)
-        # any of the four rows stands for all: padding of an atom is there to be read
+        # one row's predicate serves all four, since the padding of an atom may be read
         exists = cutlass.select_(column < matrix.k, Int32(1), Int32(0))
         words = load_global_if(exists, first + number * ATOM_BYTES + row_in_atom * _ROW_BYTES, _ROW_BYTES)
         shift = Uint32(mod(block, ATOM_COLS) * 8)
         return [(word >> shift) & Uint32(0xFF) for word in words]
 
     def values(self, words: list[Uint32], scale: Uint32, factor: Float32 | None, column: Int32) -> list[Uint32]:
-        """Sixteen bytes of the result."""
+        """The lane's values of one row, as sixteen bytes."""
         cfg = self.config
         pairs = self.pairs(words, column)
         if cfg.format.scale == "e4m3":
@@ -170,7 +170,7 @@ class Dequantize:
         return [f32x2_to_16bit(low, high, cfg.out) for low, high in zip(numbers[::2], numbers[1::2])]
 
     def pairs(self, words: list[Uint32], column: Int32) -> list[Uint32]:
-        """A lane's elements in pairs of binary16."""
+        """A lane's elements, in pairs of binary16."""
         cfg = self.config
         if cfg.format.element == "e2m1":
             word = words[0]
@@ -182,20 +182,20 @@ class Dequantize:
 
 
 class GroupedDequantize(Dequantize):
-    """The host function and the kernel of one :class:`GroupedDequantizeConfig`: a matrix for each row of CTAs."""
+    """The host function and the kernel of one :class:`GroupedDequantizeConfig`: blockIdx.y is the matrix."""
 
     config: GroupedDequantizeConfig
 
     @cute.jit
     def __call__(self, arguments: GroupedDequantizeArguments, stream: CUstream):
-        """Launches as many CTAs for each matrix as the largest one has."""
+        """Launches as many CTAs for each matrix as the largest needs."""
         self.kernel(arguments._replace(ctas=None, count=None)).launch(
             grid=(arguments.ctas, arguments.count, 1), block=(WARP * WARPS, 1, 1), stream=stream
         )
 
     @cute.kernel
     def kernel(self, arguments: GroupedDequantizeArguments):
-        # the product of the matrices may start, and waits where it reads them
+        # the GEMM of these matrices may start, and waits where it reads them
         cute.arch.griddepcontrol_launch_dependents()
         cta, group, _ = cute.arch.block_idx()
         found = None

@@ -1,4 +1,4 @@
-"""The arguments of the GEMMs' host functions, and of their kernels: of one or two products, and of groups."""
+"""The arguments of the GEMMs' host functions and kernels: for one or two products, and for groups."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .config import OUT_BYTES, QUANTIZED, GemmConfig
 from .grouped_config import GroupedConfig
 
 MAP_BYTES = 128
-"""A tensor map."""
+"""Bytes of a tensor map."""
 
 ELEMENT_DTYPES = {
     "nvfp4": "Float4E2M1FN",
@@ -22,16 +22,16 @@ OUT_DTYPES = {"float16": "Float16", "bfloat16": "BFloat16", "float32": "Float32"
 
 
 def data_alignment(unpacked: bool) -> int:
-    """Bytes of which addresses and strides of data are multiples, as TMA wants: more for an operand it unpacks."""
+    """The alignment in bytes that TMA needs of an operand's address and strides; ``unpacked``: TMA unpacks it."""
     return 32 if unpacked else 16
 
 
 class Operand(NamedTuple):
-    """One matrix of (rows, K, L): addresses, sizes, strides of data in elements and of scales in bytes.
+    """One matrix (rows, K, L) as address, sizes and strides: strides of data in elements, of scales in bytes.
 
-    ``batches`` is 1 where all of L share the data of one matrix; scales there are always L, ``scale_batch`` apart. Of
-    two interleaved matrices each has its own first row, and both have ``rows``. Scales have ``scale_rows`` rows where
-    those are not the data's: groups of rows, the scales of each padded to whole atoms; the host function knows them.
+    batches: 1 where all of L share one matrix of data, else L. Scales always have L matrices, ``scale_batch`` apart.
+    Each of two interleaved matrices starts at a row of its own and has ``rows`` rows. scale_rows: rows of the scales,
+    where they differ from the data's: the scales of each group are padded to whole atoms. The host function sets it.
     """
 
     data: Pointer = Pointer("Uint8", 16)
@@ -62,8 +62,9 @@ _OUT = Pointer(lambda c: OUT_DTYPES[c.out], _out_alignment)
 
 
 class Output(NamedTuple):
-    """The result (M, N, L): elements from one row to the next (one column, if columns are contiguous), and from one
-    matrix to the next. A quantized result has blocked scales, and the global scale it is quantized with."""
+    """The result (M, N, L). stride, batch_stride: elements from one row to the next (from one column to the next where
+    columns are contiguous) and from one matrix to the next. scale, global_scale: the blocked scale factors of a
+    quantized result, and the global scale that it is quantized with."""
 
     pointer: Pointer = _OUT
     stride: Scalar = INT64
@@ -73,14 +74,14 @@ class Output(NamedTuple):
 
 
 class Bias(NamedTuple):
-    """(L, N) or (L, M) numbers, ``batch_stride`` elements apart (0: one for all of L)."""
+    """Values (L, N) or (L, M), ``batch_stride`` elements apart; a stride of 0 shares one vector among all of L."""
 
     pointer: Pointer = Pointer(lambda c: OUT_DTYPES[c.bias_dtype], lambda c: int(OUT_BYTES[c.bias_dtype]))
     batch_stride: Scalar = INT64
 
 
 class PartialSums(NamedTuple):
-    """Global memory for the partial sums of stream-K, and the flags that say which are there."""
+    """Global memory for stream-K's partial sums, and the flags that say which of them are written."""
 
     workspace: Pointer = Pointer("Float32", 16)
     flags: Pointer = Pointer("Int32", 4)
@@ -89,8 +90,8 @@ class PartialSums(NamedTuple):
 class GemmArguments(NamedTuple):
     """C = gate(alpha · A · B1ᵀ) ∘ (alpha · A · B2ᵀ), or alpha · A · Bᵀ + bias: the matrices as the kernel sees them.
 
-    a, b: ``config.counts`` operands each. factors: for each product the device scalars that multiply alpha. batch: L.
-    workers: clusters to launch.
+    a, b: ``config.counts`` operands each. factors: for each product, the device scalars that multiply alpha. batch: L.
+    workers: the number of clusters to launch.
     """
 
     a: tuple[Operand, ...] = PerConfig(lambda c: (A,) * c.counts[0])
@@ -106,8 +107,8 @@ class GemmArguments(NamedTuple):
 
 
 class Group(NamedTuple):
-    """One problem of a list. Its output has m rows, ``stride`` elements apart, and n columns; it has none in a slot
-    that no group has."""
+    """One problem of a list. Its output has m rows, ``stride`` elements apart, and n columns; in a slot without a group
+    the output is empty."""
 
     a: Operand = A
     b: Operand = B
@@ -119,7 +120,7 @@ class Group(NamedTuple):
 
 
 class GroupTable(NamedTuple):
-    """Groups in global memory: ``count`` rows of ``GroupedConfig.words``, and a place for their tensor maps."""
+    """Groups in global memory: ``count`` rows of ``GroupedConfig.words``, and room for their tensor maps."""
 
     rows: Pointer = Pointer("Int64", MAP_BYTES)
     count: Scalar = INT32
@@ -127,8 +128,8 @@ class GroupTable(NamedTuple):
 
 
 class GroupOffsets(NamedTuple):
-    """``count`` groups of ``rows`` rows by their count + 1 offsets, with ``atoms`` atom rows of scales; ``status`` is
-    one word, which the kernel writes."""
+    """``count`` groups that share ``rows`` rows. offsets: count + 1 first rows. atoms: atom rows of the scale factors.
+    status: one word, in which the kernel reports wrong offsets."""
 
     offsets: Pointer = Pointer("Int32", 4)
     count: Scalar = INT32
@@ -138,7 +139,7 @@ class GroupOffsets(NamedTuple):
 
 
 class GroupFactor(NamedTuple):
-    """Device scalars of the groups that multiply alpha, ``stride`` elements apart (0: one for all groups)."""
+    """One device scalar for each group, ``stride`` elements apart (0: one for all groups), that multiplies alpha."""
 
     pointer: Pointer = Pointer("Float32", 4)
     stride: Scalar = INT32
@@ -157,8 +158,9 @@ def _unless_listed(declared: Any) -> PerConfig:
 class GroupedArguments(NamedTuple):
     """Cᵢ = alphaᵢ · Aᵢ · Bᵢᵀ for groups: a tuple of ``Group``, a ``GroupTable``, or ``GroupOffsets`` (``config.maps``).
 
-    a, b, k: the matrices that groups are parts of; those of any group where a kernel makes the maps of all from one's;
-    of none where each group has its own. out: of all rows, or of any group. batch: matrices of the stack.
+    a, b, k: the matrices that all groups are parts of ("shared"); any one group's, from whose tensor maps the kernel
+    makes all others ("workspace"); none where each group has its own ("parameters"). out: the output of all groups, or
+    of any one. batch: matrices of the stack.
     """
 
     groups: tuple | GroupTable | GroupOffsets = PerConfig(_groups)

@@ -1,4 +1,4 @@
-"""The barriers of a kernel on the device: where they lie, their initialisation, and where a role is in their rings."""
+"""A kernel's barriers on the device: where they lie, how they are initialised, and a role's state in their rings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .pipeline_graph import Edge, first_barriers
 
 
 class PipelineState(NamedTuple):
-    """Where a role is in a ring: at a stage, and in a phase of its barriers."""
+    """A role's place in a ring: the stage, and the phase of its barriers."""
 
     stage: Int32
     phase: Int32
@@ -22,9 +22,9 @@ class PipelineState(NamedTuple):
 
 @dataclass(frozen=True)
 class Ring:
-    """The barriers of one edge of the graph: a *full* one for each stage, then the *empty* ones, if it has any.
+    """The barriers of one edge of the graph: a *full* one for each stage, then an *empty* one for each, if it has any.
 
-    base: pointer to the first barrier of the kernel; first: index of the edge's own first.
+    base: pointer to the first barrier of the kernel; first: index of this edge's first barrier.
     """
 
     edge: Edge
@@ -32,33 +32,33 @@ class Ring:
     first: int
 
     def full_pointer(self, stage: Any = 0) -> cute.Pointer:
-        """The *full* barrier of a stage, as copies take it."""
+        """The *full* barrier of a stage, as the pointer that copies take."""
         return self.base + (self.first + stage)
 
     def full(self, stage: Any = 0) -> Int32:
-        """Shared address of the *full* barrier of a stage."""
+        """The shared-memory address of the *full* barrier of a stage."""
         return self.full_pointer(stage).toint()
 
     def empty(self, stage: Any = 0) -> Int32:
-        """Shared address of the *empty* barrier of a stage."""
+        """The shared-memory address of the *empty* barrier of a stage."""
         return (self.base + (self.first + self.edge.stages + stage)).toint()
 
     def start(self, stage: Int32 | int = 0) -> PipelineState:
-        """The state of a role that begins with ``stage``."""
+        """The state of a role that starts at ``stage``."""
         return PipelineState(Int32(stage), Int32(0))
 
     def initialise(self, stage: Any) -> None:
-        """One thread gives the barriers of a stage the counts that the graph derives for them."""
+        """Initialises the barriers of a stage with the counts that the graph derives. One thread calls it."""
         mbarrier.initialise(self.full(stage), self.edge.full.count)
         if self.edge.empty is not None:
             mbarrier.initialise(self.empty(stage), self.edge.empty.count)
 
     def announce(self, stage: Any = 0) -> None:
-        """Arrives at *full*, and says how many bytes asynchronous copies bring in this phase."""
+        """Arrives at *full* and announces the bytes that asynchronous copies bring in this phase."""
         mbarrier.expect_bytes(self.full(stage), Int32(self.edge.full.tx_bytes))
 
     def advance(self, at: PipelineState, count: int = 1) -> PipelineState:
-        """The state ``count`` stages further, a divisor of the ring's; the phase changes with every round."""
+        """The state ``count`` stages further. ``count`` divides the ring's stages; each round flips the phase."""
         stage, phase = at
         if self.edge.stages == 1:
             return PipelineState(stage, phase ^ 1)
@@ -72,8 +72,8 @@ class Ring:
 
 @dataclass(frozen=True)
 class AddressRing(Ring):
-    """A ring that keeps where its full and empty barriers start: fewer additions for each address than from a pointer,
-    and two registers more."""
+    """A ring that keeps the addresses of its first full and first empty barrier: fewer additions for each address than
+    from a pointer, and two registers more."""
 
     first_full: Int32
     first_empty: Int32
@@ -90,7 +90,7 @@ class AddressRing(Ring):
 
 @dataclass(frozen=True)
 class Barriers:
-    """The rings of a kernel; ``accumulators`` where they are in tensor memory, ``partials`` with split_k only."""
+    """The rings of a kernel. accumulators: where they lie in tensor memory; partials: with split_k only."""
 
     operands: Ring
     accumulators: Ring | None = None
@@ -103,7 +103,7 @@ class Barriers:
 
 
 def make_barriers(graph: tuple[Edge, ...], base: cute.Pointer, *, addresses: bool = False) -> Barriers:
-    """The rings of a graph, one after the other from ``base`` on; ``addresses``: as :class:`AddressRing`."""
+    """The rings of a graph, one after the other from ``base`` on. addresses: whether they are :class:`AddressRing`."""
     rings = {}
     for name, first in first_barriers(graph).items():
         edge = next(edge for edge in graph if edge.name == name)
@@ -115,7 +115,7 @@ def make_barriers(graph: tuple[Edge, ...], base: cute.Pointer, *, addresses: boo
 
 
 def initialise(barriers: Barriers) -> None:
-    """One thread initialises every barrier."""
+    """Initialises every barrier, in one thread."""
     for ring in barriers.rings:
         for stage in range(ring.edge.stages):
             ring.initialise(stage)
@@ -124,7 +124,8 @@ def initialise(barriers: Barriers) -> None:
 
 @cute.jit
 def initialise_in_turn(barriers: Barriers, turn: Int32, warps: cutlass.Constexpr[int]):
-    """``warps`` warps initialise a stage each in turn: one thread would take 10 ns for each barrier of a deep ring."""
+    """Initialises the barriers in ``warps`` warps, a stage each in turn: a single thread takes 10 ns for each
+    barrier."""
     with cute.arch.elect_one():
         for ring in barriers.rings:
             for first in cutlass.range_constexpr(0, ring.edge.stages, warps):

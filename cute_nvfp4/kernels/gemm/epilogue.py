@@ -1,6 +1,6 @@
-"""What turns the sums of an epilogue tile into output values: alpha and device scalars, a gate, a bias; all in fp32.
+"""The epilogue function: from sums to output values, by alpha and device scalars, a gate and a bias, all in fp32.
 
-An epilogue tile is ``config.epi_tile_n`` columns of the rows of a CTA; a thread has one row of it in registers.
+An epilogue tile is ``config.epi_tile_n`` columns of the CTA's rows. A thread has one row of it in registers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ OUT_TYPES = {name: getattr(cutlass, dtype) for name, dtype in OUT_DTYPES.items()
 
 
 class OutputMatrix(NamedTuple):
-    """(M, N, L) in global memory. ``stride``: elements from a row to the next (a column, if those are contiguous)."""
+    """The output (M, N, L) in global memory. stride: elements between rows (between columns, if they are
+    contiguous)."""
 
     pointer: cute.Pointer
     m: Int32
@@ -31,7 +32,7 @@ class OutputMatrix(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Where a thread is in the output: its row, the first of its columns, the matrix."""
+    """A thread's place in the output: its row, its first column, and the matrix."""
 
     row: Int32
     column: Int32
@@ -39,7 +40,7 @@ class Position(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Where the output of a work tile is, and for each product the factor of its sums."""
+    """The output that a work tile belongs to, and the factor of the sums of each product."""
 
     out: OutputMatrix
     factors: list[Factor]
@@ -47,7 +48,7 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True)
 class OneResult:
-    """All work tiles belong to one output."""
+    """The results of a problem with one output, which all work tiles share."""
 
     result: Result
 
@@ -56,23 +57,23 @@ class OneResult:
 
 
 def device_scalar(pointer: cute.Pointer) -> Any:
-    """The one value that ``pointer`` points to."""
+    """The value that ``pointer`` points to."""
     return cute.make_tensor(pointer, cute.make_layout(1))[0]
 
 
 def product_factors(alpha: Float32, factors: tuple[tuple[cute.Pointer, ...], ...], power: float = 1.0) -> list[Factor]:
-    """alpha times ``power`` and the device scalars of each product."""
+    """The factor of each product: alpha times ``power`` and the product's device scalars."""
     return [factor_of(alpha, [device_scalar(x) for x in pointers], power) for pointers in factors]
 
 
 def group_factor(alpha: Float32, factors: tuple[GroupFactor, ...], group: Int32, power: float = 1.0) -> Factor:
-    """alpha times ``power`` and the device scalars of a group."""
+    """The factor of a group: alpha times ``power`` and the group's device scalars."""
     return factor_of(alpha, [device_scalar(x.pointer + group * x.stride) for x in factors], power)
 
 
 @cute.jit
 def add_bias_along_m(bias: Bias, result: cute.Tensor, at: Position, out: OutputMatrix):
-    """Adds one number for each row of the output."""
+    """Adds one bias value to each row of the output."""
     first = bias.pointer + Int64(at.batch) * bias.batch_stride
     number = Float32(0.0)
     if at.row < out.m:
@@ -83,9 +84,9 @@ def add_bias_along_m(bias: Bias, result: cute.Tensor, at: Position, out: OutputM
 
 @cute.jit
 def add_bias_along_n(bias: Bias, result: cute.Tensor, at: Position, out: OutputMatrix):
-    """Adds one number for each column of the output."""
+    """Adds one bias value to each column of the output."""
     first = bias.pointer + Int64(at.batch) * bias.batch_stride
-    # a lane reads one column's number, and every lane gets it from there
+    # lane i reads the value of column i, and all lanes get it from there
     lane = cute.arch.lane_idx()
     own = Float32(0.0)
     if (lane < cute.size(result)) & (at.column + lane < out.n):
@@ -96,7 +97,7 @@ def add_bias_along_n(bias: Bias, result: cute.Tensor, at: Position, out: OutputM
 
 @cute.jit
 def add_bias_along_own_n(bias: Bias, result: cute.Tensor, at: Position, out: OutputMatrix):
-    """Adds one value for each column, where the lanes of a warp have different ones: each reads its own."""
+    """Adds one bias value to each column, where the lanes of a warp have different columns: each reads its own."""
     first = bias.pointer + Int64(at.batch) * bias.batch_stride + at.column
     for i in cutlass.range_constexpr(cute.size(result)):
         if at.column + i < out.n:
@@ -105,13 +106,13 @@ def add_bias_along_own_n(bias: Bias, result: cute.Tensor, at: Position, out: Out
 
 @dataclass(frozen=True)
 class EpilogueFunction:
-    """Makes one value of the sums of every product, alpha · x or gate(alpha · x) · (alpha · y), and adds the bias."""
+    """The map from the sums of all products to outputs: alpha · x, or gate(alpha · x) · (alpha · y), plus the bias."""
 
     config: GemmConfig
     bias: Bias | None = None
 
     def __call__(self, values: list[cute.Tensor], result: Result, at: Position) -> cute.Tensor:
-        """The output values of an epilogue tile, in fp32 registers."""
+        """The output values of one epilogue tile, in fp32 registers. values: the sums of each product."""
         outputs, alphas = cute.make_rmem_tensor(values[0].layout, Float32), [x.alpha for x in result.factors]
         for sums, factor in zip(values, result.factors):
             apply_shift(sums, factor, range(cute.size(sums)))

@@ -1,10 +1,10 @@
-"""What joins the two products of a gated GEMM, in fp32: gate(x) · y for x = alpha·A·B1ᵀ, y = alpha·A·B2ᵀ.
+"""Gates of a gated GEMM, in fp32: they join x = alpha·A·B1ᵀ and y = alpha·A·B2ᵀ as gate(x) · y.
 
 The exponential is ``ex2.approx.ftz`` and the quotient ``rcp.approx.ftz`` (PTX ISA: relative errors of at most 2⁻²² and
-2⁻²³): an element of silu costs two instructions of the special functions and six others, gelu_tanh two and eight,
-gelu_erf two and eighteen. ``tanh.approx`` would save one of the two, but its 2⁻¹¹ are relative to 1, where silu(−8) is
-3·10⁻⁴ times its argument. Largest relative errors against float64, with both approximations rounded correctly, as the
-simulator has them:
+2⁻²³). An element of silu costs two special-function instructions and six others, gelu_tanh two and eight, gelu_erf two
+and eighteen. ``tanh.approx`` would save one of the two, but its error of 2⁻¹¹ is relative to 1, where silu(−8) is
+3·10⁻⁴ times its argument. The table has the largest relative errors against float64, with both approximations rounded
+correctly, as in the simulator:
 
 =========  ==============  ==============  ========================
 gate       −2 < x < 80     −8 < x ≤ −2     below
@@ -14,8 +14,8 @@ gelu_tanh  5·10⁻⁷          7·10⁻⁶          2·10⁻⁵ until subnormal
 gelu_erf   5·10⁻⁷          4·10⁻⁶          2·10⁻⁵ until subnormal
 =========  ==============  ==============  ========================
 
-They grow with |x| because the exponent is an fp32 number with a last bit. Subnormal results are 0. NaN stays; gates of
-+inf are +inf.
+Errors grow with |x| because the exponent is an fp32 value with a last bit. Subnormal results become 0. NaN is kept; a
+gate of +inf is +inf.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def gelu_tanh(x: Float32) -> Float32:
 
 
 def gelu_erf(x: Float32) -> Float32:
-    """x · Φ(x) = max(x, 0) − |x| · Φ(−|x|): nothing cancels where Φ is small."""
+    """x · Φ(x) = max(x, 0) − |x| · Φ(−|x|), which cancels nothing where Φ is small."""
     size = cute.arch.fmin(cute.arch.fmax(x, -x), _ERF_RANGE)
     t = cute.arch.rcp_approx(1.0 + _ERF_SLOPE * size)
     exponent = Float32(_ERF[-1])
@@ -80,7 +80,7 @@ assert tuple(GATES) == GATE_NAMES
 
 
 def clamped_swiglu(gate: Float32, up: Float32, alpha: float, limit: float) -> Float32:
-    """gate · sigmoid(alpha · gate) · (up + 1) of gate, at most limit, and up, within ± limit: gpt-oss's. NaN stays."""
+    """gpt-oss's gate · sigmoid(alpha · gate) · (up + 1): gate is clamped to limit, up to ±limit. NaN is kept."""
     gate = cute.arch.fmin(gate, Float32(limit), nan=True)
     up = cute.arch.fmax(cute.arch.fmin(up, Float32(limit), nan=True), Float32(-limit), nan=True)
     # gate · sigmoid(α · gate) is silu(α · gate) / α
@@ -89,8 +89,8 @@ def clamped_swiglu(gate: Float32, up: Float32, alpha: float, limit: float) -> Fl
 
 
 def activate(name: str, x: Float32, up: Float32 | None = None, constants: tuple[float, float] = (1.0, 1.0)) -> Float32:
-    """An element between the two products of an expert: a gate's (``GATES``) of x, times up; "clamped_swiglu" of both,
-    with alpha and limit; or "relu2" of x, relu(x)²."""
+    """The activation ``name`` between the two products of an expert: a gate of ``GATES`` on x, times up;
+    "clamped_swiglu" of x and up, with ``constants`` (alpha, limit); or "relu2" of x alone, relu(x)²."""
     if name == "relu2":
         x = relu(x)
         return mul_rn(x, x)

@@ -1,8 +1,8 @@
-"""Where the groups of a grouped GEMM come from: a source fills the table, and finds a group's operands and output.
+"""Sources of the groups of a grouped GEMM: each fills the table of groups, and finds a group's operands and output.
 
-``ParameterMaps``: a list of problems, whose tensor maps are parameters of the kernel. ``WorkspaceMaps``: rows of a
-table in global memory, whose maps another kernel has written beside them. ``ContiguousRows``: the rows of one matrix,
-distributed by offsets, with a stack of the other; all groups share one set of maps.
+``ParameterMaps``: a list of problems, whose tensor maps are kernel parameters. ``WorkspaceMaps``: rows of a table in
+global memory, beside which another kernel writes their tensor maps. ``ContiguousRows``: offsets distribute the rows of
+one matrix to the groups, the other operand is a stack of matrices, and all groups share one set of maps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LAST = WINDOW - 1
 
 @cute.jit
 def sums_to(value: Int32):
-    """The sum of ``value`` over this lane and those before it."""
+    """The inclusive prefix sum of ``value`` over the lanes of a warp."""
     lane = cute.arch.lane_idx()
     for i in cutlass.range_constexpr(5):
         before = cute.arch.shuffle_sync_up(value, 1 << i)
@@ -40,14 +40,17 @@ def sums_to(value: Int32):
 
 @cute.jit
 def maximum_to(value: Int32):
-    """The largest ``value`` of this lane and those before it; a lane gets its own where there is none before."""
+    """The inclusive prefix maximum of ``value`` over the lanes of a warp."""
     for i in cutlass.range_constexpr(5):
         value = cutlass.max(value, cute.arch.shuffle_sync_up(value, 1 << i))
     return value
 
 
 def enter(table: Table, group: Int32, values: dict[str, Any], tiles: Int32, total: Int32) -> Int32:
-    """Writes the columns of a window of groups, of which each has ``tiles``; returns the work tiles up to its end."""
+    """Writes one group of the table in each lane, and returns the work tiles up to the end of the warp's window.
+
+    values: by column; tiles: work tiles of the group; total: work tiles of all groups before the window.
+    """
     through = sums_to(tiles)
     table.write("start", group, total + through - tiles)
     for column, value in values.items():
@@ -56,7 +59,7 @@ def enter(table: Table, group: Int32, values: dict[str, Any], tiles: Int32, tota
 
 
 def of_lane(columns: Sequence[tuple[Int32 | Int64, ...]]) -> list[Int32 | Int64]:
-    """The numbers of group i in lane i, of those of all groups; zeros in lanes that have none."""
+    """The values of group i in lane i, from the values of all groups; zeros in lanes without a group."""
     lane = cute.arch.lane_idx()
     mine = [type(x)(0) for x in columns[0]]
     for i, new in enumerate(columns):
@@ -65,8 +68,8 @@ def of_lane(columns: Sequence[tuple[Int32 | Int64, ...]]) -> list[Int32 | Int64]
 
 
 class Window(NamedTuple):
-    """The rows of a window of groups, one a lane: from ``start`` to ``end``; ``reached``: the end of the last.
-    wrong: 1 + the number of the first offset so far that is wrong, or 0."""
+    """The rows of a window of groups, one group in each lane: ``start`` to ``end``. reached: the end of the last group.
+    wrong: 1 + the index of the first wrong offset so far, or 0."""
 
     start: Int32
     end: Int32
@@ -75,9 +78,10 @@ class Window(NamedTuple):
 
 
 def clamped(first_group: Int32 | int, bad: Boolean, end: Int32, rows: Int32, before: Window) -> Window:
-    """Groups end at ``end``, which is ``bad`` in some lanes, of ``rows``; ``before``: the window before."""
+    """The window of groups that end at ``end``, limited to ``rows`` and to increase. bad: whether a lane's offset is
+    wrong; before: the window before."""
     lanes = cute.arch.vote_ballot_sync(bad)
-    # the place of the lowest bit, of the first window that has one
+    # the lowest bit set is the first wrong offset; the first window that has one sets ``wrong``
     found = first_group + cute.arch.popc((lanes & -lanes) - 1) + 2
     wrong = cutlass.select_((before.wrong == 0) & (lanes != 0), found, before.wrong)
     end = cutlass.min(cutlass.max(maximum_to(end), before.reached), rows)
@@ -88,9 +92,9 @@ def clamped(first_group: Int32 | int, bad: Boolean, end: Int32, rows: Int32, bef
 
 @dataclass(frozen=True)
 class GroupSource:
-    """What the sources have in common: the columns of their table, and the words of a group, are the configuration's.
+    """What the sources have in common. ``config`` declares the columns of the table and the words of a group.
 
-    rounds: less than so many rounds of work tiles lie between two of a CTA.
+    rounds: two consecutive work tiles of a CTA are less than so many rounds of work tiles apart.
     """
 
     rounds: ClassVar[int] = 1
@@ -101,32 +105,32 @@ class GroupSource:
 
     @property
     def partials(self) -> None:
-        """Stream-K is not for groups."""
+        """None: groups have no stream-K."""
 
     def with_table(self, address: Int32) -> GroupSource:
         """This source, with the table at a shared address."""
         return replace(self, table=Table(self.config, address))
 
     def tiles(self, m: Int32, n: Int32) -> Int32:
-        """Work tiles of a group of m by n."""
+        """Work tiles of a group of ``m`` rows and ``n`` columns."""
         rest_m, rest_n = tiles_of(self.config, m, n)
         return rest_m * rest_n
 
     def k_tiles_of(self, k: Int32) -> Int32:
-        """k-tiles of a group."""
+        """k-tiles of a group whose K is ``k``."""
         return ceil_div(k, self.config.tile_k)
 
     def enter(self, group: Int32, sizes: tuple[Int32, ...], longs: Sequence[Int64], total: Int32) -> Int32:
-        """``enter`` of listed groups. sizes: m, n, k; longs: columns of 8 bytes."""
+        """Writes listed groups with :func:`enter`. sizes: m, n and k; longs: the columns of 8 bytes."""
         m, n, k = sizes
         values = {"m": m, "n": n, "k_tiles": self.k_tiles_of(k)} | dict(zip(self.config.table_columns.longs, longs))
         return enter(self.table, group, values, self.tiles(m, n), total)
 
     def wait(self) -> None:
-        """Before the first load."""
+        """Waits, before the first load, for the kernel that this one depends on."""
 
     def acquire(self, group: Int32, cursor: Int32, workers: Int32) -> None:
-        """Before the first load of a work tile."""
+        """Makes a group's tensor maps visible, before the first load of a work tile."""
 
     def sizes(self, group: Int32) -> GroupSizes:
         return GroupSizes(*(self.table.read(column, group) for column in ("m", "n", "k_tiles")))
@@ -150,49 +154,49 @@ class GroupSource:
         return self
 
     def of(self, group: Int32) -> Result:
-        """The output and the factor of a group."""
+        """The output of a group, and the factor of its sums."""
         return Result(self.output(group), [group_factor(self.arguments.alpha, self.arguments.factors, group)])
 
     def scheduler(self) -> GroupedScheduler:
-        """Once the table is written."""
+        """The scheduler of all groups. The table must be written before."""
         x, y, z = cute.arch.block_idx()
         _, _, depth = cute.arch.grid_dim()
         place = cta_place(self.config, x, y, z, depth)
         return GroupedScheduler(self.config, place, self.table, self.table.read("total"), self.with_k_tiles())
 
     def with_k_tiles(self) -> GroupSource:
-        """This source, with the k-tiles that all groups have, if they do."""
+        """This source, with the number of k-tiles where all groups share it."""
         return self
 
 
 @dataclass(frozen=True)
 class ParameterMaps(GroupSource):
-    """A list of problems; ``addresses``: of the maps of each."""
+    """A list of problems. addresses: of the tensor maps of each group."""
 
     addresses: tuple[Sequence[Int64], ...] = ()
 
     def words_of(self, group: Any) -> tuple[Int32 | Int64, ...]:
-        """m, n, k of a problem, and its columns of 8 bytes but the maps."""
+        """m, n and k of a group, and its columns of 8 bytes except the maps."""
         return group.m, group.n, group.k, group.out.toint(), group.stride
 
     def fill(self) -> None:
-        """One warp writes the table."""
+        """Writes the table, in one warp."""
         groups = zip(self.arguments.groups, self.addresses)
         m, n, k, *longs = of_lane([(*self.words_of(group), *addresses) for group, addresses in groups])
         self.table.write("total", 0, self.enter(cute.arch.lane_idx(), (m, n, k), longs, Int32(0)))
 
     def maps(self, group: Int32) -> list[Int64]:
-        """Addresses of the maps of a group."""
+        """The addresses of the tensor maps of a group."""
         return [self.table.read(column, group) for column in self.config.tensor_maps]
 
 
 @dataclass(frozen=True)
 class WorkspaceMaps(GroupSource):
-    """Rows of ``config.words`` in global memory; the maps of each group lie one after the other beside them."""
+    """Rows of ``config.words`` in global memory; the tensor maps of a group follow one another in ``groups.maps``."""
 
     @cute.jit
     def fill(self):
-        """One warp writes the table."""
+        """Writes the table, in one warp."""
         groups, count = self.arguments.groups, 3 + len(self.config.table_columns.longs)
         rows = cute.make_tensor(groups.rows, cute.make_layout((len(self.config.words), groups.count)))
         lane = cute.arch.lane_idx()
@@ -207,20 +211,20 @@ class WorkspaceMaps(GroupSource):
         self.table.write("total", 0, total)
 
     def wait(self) -> None:
-        # the kernel that writes the maps may still run
+        # the kernel that writes the maps may still be running
         cute.arch.griddepcontrol_wait()
 
     def first_map(self, group: Int32) -> Int64:
-        """The address of the first map of a group."""
+        """The address of the first tensor map of a group."""
         return self.arguments.groups.maps.toint() + Int64(group) * (len(self.config.tensor_maps) * MAP_BYTES)
 
     def maps(self, group: Int32) -> list[Int64]:
-        """Addresses of the maps of a group."""
+        """The addresses of the tensor maps of a group."""
         return [self.first_map(group) + i * MAP_BYTES for i in range(len(self.config.tensor_maps))]
 
     @cute.jit
     def acquire(self, group: Int32, cursor: Int32, workers: Int32):
-        """Lets this warp's copies see a group's maps, which the kernel before wrote, when it meets the group first."""
+        """Acquires a group's maps, which the kernel before wrote, when this warp meets the group for the first time."""
         start = self.table.read("start", group)
         if cursor - start < self.rounds * workers:
             first = self.first_map(group)
@@ -230,8 +234,8 @@ class WorkspaceMaps(GroupSource):
 
 @dataclass(frozen=True)
 class ContiguousRows(GroupSource):
-    """Groups are consecutive rows of A, or of B (``config.ragged``), by their offsets; of the other each has a matrix.
-    m, n: sizes of the one problem that they are parts of; k_tiles: of every group, as the scheduler knows them."""
+    """Groups that are consecutive rows of A or of B (``config.ragged``), by offsets; the other operand is a stack, with
+    one matrix for each group. m, n: sizes of the whole problem; k_tiles: of every group, for the scheduler."""
 
     m: Int32 | None = None
     n: Int32 | None = None
@@ -242,7 +246,7 @@ class ContiguousRows(GroupSource):
 
     @cute.jit
     def fill(self):
-        """One warp writes the table, and says in ``status`` what is wrong with the offsets."""
+        """Writes the table, in one warp, and reports in ``status`` what is wrong with the offsets."""
         groups = self.arguments.groups
         offsets = cute.make_tensor(groups.offsets, cute.make_layout(groups.count + 1))
         lane = cute.arch.lane_idx()
@@ -270,7 +274,7 @@ class ContiguousRows(GroupSource):
             status[0] = cutlass.select_(window.wrong == 0, short, window.wrong)
 
     def with_rows(self, rows: Int32) -> tuple[Int32, Int32]:
-        """(m, n) of a group of so many rows."""
+        """(m, n) of a group that has ``rows`` rows."""
         return (rows, self.n) if self.config.ragged == "a" else (self.m, rows)
 
     def sizes(self, group: Int32) -> GroupSizes:
@@ -291,7 +295,8 @@ class ContiguousRows(GroupSource):
 def make_group_source(
     config: GroupedConfig, arguments: GroupedArguments, m: Int32, n: Int32, atoms: tuple[OperandMaps, ...]
 ) -> GroupSource:
-    """The source of ``config``. m, n: sizes of the problem whose copies the kernel has; atoms: the copies of all."""
+    """The source of ``config``. m, n: sizes of the problem whose copies the kernel has; atoms: copies of every
+    group."""
     if config.maps == "parameters":
         addresses = tuple(tuple(map(address_of_map, maps)) for maps in atoms)
         return ParameterMaps(config, arguments, addresses=addresses)

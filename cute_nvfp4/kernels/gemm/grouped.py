@@ -1,14 +1,14 @@
-"""Cᵢ = alphaᵢ · Aᵢ · Bᵢᵀ for many problems in one launch: the GEMM's roles, with tiles from all groups.
+"""Cᵢ = alphaᵢ · Aᵢ · Bᵢᵀ for many problems in one launch: the roles of the GEMM, with work tiles from all groups.
 
-Three forms, which differ in where the tensor maps of a group are (``grouped_config``):
+The three forms (``grouped_config``) differ in where the tensor maps of a group are:
 
-* "parameters": the host encodes four maps for each group, and they are parameters of the kernel;
-* "workspace": a kernel of one warp for each group writes them to global memory, from a table of sizes and addresses;
-  the GEMM is launched along with it, and its loads wait for it;
-* "shared": the groups are rows of one A, distributed by offsets, with a stack of B: one set of maps serves them all.
+* "parameters": the host encodes four maps for each group as kernel parameters;
+* "workspace": a kernel with one warp for each group writes the maps to global memory, from a table of sizes and
+  addresses; the GEMM starts while it runs, and the GEMM's loads wait for it;
+* "shared": offsets distribute the rows of one A to the groups, B is a stack, and one set of maps serves all groups.
 
-``docs/explanation/grouped_gemm.md`` says how scales of such rows lie, why the forms change at 16 groups, and what
-else was tried.
+``docs/explanation/grouped_gemm.md`` describes the layout of such rows' scales, why the form changes at 16 groups, and
+rejected alternatives.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from .operands import ELEMENT_TYPES, Loads, data_tensor, scale_tensor
 
 
 def maps_of(loads: Loads) -> OperandMaps:
-    """The copies that hold the maps of one problem."""
+    """The copies that hold the tensor maps of one problem."""
     (a,), (b,) = loads
     return OperandMaps(a.data.atom, a.scales.atom, b.data.atom, b.scales.atom)
 
 
 def operand_of_group(dtype: type, data: Int64, row_stride: Int64, scale: Int64, rows: Int32) -> Operand:
-    """An operand from the words of a group."""
+    """The operand that a group's words in global memory describe."""
     pointer = cute.make_ptr(dtype, data, cute.AddressSpace.gmem, assumed_align=16)
     scales = cute.make_ptr(cutlass.Uint8, scale, cute.AddressSpace.gmem, assumed_align=16)
     return Operand(pointer, scales, rows, row_stride, Int64(0), Int32(1), Int64(0))
@@ -67,7 +67,7 @@ class GroupedGemm(OnArchitecture):
         )
         if cutlass.const_expr(cfg.maps == "workspace"):
             self.build_maps(loads[0], groups).launch(grid=(groups.count, 1, 1), block=(WARP, 1, 1), stream=stream)
-        # of all groups but one only the maps are passed on
+        # the kernel gets the copies of the first group, and of the others only the tensor maps
         atoms = tuple(maps_of(x) for x in loads[1:])
         m, n, k = sets[0].a.rows, sets[0].b.rows, sets[0].k
         if cutlass.const_expr(cfg.maps == "parameters"):
@@ -79,13 +79,13 @@ class GroupedGemm(OnArchitecture):
             block=(self.threads, 1, 1),
             cluster=(cm, cn, ck),
             stream=stream,
-            # the GEMM starts while the maps are written, and its loads wait for them
+            # the GEMM starts while the maps are being written, and its loads wait for them
             use_pdl=cfg.maps == "workspace",
             **self.launch,
         )
 
     def with_scale_rows(self, side: str, operand: Operand, groups: Any) -> Operand:
-        """``operand`` with the rows of its scales, where it is the one whose rows groups share."""
+        """``operand``, with the rows of its scales if it is the operand whose rows the groups share."""
         return operand._replace(scale_rows=groups.atoms * ATOM_ROWS) if self.config.ragged == side else operand
 
     @cute.kernel
@@ -95,7 +95,8 @@ class GroupedGemm(OnArchitecture):
 
     @cute.kernel
     def build_maps(self, loads: Loads, groups: GroupTable):
-        """Each CTA, one warp, writes the maps of a group: those of ``loads`` with its addresses, sizes and strides."""
+        """Writes the tensor maps of one group in each CTA, which is one warp: the maps of ``loads``, with the group's
+        addresses, sizes and strides."""
         cute.arch.griddepcontrol_launch_dependents()
         cfg = self.config
         group, _, _ = cute.arch.block_idx()

@@ -1,7 +1,7 @@
-"""What the kernel of a grouped GEMM is compiled for, and the table of groups that each CTA keeps in shared memory.
+"""What a grouped GEMM is compiled for, and the table of groups that each CTA keeps in shared memory.
 
-A group is one problem of the launch. The table has a column for each of ``capacity`` groups; those that are not there
-have no tiles. Sizes are those of the kernel's A and B, which are the caller's B and A where the plan swaps them.
+A group is one problem of the launch. The table has ``capacity`` groups; those beyond the launch's groups have no tiles.
+Sizes are those of the kernel's A and B, which are the caller's B and A where the plan swaps them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from .config import OUT_BYTES, GemmConfig
 from .limits import can_implement
 
 WINDOW = 32
-"""Groups that a warp looks at at a time, one a lane."""
+"""Groups that a warp examines at once, one in each lane."""
 MAX_GROUPS = WINDOW * WINDOW
-"""A group is found in two looks: at the first of each window, then at a window."""
+"""Most groups: a warp finds a group in two steps, first among the starts of all windows, then within one window."""
 PARAMETER_GROUPS = 16
 """Most groups whose tensor maps are parameters of the kernel (``docs/explanation/grouped_gemm.md``)."""
 MAPS = ("a", "sfa", "b", "sfb")
@@ -24,7 +24,7 @@ _SIZES = ("start", "m", "n", "k_tiles")
 
 
 def table_size(maps: str, groups: int) -> dict[str, int]:
-    """``slots`` and ``capacity`` for so many groups: powers of two, so that few kernels serve all."""
+    """``slots`` and ``capacity`` for ``groups`` groups: powers of two, so that few kernels serve all launches."""
     return {
         "slots": 1 << (groups - 1).bit_length() if maps == "parameters" else 0,
         "capacity": WINDOW << (-(-groups // WINDOW) - 1).bit_length(),
@@ -32,7 +32,7 @@ def table_size(maps: str, groups: int) -> dict[str, int]:
 
 
 class Columns(NamedTuple):
-    """Names of the columns of a table, of 4 and of 8 bytes."""
+    """Names of the columns of a table: those of 4 bytes and those of 8 bytes."""
 
     ints: tuple[str, ...]
     longs: tuple[str, ...]
@@ -40,11 +40,11 @@ class Columns(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class GroupTableConfig:
-    """Where the columns of the table are: those of ``tables[maps]``, each for ``capacity`` groups; those of 8 bytes
-    first, and last the number of work tiles ("total").
+    """The layout of the table: the columns ``tables[maps]``, each for ``capacity`` groups. Columns of 8 bytes come
+    first; the number of work tiles ("total") comes last.
 
-    tensor_maps: of a group. words: the int64 words of a group in global memory, from which another kernel makes its
-    tensor maps: sizes, then the columns of 8 bytes of the table, then what only the maps need.
+    tensor_maps: the maps of a group. words: the int64 words of a group in global memory, from which another kernel
+    makes its tensor maps: sizes, then the table's columns of 8 bytes, then what only the maps need.
     """
 
     tables: ClassVar[dict[str, Columns]]
@@ -60,7 +60,7 @@ class GroupTableConfig:
 
     @property
     def table_bytes(self) -> int:
-        """The table, and the number of work tiles after it."""
+        """Bytes of the table, with the number of work tiles at its end."""
         ints, longs = self.table_columns
         return self.capacity * (4 * len(ints) + 8 * len(longs)) + 16
 
@@ -76,11 +76,11 @@ class GroupTableConfig:
 class GroupedConfig(GroupTableConfig, GemmConfig):
     """A ``GemmConfig`` for many problems.
 
-    maps: where the tensor maps of the groups are: "parameters" of the kernel, built on the host; a "workspace" in
-    global memory, built by another kernel; or "shared", one set for all groups, where each operand is one tensor.
-    capacity: groups that the table has room for, a multiple of 32. slots: with "parameters", groups that there are
-    parameters for. ragged: with "shared", the side ("a" or "b") whose rows offsets distribute to the groups; the
-    other is a stack of matrices.
+    maps: where the tensor maps of the groups are: "parameters" of the kernel, which the host builds; a "workspace" in
+    global memory, which another kernel fills; or "shared", one set for all groups, where each operand is one tensor.
+    capacity: groups that the table has room for, a multiple of 32. slots: with "parameters", the number of groups in
+    the kernel's parameters. ragged: with "shared", the operand ("a" or "b") whose rows offsets distribute to the
+    groups; the other operand is a stack of matrices.
     """
 
     tables: ClassVar[dict[str, Columns]] = {
@@ -106,7 +106,7 @@ class GroupedConfig(GroupTableConfig, GemmConfig):
 
 
 def can_implement_grouped(config: GroupedConfig) -> str:
-    """Why no kernel can be made of ``config``: which limit, and by how much; an empty string if one can."""
+    """Why no kernel can be made of ``config``: the limit, and by how much it is exceeded; "" if one can."""
     c = config
     if c.scheduler != "static":
         return explain(

@@ -1,8 +1,8 @@
-"""What each cluster of a grouped GEMM works on: tiles of all groups in turn.
+"""The tile scheduler of a grouped GEMM: clusters take work tiles of all groups in turn.
 
-One warp of each CTA writes the table of ``grouped_config`` when the kernel starts (``group_source``). The group of a
-work tile is then found by the 32 lanes of a warp together, and what a role needs of the group is read from the table:
-nothing is carried from tile to tile, so that every role of every form of the GEMM has the same loop.
+One warp of each CTA writes the table of ``grouped_config`` when the kernel starts (``group_source``). The 32 lanes of a
+warp then find the group of a work tile together, and a role reads what it needs of the group from the table. No state
+is carried from tile to tile, so that every role of every form of the GEMM has the same loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .tile_scheduler import CtaPlace, CursorRange, WorkTile, in_cluster, k_slice
 
 
 class GroupSizes(NamedTuple):
-    """Rows, columns and k-tiles of the problem of one group."""
+    """The rows, columns and k-tiles of one group's problem."""
 
     m: Int32
     n: Int32
@@ -29,14 +29,14 @@ class GroupSizes(NamedTuple):
 
 
 class TilesOfGroup(NamedTuple):
-    """Tiles of a cluster that cover the output of a group."""
+    """The numbers of cluster tiles along M and N that cover a group's output."""
 
     rest_m: Int32
     rest_n: Int32
 
 
 class Located(NamedTuple):
-    """A work tile: its group, its index in it, and the tiles and k-tiles of the group."""
+    """A work tile: its group, its index in the group, and the group's cluster tiles and k-tiles."""
 
     group: Int32
     index: Int32
@@ -46,13 +46,13 @@ class Located(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """The table of groups in shared memory, at ``address``."""
+    """The table of groups in shared memory at ``address``."""
 
     config: GroupTableConfig
     address: Int32
 
     def entry(self, column: str, group: Any = 0) -> cute.Tensor:
-        """A number of the table, as a tensor of one element."""
+        """One entry of the table, as a tensor of one element."""
         dtype = Int64 if column in self.config.table_columns.longs else Int32
         address = self.address + (self.config.column(column) + group * (dtype.width // 8))
         pointer = cute.make_ptr(dtype, address, cute.AddressSpace.smem, assumed_align=dtype.width // 8)
@@ -66,14 +66,14 @@ class Table:
 
 
 def tiles_of(config: GroupedConfig, m: Int32, n: Int32) -> TilesOfGroup:
-    """The tiles of a cluster that cover a group of ``m`` by ``n``."""
+    """The cluster tiles that cover a group of ``m`` rows and ``n`` columns."""
     cm, cn = config.cluster
     columns = config.tile_n * cn
     return TilesOfGroup(ceil_div(m, CTA_ROWS * cm), (n + (columns - 1)) // columns)
 
 
 def group_of(table: Table, cursor: Int32) -> Int32:
-    """The group of a work tile: the last that starts at or before it. All lanes of a warp ask together."""
+    """The group of a work tile: the last one that starts at or before ``cursor``. All lanes of a warp call it."""
     lane = cute.arch.lane_idx()
     window = Int32(0)
     if table.config.capacity > WINDOW:
@@ -87,7 +87,7 @@ def group_of(table: Table, cursor: Int32) -> Int32:
 
 @dataclass(frozen=True)
 class GroupedScheduler:
-    """Distributes the work tiles of all groups in turn; ``source`` knows the sizes of a group, ``total`` is of all."""
+    """Distributes the work tiles of all groups in turn. total: their number; source: knows the sizes of a group."""
 
     config: GroupedConfig
     place: CtaPlace

@@ -1,7 +1,7 @@
-"""The host functions of the block-scaled GEMMs: a TMA copy of every operand, and the launch.
+"""The host functions of the block-scaled GEMMs: they make a TMA copy for every operand, and launch the kernel.
 
-An architecture's ``host`` module says in one class what it has of its own (:class:`OnArchitecture`), and makes of it
-the function of one problem (:class:`Gemm`) and that of groups (``grouped.GroupedGemm``).
+The ``host`` module of an architecture derives one class from :class:`OnArchitecture`, and from it the host functions of
+one problem (:class:`Gemm`) and of groups (``grouped.GroupedGemm``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .problem import OneProblem, Problem
 
 
 class OnArchitecture:
-    """What a host function asks of its architecture. threads: of a CTA; launch: further options of a launch."""
+    """What a host function asks of its architecture. threads: of a CTA; launch: further options of the launch."""
 
     threads: int
     launch: dict[str, Any]
@@ -29,15 +29,15 @@ class OnArchitecture:
         self.config = config
 
     def describe(self, which: int, operand: Operand, k: Int32, batch: Int32) -> OperandLoad:
-        """TMA loads of an A (``which`` 0) or a B (1), and of its scales."""
+        """The TMA loads of an A (``which`` 0) or a B (1), and of its scale factors."""
         raise NotImplementedError
 
     def describe_store(self, out: Output, m: Int32, n: Int32, batch: Int32) -> TmaCopy:
-        """The TMA store of the output, where the configuration has one."""
+        """The TMA store of the output, for configurations with ``store`` "tma"."""
         raise NotImplementedError
 
     def run(self, loads: Loads, store: TmaCopy | None, problem: Problem) -> None:
-        """Everything that a CTA does."""
+        """Traces the body of the kernel: everything that a CTA does."""
         raise NotImplementedError
 
 
@@ -58,13 +58,13 @@ class Gemm(OnArchitecture):
         if cutlass.const_expr(cfg.store == "tma"):
             store = self.describe_store(out, m, n, batch)
         cm, cn, ck = cfg.cluster_mnk
-        # what only the host uses does not become a parameter of the kernel
+        # arguments that only the host uses do not become kernel parameters
         passed = arguments._replace(a=None, b=None, workers=None)
         self.kernel(loads, store, m, n, passed).launch(
             grid=(cm, cn, arguments.workers * ck),
             block=(self.threads, 1, 1),
             cluster=(cm, cn, ck),
-            # clusters that wait for one another must be on the device together, or not start
+            # clusters that wait for one another must all be resident, or none starts
             cooperative=cfg.scheduler == "stream_k",
             stream=stream,
             **self.launch,

@@ -1,4 +1,4 @@
-"""Why a configuration can be compiled, or which limit it exceeds, and by how much."""
+"""The limits of a GEMM configuration: which one it exceeds, and by how much."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .sm120.memory_plan import MmaSyncSharedPlan
 
 
 def can_implement(config: GemmConfig) -> str:
-    """Why no kernel can be made of ``config``: which limit, and by how much; an empty string if one can."""
+    """Why no kernel can be made of ``config``: the limit, and by how much it is exceeded; "" if one can."""
     for check in (_values, _SHARES.get(config.arch.generation, _cluster), _output):
         reason = check(config)
         if reason:
@@ -33,12 +33,12 @@ def can_implement(config: GemmConfig) -> str:
 
 
 def shared_plan(config: GemmConfig) -> SharedPlan:
-    """The plan of a CTA's shared memory, on the architecture of ``config``."""
+    """The plan of a CTA's shared memory on the architecture of ``config``."""
     return (MmaSyncSharedPlan if config.arch.generation == "sm120" else Tcgen05SharedPlan)(config)
 
 
 def refused_formats(a: str, b: str, names: str = "a and b") -> str:
-    """Why no kind of MMA multiplies these two formats, or an empty string."""
+    """Why no kind of MMA multiplies formats ``a`` and ``b``; "" if one does."""
     if kind_of(a, b) is not None:
         return ""
     partners = [fmt for fmt in FORMATS if kind_of(a, fmt)]
@@ -107,7 +107,7 @@ def _cluster(c: GemmConfig) -> str:
 
 
 def _single(c: GemmConfig) -> str:
-    """sm_120a has no multicast and no MMA of two CTAs; their kernels are those of tcgen05."""
+    """Why sm_120a cannot run ``c``: it has no multicast and no MMA of two CTAs, which the tcgen05 kernels use."""
     for name, got, expected in (
         ("pair", c.pair, False),
         ("cluster", c.cluster, (1, 1)),

@@ -1,4 +1,5 @@
-"""Where the operands of a work tile are found: tensor maps of their own, or a place in tensors that all share."""
+"""Where a work tile's operands are: behind tensor maps of their own, or at an origin in tensors that all tiles
+share."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from .arguments import MAP_BYTES
 
 
 class Origin(NamedTuple):
-    """Where one operand of a work tile starts: its matrix, first row and first scale atom (None for 0), and pointers to
-    the tensor maps of data and scales that replace those of the copies (None for their own)."""
+    """Where one operand of a work tile starts. batch: its matrix; row, atom: its first row and its first scale atom
+    (None for 0); data_map, scale_map: tensor maps that replace those of the copies (None to keep them)."""
 
     batch: Int32
     row: Int32 | None = None
@@ -26,14 +27,14 @@ class Origin(NamedTuple):
 
 
 class Origins(NamedTuple):
-    """The origins of A and of B."""
+    """The origins of A and B."""
 
     a: Origin
     b: Origin
 
 
 class OperandMaps(NamedTuple):
-    """The tensor maps of A, B and the scales of both: as addresses, or as the copies that hold them."""
+    """The tensor maps of A, B and their scale factors: as addresses, or as the copies that hold them."""
 
     a: Any
     sfa: Any
@@ -43,7 +44,7 @@ class OperandMaps(NamedTuple):
 
 @dsl_user_op
 def address_of_map(atom: cute.CopyAtom, *, loc: Any = None, ip: Any = None) -> Int64:
-    """The generic address of the tensor map that a copy atom holds: in a kernel's parameters, if the host made it."""
+    """The generic address of the tensor map in a copy atom: in kernel parameters, if the host made it."""
     space = cute.AddressSpace.generic
     kind = cute_ir.PtrType.get(cute_nvgpu.TmaDescriptorTiledType.get(), space, MAP_BYTES // 2)
     executable = cute_nvgpu.atom_make_exec_tma(atom._trait.value, loc=loc, ip=ip)

@@ -1,7 +1,7 @@
 """Operands in global memory as TMA sees them, and their ring of stages in shared memory.
 
-Scale factors are a grid of 512-byte atoms, and a tile's are a box of that grid: no layout but ``scale_layout``'s atom
-is needed. How data lies in a stage is the matter of the architecture's MMA.
+Scale factors are a grid of 512-byte atoms, and a tile's scale factors are a box of that grid: they need no layout but
+``scale_layout``'s atom. The architecture's MMA decides how data lies in a stage.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from .config import INTERLEAVED_ROWS, GemmConfig
 from .shared_plan import StagePlan
 
 ELEMENT_TYPES = {name: getattr(cutlass, dtype) for name, dtype in ELEMENT_DTYPES.items()}
-# TMA moves scales as 16-bit numbers: 256 of them are an atom, the longest row of a box
+# TMA moves scales as 16-bit words: an atom has 256 of them, which is the longest row of a box
 SCALE_WORD = cutlass.Int16
 ATOM_WORDS = ATOM_BYTES // 2
 
 
 class TmaCopy(NamedTuple):
-    """A TMA copy, and the tensor in global memory as its partitions see it."""
+    """A TMA copy atom, and the global tensor of coordinates that its partitions index."""
 
     atom: cute.CopyAtom
     tensor: cute.Tensor
 
 
 class OperandLoad(NamedTuple):
-    """TMA loads of one matrix and of its scales; ``batches``: matrices of data there are."""
+    """TMA loads of one matrix and of its scales. batches: matrices that its data has."""
 
     data: TmaCopy
     scales: TmaCopy
@@ -40,42 +40,42 @@ class OperandLoad(NamedTuple):
 
 
 class Loads(NamedTuple):
-    """The loads of every A and of every B."""
+    """The loads of every A and every B."""
 
     a: tuple[OperandLoad, ...]
     b: tuple[OperandLoad, ...]
 
 
 UNPACKED_TYPE = cutlass.Uint8
-"""What an element has room for in shared memory where TMA unpacks it."""
+"""The type of an element's place in shared memory where TMA unpacks it."""
 
 
 def element_types(config: GemmConfig) -> tuple[type, type]:
-    """The DSL's types of the elements of A and of B, as an MMA reads them."""
+    """The DSL types of the elements of A and B, as the MMA reads them."""
     return ELEMENT_TYPES[config.a_format], ELEMENT_TYPES[config.b_format]
 
 
 def shared_types(config: GemmConfig) -> tuple[type, type]:
-    """What the elements of A and of B have room for in shared memory."""
+    """The types of the elements' places in shared memory, of A and B."""
     pairs = zip(element_types(config), config.unpacked)
     return tuple(UNPACKED_TYPE if unpacked else dtype for dtype, unpacked in pairs)
 
 
 def unpacking(config: GemmConfig, which: int) -> dict[str, type]:
-    """The options of a TMA copy of an A (``which`` 0) or a B (1): a type wider than the tensor's has it unpacked."""
+    """Options of the TMA copy of an A (``which`` 0) or a B (1): an internal type wider than the tensor's unpacks it."""
     return {"internal_type": UNPACKED_TYPE} if config.unpacked[which] else {}
 
 
 def staged(inner: Any, one: cute.Layout, config: GemmConfig, element: type, stages: int) -> Any:
-    """The layout ``one`` of a stage, swizzled by ``inner``, with the ring's mode: stages of all operands lie together,
-    ``StagePlan.bytes`` apart."""
+    """``one`` stage's layout, swizzled by ``inner``, with a mode for the ring: a stage has all operands, so that
+    consecutive stages are ``StagePlan.bytes`` apart."""
     distance = StagePlan(config).bytes * 8 // element.width
     outer = cute.append(one, cute.make_layout(stages, stride=distance))
     return cute.make_composed_layout(inner, 0, outer)
 
 
 def scale_layouts(config: GemmConfig, stages: int) -> tuple[cute.Layout, cute.Layout]:
-    """Scales of A and of B in shared memory: (WORD of an atom, ATOM_K, ATOM_MN, STAGE)."""
+    """Layouts of the scales of A and B in shared memory: (WORD of an atom, ATOM_K, ATOM_MN, STAGE)."""
     stage = StagePlan(config)
     distance = stage.bytes // 2
 
@@ -87,7 +87,7 @@ def scale_layouts(config: GemmConfig, stages: int) -> tuple[cute.Layout, cute.La
 
 
 class SharedOperands(NamedTuple):
-    """The ring of stages in shared memory, of each A, each B, and the scales of each."""
+    """The ring of stages in shared memory: a tensor for each A and each B, and for the scales of each."""
 
     sA: tuple[cute.Tensor, ...]  # (MMA, MMA_M, MMA_K, STAGE)
     sB: tuple[cute.Tensor, ...]  # (MMA, MMA_N, MMA_K, STAGE)
@@ -96,7 +96,7 @@ class SharedOperands(NamedTuple):
 
 
 def shared_operands(config: GemmConfig, base: cute.Pointer, layouts: tuple[Any, Any], stages: int) -> SharedOperands:
-    """The tensors of all stages, the first of which starts at ``base``. ``layouts``: of A and of B, swizzled."""
+    """The tensors of all stages; the first stage starts at ``base``. layouts: of A and B, swizzled."""
     at = StagePlan(config).offsets
     layout_a, layout_b = layouts
     layout_sfa, layout_sfb = scale_layouts(config, stages)
@@ -119,13 +119,14 @@ def shared_operands(config: GemmConfig, base: cute.Pointer, layouts: tuple[Any, 
 
 
 def interleaved(config: GemmConfig, which: int) -> bool:
-    """Whether the matrices A (``which`` 0) or B (1) are two that alternate in one."""
+    """Whether the two matrices A (``which`` 0) or B (1) alternate in one tensor."""
     return config.interleaved and config.counts[which] == 2
 
 
 @cute.jit
 def data_tensor(operand: Operand, k: Int32, alternate: cutlass.Constexpr[bool]) -> cute.Tensor:
-    """(rows, K, L) elements, K contiguous; strides are multiples of 16 bytes, as TMA wants (of 32, to unpack)."""
+    """The data as a tensor (rows, K, L), K contiguous. Strides are multiples of 16 bytes, as TMA needs (of 32, where it
+    unpacks). alternate: whether every other block of INTERLEAVED_ROWS rows belongs to another matrix."""
     aligned = operand.data.alignment * 8 // operand.data.dtype.width
     row_stride = cute.assume(operand.row_stride, aligned)
     rows, row_strides = operand.rows, row_stride
@@ -140,7 +141,7 @@ def data_tensor(operand: Operand, k: Int32, alternate: cutlass.Constexpr[bool]) 
 def scale_tensor(
     operand: Operand, k: Int32, batch: Int32, block: cutlass.Constexpr[int], alternate: cutlass.Constexpr[bool]
 ) -> cute.Tensor:
-    """The grid of scale atoms: (WORD, REST_K, REST_MN, L) of 16-bit words."""
+    """The grid of scale atoms as a tensor (WORD, REST_K, REST_MN, L) of 16-bit words."""
     rest_mn = cute.ceil_div(operand.rows if operand.scale_rows is None else operand.scale_rows, ATOM_ROWS)
     rest_k = cute.ceil_div(k, ATOM_COLS * block)
     shape = (ATOM_WORDS, rest_k, rest_mn, batch)
@@ -152,7 +153,7 @@ def scale_tensor(
 def describe_scales(
     config: GemmConfig, which: int, operand: Operand, k: Int32, batch: Int32, op: Any, places: int = 1
 ) -> TmaCopy:
-    """TMA loads, by ``op``, of the scales of an A (``which`` 0) or a B (1); ``places``: CTAs that share a load."""
+    """The TMA load, by ``op``, of the scales of an A (``which`` 0) or a B (1). places: CTAs that share a load."""
     layout = cute.slice_(scale_layouts(config, 1)[which], (None, None, None, 0))
     tensor = scale_tensor(operand, k, batch, config.kind.block, interleaved(config, which))
     atom = cpasync.make_tiled_tma_atom(op, tensor, layout, layout.shape, num_multicast=places)

@@ -1,7 +1,7 @@
-"""The output in global memory, stored from registers by each thread for itself.
+"""Stores of the output from registers to global memory, by each thread for itself.
 
-A thread has ``config.epi_tile_n`` neighbours of a row. In a row-major output it stores sixteen bytes of them at a time.
-In a column-major one, where the 32 threads of a warp have 32 neighbours along M, plain stores fill whole sectors.
+A thread has ``config.epi_tile_n`` neighbours of a row. It stores them sixteen bytes at a time to a row-major output. In
+a column-major output the 32 threads of a warp have 32 neighbours along M, so that plain stores fill whole sectors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VECTOR_BYTES = 16
 
 
 def rounded(config: GemmConfig, values: cute.Tensor) -> cute.Tensor:
-    """fp32 registers as the dtype of the output."""
+    """fp32 registers, rounded to the output's dtype."""
     result = cute.make_rmem_tensor(values.layout, OUT_TYPES[config.out])
     result.store(values.load().to(OUT_TYPES[config.out]))
     return result
@@ -29,7 +29,7 @@ def rounded(config: GemmConfig, values: cute.Tensor) -> cute.Tensor:
 
 @dataclass(frozen=True)
 class ColumnStore:
-    """A column-major output: every thread stores its own numbers."""
+    """Stores to a column-major output, element by element."""
 
     config: GemmConfig
 
@@ -37,7 +37,7 @@ class ColumnStore:
     def write(self, values: cute.Tensor, at: Position, out: OutputMatrix, buffer: cutlass.Constexpr[int], warp: Int32):
         numbers = rounded(self.config, values)
         first = out.pointer + (Int64(at.batch) * out.batch_stride + at.row + Int64(at.column) * out.stride)
-        # columns that are left are counted once, and addresses are sums: four instructions a store, not eight
+        # counting the columns left once and adding strides takes four instructions for each store instead of eight
         left = cutlass.select_(at.row < out.m, out.n - at.column, Int32(0))
         for i in cutlass.range_constexpr(self.config.epi_tile_n):
             if i < left:
@@ -47,7 +47,7 @@ class ColumnStore:
 
 @dataclass(frozen=True)
 class RowStore:
-    """A row-major output: sixteen bytes at a time where rows start and end at multiples of them, or each element."""
+    """Stores to a row-major output: sixteen bytes at a time where rows are aligned to them, else element by element."""
 
     config: GemmConfig
 
@@ -67,7 +67,7 @@ ThreadStore = ColumnStore | RowStore | QuantizedStore
 
 
 def thread_store(config: GemmConfig, out: Output) -> ThreadStore:
-    """How threads store the output of ``config``."""
+    """The class by which threads store the output of ``config``."""
     if config.out == QUANTIZED:
         return QuantizedStore(config, out.scale, global_scaling(out.global_scale))
     return (RowStore if config.out_major == "n" else ColumnStore)(config)

@@ -1,8 +1,8 @@
 """The pipelines of a kernel as a graph: an edge joins the role that fills a buffer with the role that empties it.
 
-Each edge has a ring of buffers and two mbarriers for each: *full*, on which the consumer waits, and *empty*, on which
-the producer waits. How many arrivals complete a phase is derived here from the configuration, term by term, and nowhere
-else; the kernel initialises its barriers from this graph, and a test counts the arrivals of simulated runs against it.
+Each edge has a ring of buffers, and two mbarriers for each buffer: the consumer waits on *full*, the producer on
+*empty*. This module derives the arrivals that complete a phase from the configuration, term by term, and no other does.
+The kernel initialises its barriers from the graph, and a test counts the arrivals of simulated runs against it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from ...errors import explain
 from .config import CTA_ROWS, GemmConfig
 
 MAX_ARRIVALS = (1 << 20) - 1
-"""Largest count, and largest number of bytes under way, of an mbarrier (PTX ISA, "mbarrier")."""
+"""Largest arrive count, and largest number of pending bytes, of an mbarrier (PTX ISA, "mbarrier")."""
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """What completes one phase of a barrier: arrivals, as named terms, and bytes that asynchronous copies bring."""
+    """What completes one phase of a barrier: arrivals as named terms, and bytes that asynchronous copies bring."""
 
     terms: tuple[tuple[str, int], ...]
     tx_bytes: int = 0
@@ -34,7 +34,7 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class Edge:
-    """``stages`` buffers between two roles. ``empty`` is None where each is filled once, and nobody waits for it."""
+    """``stages`` buffers between two roles. empty: None where each buffer is filled once, and no producer waits."""
 
     name: str
     producer: str
@@ -50,16 +50,16 @@ class Edge:
 
     @property
     def arrivals(self) -> dict[str, Arrivals]:
-        """What completes a phase of each kind of barrier."""
+        """What completes a phase of each kind of barrier, "full" and "empty"."""
         return {"full": self.full} | ({} if self.empty is None else {"empty": self.empty})
 
 
 @dataclass(frozen=True)
 class Rings:
-    """What an architecture's plan of memory says of the buffers.
+    """The buffers, as an architecture's plan of memory sizes them.
 
-    stages: of operands; stage_bytes: arrive in one CTA for a stage; acc_stages: of accumulators; epilogue_warps: of one
-    CTA.
+    stages: of operands; stage_bytes: bytes that arrive in one CTA for a stage; acc_stages: of accumulators;
+    epilogue_warps: warps of one CTA.
     """
 
     stages: int
@@ -71,12 +71,12 @@ class Rings:
 def pipeline_graph(config: GemmConfig, rings: Rings) -> tuple[Edge, ...]:
     """The edges of the kernel of ``config``.
 
-    operands: loads → MMA. *full* lies in the CTA that issues the MMAs (the even one of a pair): its loader announces
-    the bytes of every CTA of the MMA. *empty* lies in every CTA: the loader fills a stage with data for all CTAs that
-    read it by multicast, so all MMAs of its row and of its column of the cluster must have done with it.
+    operands: loads → MMA. *full* lies in the CTA that issues the MMAs (the even one of a pair); its loader announces
+    the bytes of all CTAs of the MMA. *empty* lies in every CTA: by multicast, a loader fills a stage for all CTAs that
+    read it, so that all MMAs of its row and of its column of the cluster must have finished with the stage.
 
-    accumulators: MMA → epilogue. *full* lies in every CTA, one commit each; *empty* in the CTA that issues the MMAs,
-    where every epilogue warp of the MMA's CTAs arrives.
+    accumulators: MMA → epilogue. *full* lies in every CTA and counts one commit; *empty* lies in the CTA that issues
+    the MMAs, where every epilogue warp of the MMA's CTAs arrives.
 
     partials (split_k): epilogue → epilogue of another CTA along K, by st.async.
     """
@@ -120,7 +120,7 @@ def pipeline_graph(config: GemmConfig, rings: Rings) -> tuple[Edge, ...]:
 
 
 def checked(edges: list[Edge]) -> tuple[Edge, ...]:
-    """The graph of ``edges``, whose counts barriers can hold."""
+    """The graph of ``edges``. Raises ValueError for an arrive count that an mbarrier cannot hold."""
     for edge in edges:
         _check(edge)
     return tuple(edges)
@@ -134,10 +134,10 @@ def _check(edge: Edge) -> None:
 
 
 def barrier_words(graph: tuple[Edge, ...]) -> int:
-    """mbarriers of all edges, 8 bytes each."""
+    """The number of mbarriers of all edges, of 8 bytes each."""
     return sum(edge.barriers for edge in graph)
 
 
 def first_barriers(graph: tuple[Edge, ...]) -> dict[str, int]:
-    """Index of the first barrier of each edge: its *full* ones, one a stage, then the *empty* ones."""
+    """The index of each edge's first barrier; an edge has its *full* barriers, then its *empty* ones."""
     return {edge.name: barrier_words(graph[:i]) for i, edge in enumerate(graph)}

@@ -1,8 +1,8 @@
-"""What varies between GEMMs, as one object: tile scheduler, operand source, and results.
+"""What varies between GEMMs, as one object: the tile scheduler, the source of operands, and the results.
 
-The roles of a kernel ask a problem where the operands of a work tile are (``origins``, after ``wait`` and ``acquire``),
-which tiles there are (``scheduler``), and where the results go and what they are multiplied with (``results``).
-``group_source`` has the problems of a grouped GEMM, which also ``fill`` a table in shared memory.
+The roles of a kernel ask a problem for its work tiles (``scheduler``), for the operands of a work tile (``origins``,
+after ``wait`` and ``acquire``), and for the output and its factor (``results``). The problems of a grouped GEMM are in
+``group_source``; they also ``fill`` a table in shared memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .tile_scheduler import StaticScheduler, make_scheduler
 
 @dataclass(frozen=True)
 class OneProblem:
-    """A batch of (m, n) problems of one size: their tensor maps are parameters of the kernel."""
+    """A batch of (m, n) problems of one size, whose tensor maps are kernel parameters."""
 
     config: GemmConfig
     arguments: GemmArguments
@@ -31,24 +31,24 @@ class OneProblem:
 
     @property
     def partials(self) -> PartialSums | None:
-        """Global memory for stream-K."""
+        """Global memory for stream-K's partial sums, or None."""
         return self.arguments.partials
 
     def wait(self) -> None:
-        """Before the first load."""
+        """Does nothing: this kernel depends on no other."""
 
     def acquire(self, batch: Int32, cursor: Int32, workers: Int32) -> None:
-        """Before the first load of a work tile."""
+        """Does nothing: the host made the tensor maps."""
 
     def origins(self, batch: Int32) -> Origins:
-        """The origins of A and of B."""
+        """The origins of A and B."""
         return Origins(Origin(batch), Origin(batch))
 
     def scheduler(self) -> StaticScheduler:
         return make_scheduler(self.config, self.m, self.n, self.arguments.k, self.arguments.batch)
 
     def results(self) -> OneResult:
-        """Reads the device scalars."""
+        """The output, and the factor of each product; reads the device scalars."""
         out = self.arguments.out
         matrix = OutputMatrix(out.pointer, self.m, self.n, out.stride, out.batch_stride)
         return OneResult(Result(matrix, product_factors(self.arguments.alpha, self.arguments.factors)))

@@ -1,7 +1,7 @@
-"""An output that leaves as NVFP4: E2M1 elements, and E4M3 scales in the blocked layout, padding included.
+"""The output in NVFP4: E2M1 elements, and E4M3 scale factors in the blocked layout, with its padding.
 
-What a block becomes is ``quantize_block``'s matter, with the rule "max" and a given global scale, of the float32
-results: the bits are those of quantizing a float32 output.
+``quantize_block`` quantizes the float32 results by the rule "max" and a given global scale: the bits are the same as
+those of a float32 output that is quantized afterwards.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WORDS = NVFP4.block_bytes // 4
 
 
 def global_scaling(global_scale: cute.Pointer) -> GlobalFactor:
-    """Reads the global scale; everything is NaN where it is out of range. Rule "max" needs no more."""
+    """Reads the global scale. An invalid one makes every output NaN. The rule "max" needs no other field."""
     value = cute.make_tensor(global_scale, cute.make_layout(1))[0]
     inside = (value >= SMALLEST_GLOBAL_SCALE) & (value <= LARGEST_GLOBAL_SCALE)
     value = cutlass.select_(inside, value, Float32(1.0))
@@ -36,14 +36,14 @@ def global_scaling(global_scale: cute.Pointer) -> GlobalFactor:
 
 
 class QuantizedBlocks(NamedTuple):
-    """Blocks of a row: the codes of their scales, the first in the low byte, and words of eight elements."""
+    """Quantized blocks of a row. scales: their codes, the first in the low byte; words: of eight elements each."""
 
     scales: Uint32
     words: list[Uint32]
 
 
 def quantize_blocks(config: GemmConfig, values: list[Float32], scaling: GlobalFactor) -> QuantizedBlocks:
-    """Whole blocks of float32 ``values``, quantized as the rule "max" says."""
+    """Quantizes float32 ``values``, whole blocks, by the rule "max"."""
     rule = QuantizeConfig(config.arch, dtype="float32")
     codes, words = Uint32(0), []
     for i in range(0, len(values), NVFP4.block):
@@ -56,7 +56,7 @@ def quantize_blocks(config: GemmConfig, values: list[Float32], scaling: GlobalFa
 
 @dataclass(frozen=True)
 class QuantizedStore:
-    """A row-major NVFP4 output; ``scale``: pointer to its blocked scales."""
+    """Stores of a row-major NVFP4 output. scale: pointer to its blocked scale factors."""
 
     config: GemmConfig
     scale: cute.Pointer
@@ -64,14 +64,14 @@ class QuantizedStore:
 
     @cute.jit
     def write(self, values: cute.Tensor, at: Position, out: OutputMatrix, buffer: cutlass.Constexpr[int], warp: Int32):
-        """Stores this thread's columns of a row, and their scales."""
+        """Stores this thread's columns of a row, and their scale factors."""
         blocks = quantize_blocks(self.config, [values[i] for i in range(self.config.epi_tile_n)], self.scaling)
         self.write_data(out, blocks.words, at)
         self.write_scales(out, blocks.scales, at)
 
     @cute.jit
     def write_data(self, out: OutputMatrix, words: list, at: Position):
-        """Elements: sixteen bytes at a time where rows are so aligned, else a block."""
+        """Stores the elements: all at once where rows are aligned to sixteen bytes, else block by block."""
         offset = Int64(at.batch) * out.batch_stride + Int64(at.row) * out.stride + at.column // 2
         first = out.pointer.toint() + offset
         step = len(words) if self.config.vector else _WORDS
@@ -84,7 +84,7 @@ class QuantizedStore:
 
     @cute.jit
     def write_scales(self, out: OutputMatrix, codes: Uint32, at: Position):
-        """Scales, and zeros where the blocked layout pads rows and columns."""
+        """Stores the scale factors, and zeros in the padding of rows and columns of the blocked layout."""
         row, count = at.row, self.config.epi_tile_n // NVFP4.block
         scales = out.n // NVFP4.block
         rest_m, rest_k = cute.ceil_div(out.m, ATOM_ROWS), cute.ceil_div(scales, ATOM_COLS)

@@ -1,8 +1,8 @@
-"""Sums over CTAs that share a tile along K, always in the same order, so that results repeat bit for bit.
+"""Reductions over CTAs that share a tile along K, always in the same order, so that results are reproducible.
 
 stream_k: a cluster that starts in the middle of a tile writes its sums to a workspace in global memory and raises a
-flag; the one that has the tile's first k-tile adds those of the clusters after it, in order, and lowers their flags.
-``sm100/reduction`` has the sums through distributed shared memory.
+flag. The cluster that has the tile's first k-tile adds the sums of the clusters after it, in order, and lowers their
+flags. ``sm100/reduction`` reduces through distributed shared memory.
 
 A slot of sums is fp32 (4, THREAD, COLUMN / 4, PRODUCT), the first mode contiguous.
 """
@@ -23,11 +23,11 @@ from .tile_scheduler import StreamKScheduler, WorkTile
 
 WARP = 32
 FLOATS = 4
-"""fp32 numbers of a store or load of sixteen bytes."""
+"""fp32 values in a store or load of sixteen bytes."""
 
 
 class Quad(NamedTuple):
-    """Four columns of a thread's row: their product, their first register, and bytes from the start of a slot."""
+    """Four columns of a thread's row: their product, their first register, and their offset in a slot in bytes."""
 
     product: int
     first: int
@@ -36,8 +36,8 @@ class Quad(NamedTuple):
 
 @dataclass(frozen=True)
 class Exchange:
-    """A thread's sums, in slots of ``columns`` of each of ``threads`` threads: of its row of the tile in tensor memory,
-    or of all its columns in registers, one run after the other. row: the thread."""
+    """A thread's access to slots of sums, which have ``columns`` columns for each of ``threads`` threads: those of the
+    thread's row of the tile in tensor memory, or all columns that it has in registers. row: index of the thread."""
 
     config: GemmConfig
     columns: int
@@ -53,7 +53,7 @@ class Exchange:
         return 4 * self.config.products * self.columns * self.threads
 
     def quads(self, column: int) -> list[Quad]:
-        """The fours of the epilogue tile that starts at ``column``."""
+        """The quads of the epilogue tile that starts at ``column``."""
         config = self.config
         return [
             Quad(p, j, ((p * self.columns + column + j) // FLOATS * self.threads + self.row) * (FLOATS * 4))
@@ -64,34 +64,37 @@ class Exchange:
 
 @dataclass(frozen=True)
 class WorkspaceExchange(Exchange):
-    """stream_k: sums through global memory. workspace, flags: addresses."""
+    """The exchange of sums through global memory, for stream_k. workspace, flags: addresses."""
 
     scheduler: StreamKScheduler
     workspace: Int64
     flags: Int64
 
     def cta(self, worker: Int32) -> Int64:
-        """This CTA of cluster ``worker``, counted over all clusters."""
+        """The index, over the CTAs of all clusters, of this CTA's counterpart in cluster ``worker``."""
         return Int64(worker) * self.config.ctas + self.scheduler.place.v
 
     def slot(self, worker: Int32) -> Int64:
-        """Address of the slot of this CTA's rows in cluster ``worker``."""
+        """The address of the slot of this CTA's rows in cluster ``worker``."""
         return self.workspace + self.cta(worker) * self.slot_bytes
 
     def flag(self, worker: Int32) -> Int64:
-        """Address of the flag that this warp of cluster ``worker`` raises."""
+        """The address of the flag that this warp's counterpart in cluster ``worker`` raises."""
         return self.flags + (self.cta(worker) * (self.threads // WARP) + self.warp) * 4
 
     @cute.jit
     def raise_flag(self):
-        """Says that this warp's rows of the workspace are written."""
+        """Publishes that this warp's rows of the workspace are written."""
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             store_flag(self.flag(self.scheduler.place.worker), Int32(1))
 
     @cute.jit
     def contributors(self, cursor: Int32, count: Int32):
-        """How many clusters after this one have k-tiles of the work tile of which this one has the first ``count``."""
+        """The number of clusters after this one that have k-tiles of the work tile at ``cursor``.
+
+        count: the k-tiles of it that this cluster has, which are its first ones.
+        """
         scheduler = self.scheduler
         tile_end = cursor + scheduler.k_tiles
         others = Int32(0)
@@ -104,7 +107,7 @@ class WorkspaceExchange(Exchange):
 
     @cute.jit
     def wait_for_flags(self, others: Int32):
-        """Waits until the next ``others`` clusters have written their sums, and lowers their flags."""
+        """Waits until each of the next ``others`` clusters has written its sums, and lowers its flag."""
         for other in cutlass.range(1, others + 1, unroll=1):
             address = self.flag(self.scheduler.place.worker + other)
             wait_for_flag(address)
@@ -120,7 +123,7 @@ class WorkspaceExchange(Exchange):
 
     @cute.jit
     def add(self, column: cutlass.Constexpr[int], others: Int32, values: list):
-        """Adds an epilogue tile of the sums of the next ``others`` clusters."""
+        """Adds the sums of the next ``others`` clusters to an epilogue tile."""
         for other in cutlass.range(1, others + 1, unroll=1):
             self._add_slot(self.slot(self.scheduler.place.worker + other), column, values)
 
@@ -133,10 +136,11 @@ class WorkspaceExchange(Exchange):
         read: Callable[[int], list[cute.Tensor]],
         write: Callable[[int, list[cute.Tensor]], None],
     ):
-        """Writes a share that does not begin its work tile to the workspace; finishes a tile that begins here.
+        """Writes the sums of a work tile that starts in another cluster to the workspace; finishes one that starts
+        here.
 
-        columns: where each of the thread's epilogue tiles starts in a slot. read: the sums of an epilogue tile, by its
-        number; write: takes them to the output.
+        columns: the column of a slot at which each of the thread's epilogue tiles starts. read: the sums of an epilogue
+        tile, by its index; write: sends them to the output.
         """
         if tile.k_first > 0:
             for number in cutlass.range_constexpr(len(columns)):
@@ -159,20 +163,20 @@ class WorkspaceExchange(Exchange):
 
 @cute.jit
 def wait_for_flag(address: Int64):
-    """Waits until a flag is raised, and with it all sums that were stored before."""
+    """Waits until a flag is raised. All sums that were stored before it are then visible."""
     raised = load_flag(address)
     while raised == 0:
         raised = load_flag(address)
 
 
 def store_quad(address: Int64, values: list[Float32]) -> None:
-    """Stores four neighbours of a slot."""
+    """Stores four neighbouring values of a slot."""
     target = quad(address)
     for i, value in enumerate(values):
         target[i] = value
 
 
 def quad(address: Int64) -> cute.Tensor:
-    """Four neighbours of a slot in global memory."""
+    """Four neighbouring values of a slot, as a tensor in global memory."""
     pointer = cute.make_ptr(Float32, address, cute.AddressSpace.gmem, assumed_align=16)
     return cute.make_tensor(pointer, cute.make_layout(FLOATS))

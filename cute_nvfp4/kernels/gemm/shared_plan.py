@@ -1,4 +1,4 @@
-"""Where everything lies in shared memory, and the arithmetic that says so."""
+"""The plan of shared memory: where everything lies, with the arithmetic."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .config import CTA_ROWS, TILE_BYTES, GemmConfig
 from .pipeline_graph import Edge, barrier_words
 
 SWIZZLE_BYTES = 1024
-"""A 128-byte swizzle repeats every 1024 bytes, and matrix descriptors with base offset 0 start on such a boundary."""
+"""The period of a 128-byte swizzle, at which matrix descriptors with base offset 0 must start."""
 OUT_STAGES = 2
-"""Epilogue tiles in shared memory: one is written while TMA reads the other."""
+"""Epilogue tiles in shared memory: threads write one while TMA reads the other."""
 MAX_STAGES = 16
 MIN_STAGES = 2
 
@@ -35,9 +35,9 @@ class StageOffsets(NamedTuple):
 
 @dataclass(frozen=True)
 class StagePlan:
-    """Bytes of a CTA's operands in one stage; each lies at its offset from the start of the stage.
+    """The bytes of a CTA's operands in one stage; each operand lies at its offset from the start of the stage.
 
-    Scale factors come in whole atoms: ``atoms_k`` along K, ``atoms_n`` along the columns of the tile.
+    Scale factors are whole atoms: ``atoms_k`` along K, ``atoms_n`` along the columns of the tile.
     """
 
     config: GemmConfig
@@ -48,7 +48,7 @@ class StagePlan:
 
     @property
     def atoms_n(self) -> int:
-        """A tile of 192 columns may start in the middle of an atom: it then has parts of two, as 256 have."""
+        """Atoms along N. A tile of 192 columns may start in the middle of an atom: it has parts of two, as 256 have."""
         return -(-self.config.tile_n // ATOM_ROWS)
 
     @property
@@ -57,7 +57,7 @@ class StagePlan:
 
     @property
     def b(self) -> int:
-        """Each CTA of a pair holds half of the columns."""
+        """Bytes of B. Each CTA of a pair holds half of the columns."""
         return self.config.tile_n // self.config.ctas * TILE_BYTES
 
     @property
@@ -66,12 +66,12 @@ class StagePlan:
 
     @property
     def sfb(self) -> int:
-        """Each CTA of a pair holds the scales of all columns."""
+        """Bytes of B's scales. Each CTA of a pair holds the scales of all columns."""
         return self.atoms_k * self.atoms_n * ATOM_BYTES
 
     @property
     def parts(self) -> list[tuple[str, int]]:
-        """(name, bytes) in the order in which they lie: every A, every B, and their scales."""
+        """(name, bytes) of each operand in the order of their addresses: every A, every B, and their scales."""
         sizes = (("A", self.a), ("B", self.b), ("SFA", self.sfa), ("SFB", self.sfb))
         return [(f"{name}{i}", size) for name, size in sizes for i in range(self.config.counts[name[-1] == "B"])]
 
@@ -87,7 +87,7 @@ class StagePlan:
 
     @property
     def bytes(self) -> int:
-        """Distance from one stage to the next."""
+        """The distance from one stage to the next in bytes."""
         return _round_up(sum(size for _, size in self.parts), SWIZZLE_BYTES)
 
     @cached_property
@@ -99,7 +99,7 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class SharedPlan:
-    """Shared memory of a CTA: the stages, the output on its way out, partial sums from other CTAs, the barriers."""
+    """Shared memory of a CTA: the stages, the staged output, partial sums of other CTAs, the barriers."""
 
     config: GemmConfig
 
@@ -108,7 +108,7 @@ class SharedPlan:
         return StagePlan(self.config)
 
     def graph(self, stages: int) -> tuple[Edge, ...]:
-        """The pipelines with ``stages`` of operands: the architecture's."""
+        """The pipelines of the architecture with ``stages`` stages of operands."""
         raise NotImplementedError
 
     @property
@@ -119,20 +119,20 @@ class SharedPlan:
 
     @property
     def partials(self) -> int:
-        """fp32 sums of this CTA's columns from each of the other CTAs along K."""
+        """Bytes of fp32 sums that the other CTAs along K send for this CTA's columns."""
         others = self.config.split_k - 1
         return others * self.config.products * CTA_ROWS * self.config.slice_n * 4
 
     @property
     def fixed(self) -> int:
-        """Everything but the stages; barriers are counted for the most stages there can be."""
+        """Bytes of everything but the stages, with barriers for ``MAX_STAGES`` stages."""
         barriers = 8 * barrier_words(self.graph(MAX_STAGES)) + 16
         table = _round_up(self.config.table_bytes, 128)
         return self.staged_output + self.partials + table + _round_up(barriers, 128) + SWIZZLE_BYTES
 
     @cached_property
     def stages(self) -> int:
-        """Stages asked for, or as many as fit."""
+        """The number of stages: the configured one, or as many as fit."""
         fit = (self.config.arch.shared_bytes - self.fixed) // self.stage.bytes
         return self.config.stages or min(max(fit, 0), MAX_STAGES)
 
@@ -151,7 +151,7 @@ class SharedPlan:
 
     @property
     def reason(self) -> str:
-        """Why the plan cannot be, or an empty string."""
+        """Why shared memory cannot hold the plan, or an empty string."""
         if not 0 <= self.config.stages <= MAX_STAGES:
             return explain("stages", got=self.config.stages, expected=f"0 (as many as fit) to {MAX_STAGES}")
         limit = self.config.arch.shared_bytes

@@ -1,4 +1,4 @@
-"""The TMA copies that fill a stage: where a work tile's operands are in global memory, and where they go."""
+"""The TMA copies that fill a stage: their sources in global memory, and their targets in shared memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from .tile_scheduler import CtaPlace, CursorRange, WorkTile
 
 @dataclass(frozen=True)
 class Slot:
-    """This CTA's part of what several load together: ``index`` of ``count``, sent to the CTAs of ``mask``."""
+    """This CTA's part of a tile that several CTAs load: part ``index`` of ``count``, multicast to the CTAs of
+    ``mask``."""
 
     index: Int32
     count: int
@@ -32,7 +33,7 @@ class Slot:
 
 
 class StageCopy(NamedTuple):
-    """One of the copies of a stage, for one work tile."""
+    """One of the copies that fill a stage, for one work tile."""
 
     atom: cute.CopyAtom
     source: cute.Tensor  # ((atom, rest), REST_K)
@@ -42,7 +43,7 @@ class StageCopy(NamedTuple):
 
 
 def partition(copy: TmaCopy, slot: Slot, shared: cute.Tensor, tiles: cute.Tensor) -> tuple[cute.Tensor, cute.Tensor]:
-    """This CTA's part of ``shared``, ((atom, rest), STAGE), and of ``tiles``, ((atom, rest), …)."""
+    """This CTA's parts of ``shared``, as ((atom, rest), STAGE), and of ``tiles``, as ((atom, rest), …)."""
     modes = cute.rank(shared) - 1
     shared, tiles = cute.group_modes(shared, 0, modes), cute.group_modes(tiles, 0, modes)
     return cpasync.tma_partition(copy.atom, slot.index, cute.make_layout(slot.count), shared, tiles)
@@ -57,7 +58,7 @@ def data_copy(
     slot: Slot,
     origin: Origin,
 ) -> StageCopy:
-    """The copy of tile ``index`` of an A or of a B; ``partition_tile``: partition_A or partition_B of the tiled MMA."""
+    """The copy of tile ``index`` of an A or a B. partition_tile: the tiled MMA's partition_A or partition_B."""
     tensor = load.data.tensor  # (MN, K, L)
     if origin.row is not None:
         tensor = cute.domain_offset((origin.row, 0, 0), tensor)
@@ -70,7 +71,7 @@ def data_copy(
 
 
 def scale_copy(load: OperandLoad, shared: cute.Tensor, atom_mn: Int32, slot: Slot, origin: Origin) -> StageCopy:
-    """The copy of the scales of a tile, which may start at any atom along MN."""
+    """The copy of a tile's scale factors, which may start at any atom along MN."""
     if origin.atom is not None:
         atom_mn = atom_mn + origin.atom
     tensor = cute.domain_offset((0, 0, atom_mn, 0), load.scales.tensor)  # (WORD, REST_K, REST_MN, L)
@@ -80,7 +81,7 @@ def scale_copy(load: OperandLoad, shared: cute.Tensor, atom_mn: Int32, slot: Slo
 
 
 def issue(copies: list[StageCopy], k_tile: Int32, stage: Int32, full: cute.Pointer) -> None:
-    """The copies of one stage; each signals ``full``."""
+    """Issues the copies of one stage; each signals ``full``."""
     for copy in copies:
         options = {"mcast_mask": copy.slot.mask} if copy.slot.count > 1 else {}
         if copy.tensor_map is not None:
@@ -90,7 +91,7 @@ def issue(copies: list[StageCopy], k_tile: Int32, stage: Int32, full: cute.Point
 
 @dataclass(frozen=True)
 class TmaCopies:
-    """The copies of the stages of a work tile whose operands come by TMA, as ``stage_loader`` asks for them."""
+    """The copies that fill the stages of one work tile by TMA: the ``TileCopies`` of ``stage_loader``."""
 
     copies: list[StageCopy]
     steps: CursorRange
@@ -99,13 +100,13 @@ class TmaCopies:
     @cute.jit
     def acquire(self, ring: Ring, at: PipelineState, step: Int32, filled: Int32):
         """Waits until the stage is empty."""
-        # the first round of stages is free: a wait takes 50 cycles, and all of them come before the last MMA
+        # the first round of stages is free: a wait takes 50 cycles, and these waits would delay the first MMA
         if filled >= ring.edge.stages:
             mbarrier.wait(ring.empty(at.stage), at.phase ^ 1)
 
     @cute.jit
     def start(self, ring: Ring, stage: Int32, step: Int32):
-        """Starts the copies of a stage; the even CTA of a pair announces the bytes of both."""
+        """Starts the copies of a stage. The even CTA of a pair announces the bytes of both CTAs."""
         full = ring.full_pointer(stage)
         if self.place.v == 0:
             with cute.arch.elect_one():
@@ -114,14 +115,14 @@ class TmaCopies:
 
 
 def first_atom(index: Int32, rows: int) -> Int32:
-    """The scale atom in which tile ``index`` of ``rows`` rows starts, maybe in its middle."""
+    """The scale atom in which tile ``index`` of ``rows`` rows starts, possibly in the middle of the atom."""
     return index * rows // ATOM_ROWS
 
 
 class CtaTile(NamedTuple):
-    """What a CTA loads of an operand for a work tile: tile ``index`` of ``rows`` rows, which pairs of CTAs share.
+    """What a CTA loads of an operand for a work tile: tile ``index`` of ``rows`` rows, which a pair of CTAs shares.
 
-    partition: partition_A or partition_B of the tiled MMA; slot, scale_slot: the CTA's part of what several load.
+    partition: the tiled MMA's partition_A or partition_B. slot, scale_slot: the CTA's part of what several CTAs load.
     first_atom: the first scale atom of the tile.
     """
 
@@ -135,7 +136,7 @@ class CtaTile(NamedTuple):
 
 @dataclass(frozen=True)
 class TmaLoader:
-    """What the loading warp needs for the copies of any work tile."""
+    """The loading warp's access to the copies of any work tile."""
 
     config: GemmConfig
     loads: Loads
@@ -144,11 +145,11 @@ class TmaLoader:
     problem: Problem
 
     def tiles(self, work: WorkTile) -> Iterator[CtaTile]:
-        """This CTA's tile of A, and that of B."""
+        """This CTA's tile of A, then its tile of B."""
         raise NotImplementedError
 
     def stage_copies(self, work: WorkTile) -> list[StageCopy]:
-        """The copies of each stage of a work tile."""
+        """The copies that fill each stage of a work tile."""
         shared, copies = self.shared, []
         origins = self.problem.origins(work.batch)
         sides = (self.loads.a, shared.sA, shared.sSFA), (self.loads.b, shared.sB, shared.sSFB)
@@ -160,16 +161,16 @@ class TmaLoader:
         return copies
 
     def copies(self, tile: WorkTile, cursor: Int32) -> TmaCopies:
-        """The copies of a work tile."""
+        """The copies of a work tile, once its tensor maps are visible."""
         self.problem.acquire(tile.batch, cursor, self.place.workers)
         return TmaCopies(self.stage_copies(tile), CursorRange(tile.k_first, tile.k_first + tile.k_count), self.place)
 
     @cute.jit
     def fill(self, ring: Ring, scheduler: Scheduler):
-        """The loop of the loading warp."""
+        """Runs the loop of the loading warp."""
         self.problem.wait()
         at = fill_stages(self.copies, ring, scheduler)
-        # commits of other CTAs may still be on their way to this one's barriers: all must come before it ends
+        # commits of other CTAs may still be on their way to this CTA's barriers, and must arrive before it exits
         for _ in cutlass.range(ring.edge.stages, unroll=1):
             mbarrier.wait(ring.empty(at.stage), at.phase ^ 1)
             at = ring.advance(at)

@@ -1,6 +1,6 @@
-"""The loop of a loading warp: a stage of each work tile's operands into every buffer that comes free.
+"""The loop of a loading warp: it fills each stage that becomes empty with operands of the next k-tile.
 
-What is copied, and how, says a function of the work tile: by TMA (``stage_copies``), or packed weights in bulk
+A function of the work tile provides the copies: by TMA (``stage_copies``), or of packed weights in bulk
 (``packed/loaders``).
 """
 
@@ -20,27 +20,27 @@ from .tile_scheduler import CursorRange
 
 
 class TileCopies(Protocol):
-    """The copies of the stages of one work tile. steps: one for each stage."""
+    """The copies that fill the stages of one work tile. steps: one for each stage."""
 
     steps: CursorRange
 
     def acquire(self, ring: Ring, at: PipelineState, step: Int32, filled: Int32) -> None:
-        """Waits until the stage may be overwritten; ``filled``: stages that this warp has filled so far."""
+        """Waits until the stage may be overwritten. filled: the number of stages that this warp has filled so far."""
 
     def start(self, ring: Ring, stage: Int32, step: Int32) -> None:
-        """Announces the bytes of a stage, and starts its copies."""
+        """Announces the bytes of a stage and starts its copies."""
 
 
 @dataclass(frozen=True)
 class OverwritingCopies:
-    """Copies into stages that consumers read by plain loads. before: called with each step, before anything else."""
+    """Copies into stages that consumers read by plain loads. before: called with each step, ahead of its wait."""
 
     steps: CursorRange
     start: Callable[[Ring, Int32, Int32], None]
     before: Callable[[Int32], None] = lambda step: None
 
     def acquire(self, ring: Ring, at: PipelineState, step: Int32, filled: Int32) -> None:
-        """Waits until the stage is empty, for copies in the asynchronous proxy."""
+        """Waits until the stage is empty, ahead of copies in the asynchronous proxy."""
         self.before(step)
         mbarrier.wait_to_overwrite(ring.empty(at.stage), at.phase ^ 1)
 
@@ -48,7 +48,7 @@ class OverwritingCopies:
 class ThreadCopies(OverwritingCopies):
     """Copies by ``cp.async``, which write as plain stores do.
 
-    They need no fence between proxies: ``mbarrier`` orders them after plain reads, and after ``wgmma`` that is done.
+    They need no proxy fence: the mbarrier orders them after plain reads, and after ``wgmma`` that is complete.
     """
 
     def acquire(self, ring: Ring, at: PipelineState, step: Int32, filled: Int32) -> None:
@@ -58,7 +58,7 @@ class ThreadCopies(OverwritingCopies):
 
 
 class Filled(NamedTuple):
-    """How many stages a loading warp has filled, and where it is in its ring."""
+    """The number of stages that a loading warp has filled, and its place in the ring."""
 
     count: Int32
     at: PipelineState
@@ -66,7 +66,7 @@ class Filled(NamedTuple):
 
 @cute.jit
 def fill_stages(copies_of: Callable[[Any, Int32], TileCopies], ring: Ring, scheduler: Any) -> PipelineState:
-    """The loop of a loading warp; its state at the end. copies_of: the copies of the work tile at a cursor."""
+    """Runs the loop of a loading warp, and returns its final state. copies_of: the copies of the tile at a cursor."""
     filled = Filled(Int32(0), ring.start())
     cursor, end = scheduler.range()
     while cursor < end:
@@ -78,7 +78,7 @@ def fill_stages(copies_of: Callable[[Any, Int32], TileCopies], ring: Ring, sched
 
 @cute.jit
 def fill_tile(copies: TileCopies, ring: Ring, filled: Filled) -> Filled:
-    """The stages of one work tile."""
+    """Fills the stages of one work tile."""
     count, at = filled
     for step in cutlass.range(copies.steps.first, copies.steps.end, unroll=1):
         copies.acquire(ring, at, step, count)

@@ -1,9 +1,9 @@
-"""What each cluster works on: tiles of the output, and the k-tiles of each.
+"""Tile schedulers: which tiles of the output a cluster computes, and which k-tiles of each.
 
-A scheduler distributes a range of integers, its cursor: with the static scheduler a value is a work tile, and
-clusters take them in turn; with stream-K it is a k-tile of a work tile, and each cluster has an equal share of
-consecutive ones, so that none is idle while another has a whole tile more. Every role has the same loop::
-
+A scheduler distributes a range of integers, the values of its cursor. In the static scheduler a value is a work tile,
+and clusters take work tiles in turn. In stream-K a value is a k-tile of a work tile, and each cluster takes an equal
+share of consecutive k-tiles, so that no cluster idles while another computes a last tile. Every role has the same
+loop::
     cursor, end = scheduler.range()
     while cursor < end:
         tile = scheduler.tile(cursor, end)
@@ -24,8 +24,8 @@ from .config import CTA_ROWS, GemmConfig
 
 
 class WorkTile(NamedTuple):
-    """What a CTA computes at a time: tile ``m`` of 128 rows and ``n`` of ``tile_n`` columns, of matrix (or group)
-    ``batch``; of its k-tiles ``k_count`` from ``k_first`` on."""
+    """What a CTA computes at a time: tile ``m`` of 128 rows and tile ``n`` of ``tile_n`` columns of matrix (or group)
+    ``batch``, over ``k_count`` k-tiles from ``k_first`` on."""
 
     m: Int32
     n: Int32
@@ -35,22 +35,22 @@ class WorkTile(NamedTuple):
 
 
 class Share(NamedTuple):
-    """``count`` consecutive things from ``first`` on."""
+    """``count`` consecutive items from ``first`` on."""
 
     first: Int32
     count: Int32
 
 
 class CursorRange(NamedTuple):
-    """The values of the cursor that a cluster gets: from ``first`` to before ``end``."""
+    """The cursor's values for one cluster: from ``first`` up to, but not including, ``end``."""
 
     first: Int32
     end: Int32
 
 
 class CtaPlace(NamedTuple):
-    """Where this CTA is in the launch: cluster ``worker`` of ``workers``; in the cluster's tiles at (x, y); ``v`` in a
-    pair; ``part`` along K (split_k)."""
+    """This CTA's place in the launch: cluster ``worker`` of ``workers``; (x, y) among the tiles of the cluster; ``v``
+    in a pair; ``part`` along K (split_k)."""
 
     workers: Int32
     worker: Int32
@@ -61,20 +61,20 @@ class CtaPlace(NamedTuple):
 
 
 def share(total: Int32, parts: Int32, index: Int32) -> Share:
-    """Part ``index`` of ``total`` things divided evenly among ``parts``."""
+    """Part ``index`` of ``total`` items that are divided evenly into ``parts``."""
     each, rest = total // parts, total % parts
     first = index * each + cutlass.min(index, rest)
     return Share(first, each + Int32(index < rest))
 
 
 def k_slice(config: GemmConfig, place: CtaPlace, k_tiles: Int32) -> Share:
-    """The k-tiles of a work tile that a CTA multiplies: all, or its part of them (split_k)."""
+    """The k-tiles of a work tile that this CTA multiplies: all of them, or its part with split_k."""
     return share(k_tiles, Int32(config.split_k), place.part) if config.split_k > 1 else Share(Int32(0), k_tiles)
 
 
 @dataclass(frozen=True)
 class StaticScheduler:
-    """Distributes work tiles in turn. rest_m, rest_n: tiles of a cluster that cover the output; batch: matrices."""
+    """Distributes work tiles in turn. rest_m, rest_n: cluster tiles that cover the output; batch: matrices."""
 
     config: GemmConfig
     rest_m: Int32
@@ -92,7 +92,7 @@ class StaticScheduler:
         return CursorRange(self.place.worker, self.tiles)
 
     def tile(self, cursor: Int32, end: Int32) -> WorkTile:
-        """This CTA's work at the cursor."""
+        """This CTA's work tile at the cursor."""
         return self._placed(cursor, k_slice(self.config, self.place, self.k_tiles))
 
     def after(self, cursor: Int32, tile: WorkTile) -> Int32:
@@ -100,7 +100,7 @@ class StaticScheduler:
 
     def _placed(self, index: Int32, k: Share) -> WorkTile:
         """Work tile ``index``, in the order of ``config.raster``."""
-        # one of the two is often 1, and a division costs about twenty instructions: once a tile, not a k-tile
+        # one of rest_m, rest_n and batch is often 1; the divisions cost twenty instructions each, but once a tile only
         if self.config.raster == "m":
             m, n = index % self.rest_m, index // self.rest_m
             n, batch = n % self.rest_n, n // self.rest_n
@@ -112,10 +112,10 @@ class StaticScheduler:
 
 @dataclass(frozen=True)
 class StreamKScheduler(StaticScheduler):
-    """Distributes all k-tiles of all work tiles in equal shares."""
+    """Distributes the k-tiles of all work tiles in equal shares."""
 
     def share_of(self, worker: Int32) -> Share:
-        """What cluster ``worker`` gets."""
+        """The share of cluster ``worker``."""
         return share(self.tiles * self.k_tiles, self.place.workers, worker)
 
     def range(self) -> CursorRange:
@@ -131,12 +131,12 @@ class StreamKScheduler(StaticScheduler):
 
 
 def in_cluster(config: GemmConfig, place: CtaPlace, m: Int32, n: Int32, batch: Int32, k: Share) -> WorkTile:
-    """This CTA's tile of tile (m, n) of the cluster."""
+    """This CTA's work tile within tile (m, n) of the cluster."""
     return WorkTile(m * config.cluster[0] + place.x, n * config.cluster[1] + place.y, batch, k.first, k.count)
 
 
 def cta_place(config: GemmConfig, x: Int32, y: Int32, z: Int32, depth: Int32) -> CtaPlace:
-    """(x, y, z): index of the CTA in a grid that is one cluster wide and high, and ``depth`` deep."""
+    """The place of CTA (x, y, z) in a grid that is one cluster wide and high, and ``depth`` CTAs deep."""
     ck = config.split_k
     return CtaPlace(depth // ck, z // ck, x, y, x % config.ctas, z % ck)
 

@@ -1,1 +1,1 @@
-"""The GEMV: ``kernel``, its loaders of A, and a dot product for each architecture."""
+"""The GEMV: ``kernel``, its loaders of A, and a dot-product engine for each architecture."""

@@ -1,4 +1,4 @@
-"""The arguments of the GEMV's host function, and of its kernel."""
+"""The arguments of the GEMV's host function and kernel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _a_scale_alignment(config: GemvConfig) -> int:
 
 
 class Strides(NamedTuple):
-    """Strides from one row to the next, and from one matrix to the next: bytes for A, b and scales, elements for c."""
+    """Distances between rows and between matrices: in bytes for A, b and scale factors, in elements for c."""
 
     row: Scalar = INT64
     batch: Scalar = INT64
@@ -25,10 +25,10 @@ class Strides(NamedTuple):
 class GemvArguments(NamedTuple):
     """c = alpha · a_global · b_global · (A · b), for each of ``batch`` matrices.
 
-    a, sfa: (batch, m, k) E2M1 and its scales; b, sfb: (batch, k) and its scales; c: (batch, m). a_global, b_global:
-    one number each, read if the configuration has them. b_batch, sfb_batch: bytes from one matrix to the next.
-    ctas: CTAs for each matrix, whose clusters divide its tiles evenly; the kernel is given their TileShare instead (in
-    this place: with other orders of the parameters ptxas spills in ragged kernels of sm_100a).
+    a, sfa: (batch, m, k) E2M1 elements and their scales; b, sfb: (batch, k) and their scales; c: (batch, m). a_global,
+    b_global: one value each, read if the configuration has them. b_batch, sfb_batch: bytes between matrices. ctas: CTAs
+    for each matrix, whose clusters divide its tiles evenly. The kernel gets their TileShare in this place instead: with
+    other orders of the parameters, ptxas spills in ragged kernels of sm_100a.
     """
 
     a: Pointer = Pointer("Uint8", lambda c: c.vector_bytes)

@@ -1,18 +1,18 @@
-"""How a lane of the GEMV gets the sums of its blocks: two engines with one interface, chosen by architecture.
+"""The dot-product engines of the GEMV: two classes with one interface, chosen by architecture.
 
-Both see a slice of 256 elements of K shared by a quad of lanes: lane q of the quad holds elements 64q … 64q+63
-of two rows, eight 32-bit words each, that is four blocks of 16. They return the sums of products with b of each
-block of each row, unscaled and exact. They differ in how b lies in shared memory and in what multiplies.
+A quad of lanes shares a slice of 256 elements of K. Lane q of the quad holds elements 64q … 64q+63 of two rows: eight
+32-bit words of each row, which are four blocks of 16. An engine returns the sum of products with b of each block of
+each row, unscaled and exact. The engines differ in b's layout in shared memory and in the instructions that multiply.
 
-``FmaDot`` (sm_100a): E2M1 is converted to f16x2 by the hardware, and eight FMAs in f16x2 sum a block: eight terms
-in each half, multiples of 0.25 up to 288, exact. Two conversions' and two FMAs' halves a byte: one instruction an
+``FmaDot`` (sm_100a): the hardware converts E2M1 to f16x2, and eight f16x2 FMAs sum a block. Each half has eight terms,
+multiples of 0.25 up to 288, so that the sum is exact. A byte takes one conversion and one FMA: one instruction for each
 element.
 
-``MmaDot`` (sm_90a): without FP4 conversions a decode to f16x2 takes fifteen integer instructions for eight
-elements. Doubled, the values are integers up to 12: ``prmt`` decodes eight to bytes in seven instructions, and the
-tensor cores, idle otherwise, multiply and sum them in int32. One ``mma.m16n8k32`` takes two words of each row of
-the warp: its 32 values of k belong to the four lanes of a quad, so column n of the 8-wide B operand holds only the
-block that lane q = n // 2 is at (zeros elsewhere), and the accumulator hands each lane the sums of its own blocks.
+``MmaDot`` (sm_90a): without an FP4 conversion, decoding eight elements to f16x2 takes fifteen integer instructions.
+Doubled, the values are integers up to 12: ``prmt`` decodes eight of them to bytes in seven instructions, and the tensor
+cores, otherwise idle, multiply and sum them in int32. One ``mma.m16n8k32`` takes two words of each row of the warp. Its
+32 values of k belong to the four lanes of a quad, so column n of the 8-wide B operand holds the current block of lane
+q = n // 2 only (zeros elsewhere), and each lane's accumulators are the sums of its own blocks.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ QUAD = 4
 LANE_BLOCKS = SLICE_BLOCKS // QUAD
 
 
-# The bits of 1.5 · 2²³: an integer n of magnitude below 2²² added to them gives the bits of 1.5 · 2²³ + n. Two MMAs
-# that start from them give two fp32 numbers whose difference is that of the sums: no conversion, one subtraction.
+# The bits of 1.5 · 2²³. Adding an integer n of magnitude below 2²² to them gives the bits of 1.5 · 2²³ + n. Two MMAs
+# that start from them give two fp32 values, whose difference is that of the sums: one subtraction and no conversion.
 _MAGIC = 0x4B400000
 
 
 class FmaDot:
-    """f16x2 FMAs. A cell of sixteen bytes of shared memory has eight elements of b in f16."""
+    """The engine of f16x2 FMAs. A cell of sixteen bytes of shared memory has eight elements of b in f16."""
 
     slice_bytes = 2 * SLICE_K
     # (WORD_OF_LANE, LANE_OF_QUAD) → byte of a slice
     cell_shape, cell_stride = (2 * LANE_BLOCKS, QUAD), (16 * QUAD, 16)
     constant_words = 0
-    # the sums are what they are
+    # sums are unscaled
     factor = 1.0
 
     def __init__(self, arch: Architecture) -> None:
@@ -71,17 +71,17 @@ class FmaDot:
         """Decodes the 16 elements (two words) of ``block`` of b into shared memory at ``base``."""
         within = mod(block, SLICE_BLOCKS)
         quad_lane, first_word = div(within, LANE_BLOCKS), 2 * mod(within, LANE_BLOCKS)
-        # :meth:`cell` with what its strides have in common taken out
+        # :meth:`cell`, with the common factor of its strides taken out
         address = base + div(block, SLICE_BLOCKS) * self.slice_bytes + (first_word * QUAD + quad_lane) * 16
         for i in range(2):
             store_shared(address + self.cell(i, 0), e2m1x8_to_f16x2(words[i], self.arch))
 
     def lane_state(self, base: Int32, constants: Int32, lane: Int32) -> Int32:
-        """The state that :meth:`block_sums` needs of the lane: the address of its b in slice 0."""
+        """The state of the lane that :meth:`block_sums` needs: the address of its b in slice 0."""
         return base + self.cell(0, mod(lane, QUAD))
 
     def block_sums(self, rows: list[list[Uint32]], state: Int32, slice_index: Int32) -> list[list]:
-        """Sums of the four blocks of each of the two rows, fp32."""
+        """The fp32 sums of the four blocks of each of the two rows."""
         address = state + slice_index * self.slice_bytes
         sums: list[list] = [[], []]
         for block in range(LANE_BLOCKS):
@@ -96,33 +96,33 @@ class FmaDot:
 
 
 class ZeroOrBlock(NamedTuple):
-    """Where a lane reads b: its address in slice 0, and bytes from slice to slice (0 for a lane that reads zeros)."""
+    """A lane's source of b: its address in slice 0, and bytes between slices (0 for a lane that reads zeros)."""
 
     address: Int32
     step: Int32
 
 
 class MmaLane(NamedTuple):
-    """What a lane needs of shared memory: its b for blocks of half 0 and 1, and the table of magnitudes."""
+    """A lane's state: the sources of b for blocks of half 0 and 1, and the table of magnitudes in registers."""
 
     halves: tuple[ZeroOrBlock, ZeroOrBlock]
     table: list
 
 
 class MmaDot:
-    """Integer MMA. A cell of sixteen bytes of shared memory has a block of b as doubled s8.
+    """The engine of integer MMAs. A cell of sixteen bytes of shared memory has a block of b as doubled s8.
 
-    A lane whose column of B is zero reads zeros from a place of their own instead of masking what it reads.
-    As a constant, or any value that ptxas sees to be the same in all lanes, the table of magnitudes would be copied
-    into a register anew before each of the 64 look-ups of a slice.
+    A lane whose column of B is zero reads zeros from memory of their own, instead of masking what it reads. The table
+    of magnitudes passes through ``per_lane``: if ptxas knew that it is the same in all lanes, it would copy the table
+    to a register before each of the 64 lookups of a slice.
     """
 
     slice_bytes = SLICE_K
     # ((PAIR g, HALF h) of the lane's blocks, LANE_OF_QUAD) → byte of a slice
     cell_shape, cell_stride = ((2, 2), QUAD), ((32 * QUAD, 16 * QUAD), 16)
-    # zeros for h = 0 and 1 (64 bytes each) at the offsets of g = 0 and 1 (128 bytes apart)
+    # zeros for h = 0 and h = 1 (64 bytes each), at the offsets of g = 0 and g = 1 (128 bytes apart)
     constant_words = 64
-    # both operands are doubled
+    # both operands are doubled, so that sums are four times too large
     factor = 0.25
 
     def __init__(self, arch: Architecture) -> None:
@@ -144,19 +144,19 @@ class MmaDot:
         store_shared(address, [*e2m1x8_to_s8x4(words[0]), *e2m1x8_to_s8x4(words[1])])
 
     def lane_state(self, base: Int32, constants: Int32, lane: Int32) -> MmaLane:
-        """The state that :meth:`block_sums` needs of the lane."""
+        """The state of the lane that :meth:`block_sums` needs."""
         column, quad_lane = div(lane, QUAD), mod(lane, QUAD)
         halves = []
         for h in range(2):
             active = column == 2 * quad_lane + h
-            # zeros of h = 0 lie in the banks that the values of h = 0 do not use, and the other way round
+            # the zeros of half h lie in the banks that the values of half h leave unused
             zeros = constants + self.cell(0, 1 - h, 0)
             address = cutlass.select_(active, base + self.cell(0, h, quad_lane), zeros)
             halves.append(ZeroOrBlock(address, cutlass.select_(active, Int32(self.slice_bytes), Int32(0))))
         return MmaLane(tuple(halves), [per_lane(Uint32(word)) for word in E2M1_DOUBLED_MAGNITUDES])
 
     def block_sums(self, rows: list[list[Uint32]], state: MmaLane, slice_index: Int32) -> list[list]:
-        """Four times the sums of the four blocks of each of the two rows, fp32 (they are small integers)."""
+        """The fp32 sums, four times too large, of the four blocks of each of the two rows: small integers."""
         sums: list[list] = [[], []]
         for g in range(2):
             positive = [Int32(_MAGIC)] * 4

@@ -1,4 +1,4 @@
-"""The end of the GEMV: sums over lanes, warps and CTAs, scaled and stored."""
+"""The epilogue of the GEMV: it sums over lanes, warps and CTAs, scales the sums, and stores them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from .scales import SCALE_SHIFT
 
 
 class Mailbox(NamedTuple):
-    """Where a CTA gets the sums of the others of its cluster.
+    """Shared memory in which a CTA receives the sums of the other CTAs of its cluster.
 
-    sums: the address of (TILES * 16, CLUSTER - 1) in fp32, rows in the order of :meth:`Epilogue.total`. barrier: of the
-    mbarrier that counts their bytes. rank: that of the CTA in its cluster.
+    sums: address of (TILES * 16, CLUSTER - 1) in fp32, with rows in the order of :meth:`Epilogue.total`. barrier:
+    address of the mbarrier that counts their bytes. rank: of the CTA in its cluster.
     """
 
     sums: Int32
@@ -36,9 +36,9 @@ class Mailbox(NamedTuple):
 
 
 class Epilogue:
-    """Adds up, scales and stores the sums of a CTA, (LANES, ROW_OF_LANE, WARPS_K, TILES) in shared memory.
+    """Reduces, scales and stores the sums of a CTA, (LANES, ROW_OF_LANE, WARPS_K, TILES) in shared memory.
 
-    factor: what the sums of the dot engine are to be multiplied by.
+    factor: the factor that the sums of the dot engine lack.
     """
 
     def __init__(self, config: GemvConfig, factor: float) -> None:
@@ -46,7 +46,7 @@ class Epilogue:
         self.factor = factor
 
     def allocate(self, smem: SmemAllocator, rank: Int32) -> Mailbox | None:
-        """Shared memory for what the other CTAs of the cluster send."""
+        """Allocates shared memory for the sums of the other CTAs of the cluster."""
         cfg = self.config
         if cfg.cluster == 1:
             return None
@@ -55,7 +55,7 @@ class Epilogue:
 
     @cute.jit
     def open(self, mailbox: Mailbox, tiles: Span, thread: Int32):
-        """Says that this CTA runs and, in the first one, how many bytes the others will send."""
+        """Announces that this CTA runs and, in the first CTA, the bytes that the others will send."""
         if thread == 0:
             mbarrier.initialise(mailbox.barrier, 1)
             mbarrier.fence_initialised()
@@ -73,7 +73,7 @@ class Epilogue:
         thread: Int32,
         batch: Int32,
     ):
-        """Stores the rows of the tiles, once the sums of all warps of this CTA are there."""
+        """Stores the rows of the tiles once all warps of this CTA have written their sums."""
         cute.arch.sync_threads()
         if cutlass.const_expr(self.config.cluster == 1):
             self.store(arguments, sums, mailbox, tiles, thread, batch)
@@ -86,7 +86,7 @@ class Epilogue:
                 self.store(arguments, sums, mailbox, tiles, thread, batch)
 
     def total(self, sums: cute.Tensor, output: Int32) -> Float32:
-        """The CTA's sum of a row: of output // 4, four lanes a row, one for each of the quad that summed it."""
+        """The CTA's sum of row output // 4. Four lanes compute it, one for each lane of the quad that summed it."""
         row_of_tile, tile_of_cta = mod(div(output, QUAD), TILE_ROWS), div(output, TILE_ROWS * QUAD)
         quad, row_of_lane = mod(row_of_tile, 8), div(row_of_tile, 8)
         total = Float32(0.0)
@@ -96,7 +96,7 @@ class Epilogue:
 
     @cute.jit
     def send(self, sums: cute.Tensor, mailbox: Mailbox, tiles: Span, thread: Int32):
-        """Sends the sums of this CTA to the first of its cluster."""
+        """Sends the sums of this CTA to the first CTA of its cluster."""
         barrier = remote_address(mailbox.barrier, Int32(0))
         target = remote_address(mailbox.sums, Int32(0)) + (mailbox.rank - 1) * (4 * self.config.tiles * TILE_ROWS)
         for output in cutlass.range(thread, tiles.count * TILE_ROWS * QUAD, self.config.threads, unroll=1):
@@ -105,7 +105,7 @@ class Epilogue:
                 store_async_word(target + output, f32_bits(total), barrier)
 
     def sum_factor(self, arguments: GemvArguments) -> Factor:
-        """Alpha, the global scales, and what the dot engine and the scales' decoding leave out."""
+        """Alpha times the global scales, and the factors that the dot engine and the scales' decoding leave out."""
         given = [(self.config.a_global, arguments.a_global), (self.config.b_global, arguments.b_global)]
         scalars = [cute.make_tensor(pointer, cute.make_layout(1))[0] for there, pointer in given if there]
         return factor_of(arguments.alpha, scalars, SCALE_SHIFT * self.factor)
@@ -120,7 +120,7 @@ class Epilogue:
         thread: Int32,
         batch: Int32,
     ):
-        """Sums over lanes, warps and CTAs, scales and stores the rows of the cluster's tiles."""
+        """Sums over lanes, warps and CTAs, and stores the scaled rows of the cluster's tiles."""
         cfg = self.config
         factor = self.sum_factor(arguments)
         out_layout = cute.make_layout(arguments.m, stride=arguments.c_strides.row)  # (M) of this batch

@@ -1,29 +1,29 @@
 """NVFP4 GEMV: c = alpha · (A · b), one source for Hopper and Blackwell.
 
-Bytes decide: each element of A is half a byte, read once. The arithmetic only has to stay out of the way.
+Memory bandwidth bounds it: each element of A is half a byte, read once. The arithmetic must only hide behind the loads.
 
-Who does what. A warp takes a *tile* of 16 rows and walks K in *slices* of 256. In a slice a quad of four lanes has
-two of the rows; lane q of the quad has their elements 64q … 64q+63: 32 contiguous bytes a row (one 256-bit load on
+Work distribution. A warp takes a *tile* of 16 rows and walks K in *slices* of 256. In a slice a quad of four lanes has
+two of the rows. Lane q of the quad has their elements 64q … 64q+63, 32 contiguous bytes of a row (one 256-bit load on
 sm_120a, two 128-bit copies elsewhere), so that a warp's load touches whole 128-byte lines. The four blocks of 64
-elements have exactly the four scales that a row has in one scale atom. The 16 rows of a tile are r, r+32, r+64 and
-r+96 for four consecutive r: in the blocked layout their scales are 64 contiguous bytes of each atom, whole sectors,
+elements have exactly the four scale factors that a row has in one scale atom. The 16 rows of a tile are r, r+32, r+64
+and r+96 for four consecutive r: in the blocked layout their scales are 64 contiguous bytes of each atom, whole sectors,
 and a lane reads those of its two rows (r, r+32) in one 64-bit load.
 
-Why so:
+Reasons:
 
-* A streams past L1 (``L1::no_allocate``) and leaves L2 first (``L2::evict_first``): nobody reads it again.
-* b is decoded once a CTA, into shared memory, in the order in which lanes read it; every row of the
-  CTA shares it. Decoding b again for every row, from L1, would cost half as much as decoding A.
-* A warp keeps ``stages`` slices of A in flight, across tiles; the first are asked for before b is decoded. No barrier
-  and no copy engine in the stream: a warp waits for nobody.
-* The products of a block are summed unscaled, where the sum is exact (:mod:`.dot`), and then scaled in fp32 by the
-  product of both scales, exact too: E4M3 · E4M3 · 2⁻⁶ has eight significant bits and lies in f16's range with its
-  subnormals. Only the fp32 sum over blocks rounds.
-* ``warps_k`` warps share the rows of a tile along K, so that short problems fill the machine; their sums meet
-  in shared memory at the end, always in the same order: results repeat bit for bit.
-* So do the CTAs of a cluster, where the tiles do not divide evenly by multiprocessors: 448 tiles on 132 leave some with
-  four and most with three, but 64 pairs have seven halves each. The first CTA of a cluster gets the sums of the others
-  by distributed shared memory.
+* A bypasses L1 (``L1::no_allocate``) and leaves L2 first (``L2::evict_first``): nobody reads it again.
+* A CTA decodes b once, into shared memory, in the order in which lanes read it, for all of its rows. Decoding b again
+  for every row, from L1, would cost half as much as decoding A.
+* A warp keeps ``stages`` slices of A in flight, across tiles, and loads the first before b is decoded. The stream has
+  neither barriers nor a producer warp: no warp waits for another.
+* The products of a block are summed unscaled, where the sum is exact (:mod:`.dot`). The sum is then scaled in fp32 by
+  the product of both scales, which is exact too: E4M3 · E4M3 · 2⁻⁶ has eight significant bits and lies in f16's range,
+  subnormals included. Only the fp32 sum over blocks rounds.
+* ``warps_k`` warps share the rows of a tile along K, so that short problems fill the GPU. Their sums meet in shared
+  memory at the end, always in the same order, so that results are reproducible.
+* The CTAs of a cluster share tiles in the same way, where tiles do not divide evenly among SMs: 448 tiles on 132 SMs
+  leave some with four and most with three, but 64 pairs of SMs have seven halves each. The first CTA of a cluster gets
+  the sums of the others through distributed shared memory.
 """
 
 from __future__ import annotations
@@ -65,21 +65,21 @@ from .scales import load_b_block, scale_products, shifted_scale
 
 
 class TileShare(NamedTuple):
-    """Tiles of a cluster: ``each``, and one more for the first ``rest`` clusters."""
+    """The division of tiles among clusters: ``each`` tiles, and one more for the first ``rest`` clusters."""
 
     each: Int32
     rest: Int32
 
 
 class BlocksOfB(NamedTuple):
-    """Blocks of b that a thread has asked for, one a column."""
+    """Registers of the blocks of b that a thread has loaded, one block in each column."""
 
     words: cute.Tensor  # (WORDS, BLOCKS)
     scales: cute.Tensor  # (BLOCKS)
 
 
 class Work(NamedTuple):
-    """What a thread does in one chunk of K: its operands, its places, and the spans of its CTA."""
+    """What a thread works on in one chunk of K: its operands, its indices, and the spans of its CTA."""
 
     a: MatrixA
     b: VectorB
@@ -93,35 +93,35 @@ class Work(NamedTuple):
 
     @property
     def first_slice(self) -> Int32:
-        """The first of the chunk's slices that is this warp's; the others are ``warps_k`` apart."""
+        """The chunk's first slice that belongs to this warp; its next ones are ``warps_k`` apart."""
         return self.slices.first + self.thread.warp_k
 
 
 class Gemv:
-    """The kernel of one :class:`GemvConfig`."""
+    """The host function and the kernel of one :class:`GemvConfig`."""
 
     def __init__(self, config: GemvConfig) -> None:
         self.config = config
         self.engine = dot_engine(config.arch, config.dot)
-        # blocks of b that each thread asks for first; more would cost registers
+        # blocks of b that each thread loads first; more would cost registers
         self.first_blocks = min(-(-config.capacity // (BLOCK_K * config.threads)), 4)
         self.epilogue = Epilogue(config, self.engine.factor)
         self.loader = (RingLoader if config.shared_stages else RegisterLoader)(config)
 
     @cute.jit
     def __call__(self, arguments: GemvArguments, stream: CUstream):
-        """Launches ``arguments.ctas`` CTAs for each matrix, which divide its tiles evenly: at most ``tiles`` each."""
+        """Launches ``arguments.ctas`` CTAs for each matrix, which divide its tiles evenly, at most ``tiles`` each."""
         cfg = self.config
         total_tiles, clusters = count_tiles(arguments.m, cutlass.min), arguments.ctas // cfg.cluster
         share = TileShare(total_tiles // clusters, total_tiles % clusters)
-        # what only the host uses does not become a parameter of the kernel
+        # arguments that only the host uses do not become kernel parameters
         self.kernel(arguments._replace(batch=None, ctas=share)).launch(
             grid=(arguments.ctas, arguments.batch, 1),
             block=(cfg.threads, 1, 1),
             cluster=(cfg.cluster, 1, 1) if cfg.cluster > 1 else None,
             stream=stream,
             min_blocks_per_mp=cfg.min_blocks,
-            # nothing lives in L1: all of it can be shared memory (and the DSL need not ask a device what it has)
+            # L1 holds nothing, so all of it may be shared memory (and the DSL need not query a device)
             preferred_smem_carveout=100,
         )
 
@@ -143,7 +143,7 @@ class Gemv:
         sums = smem.allocate_tensor(Float32, sums_layout, byte_alignment=16)
         stages = self.loader.allocate(smem, warp, lane)
 
-        # tiles of this cluster, and of this warp: first + warp_m, + warps_m, …
+        # the tiles of this cluster; this warp's are first + warp_m, first + warp_m + warps_m, …
         group, rank = div(cta, cfg.cluster), mod(cta, cfg.cluster)
         tiles = Span(group * share.each + cutlass.min(group, share.rest), share.each + Int32(group < share.rest))
         a, b = matrix_a(cfg, arguments, batch, k), vector_b(arguments, batch)
@@ -163,7 +163,7 @@ class Gemv:
         self.epilogue.finish(arguments, sums, mailbox, tiles, index, batch)
 
     def allocate_b(self, smem: SmemAllocator) -> SharedB:
-        """Shared memory for a chunk of b: its values, the engine's constants, its scales."""
+        """Allocates shared memory for a chunk of b: its values, the engine's constants, and its scales."""
         slices, constant_words = self.config.capacity_slices, max(self.engine.constant_words, 1)
         values = smem.allocate_array(cutlass.Uint8, slices * self.engine.slice_bytes, byte_alignment=128)
         constants = smem.allocate_array(cutlass.Uint32, constant_words, byte_alignment=128)
@@ -175,14 +175,14 @@ class Gemv:
     def add_chunk(self, work: Work, later: Boolean | None):
         """Adds the products over one chunk of K, as much of b as shared memory holds, to ``work.sums``.
 
-        later: whether another chunk came before it, if there are several.
+        later: whether another chunk came before; None where K is one chunk.
         """
         cfg = self.config
         if cutlass.const_expr(cfg.chunked):
-            cute.arch.sync_threads()  # the chunk before this one has been used: its b, and the stages of the warps
+            cute.arch.sync_threads()  # all warps have used b and the stages of the chunk before
         quad_lane = mod(work.thread.lane, QUAD)
         tile = work.tiles.first + work.thread.warp_m
-        # steps of this warp: its slices of the chunk, for each of its tiles
+        # steps of this warp: its slices of the chunk, once for each of its tiles
         steps = ceil_div(work.slices.count - work.thread.warp_k, cfg.warps_k)
         warp_tiles = cute.ceil_div(cutlass.max(work.tiles.count - work.thread.warp_m, 0), cfg.warps_m)
         if cutlass.const_expr(cfg.shared_stages):
@@ -191,7 +191,7 @@ class Gemv:
             self.walk_registers(work, tile, quad_lane, steps, steps * warp_tiles, later)
 
     def start(self, work: Work, tile: Int32):
-        """The cursor to the warp's first slice, and the first blocks of b, asked for."""
+        """The cursor at the warp's first slice, and the first blocks of b, whose loads it starts."""
         offset = tile_offset(self.config, work.a, tile)
         addresses = self.loader.addresses(work.a, work.thread.lane, work.first_slice)
         # (WORDS, BLOCKS) and (BLOCKS)
@@ -203,7 +203,7 @@ class Gemv:
 
     @cute.jit
     def decode_b(self, work: Work, blocks: BlocksOfB, later: Boolean | None):
-        """Decodes the chunk of b into shared memory; all threads of the CTA meet."""
+        """Decodes the chunk of b into shared memory, and waits for all threads of the CTA."""
         cfg, thread = self.config, work.thread
         if cutlass.const_expr(cfg.cluster > 1):
             if cutlass.const_expr(later is None):
@@ -222,10 +222,10 @@ class Gemv:
 
     @cute.jit
     def walk_ring(self, work: Work, tile: Int32, quad_lane: Int32, steps: Int32, total: Int32, later: Boolean | None):
-        """Walks the warp's slices of the chunk, for one tile after the other, and stores the sums of each tile.
+        """Walks the warp's slices of the chunk, one tile after the other, and stores the sums of each tile.
 
-        One loop, in which slices are asked for, b is decoded once the first are, and slices are multiplied: less code
-        than a prologue with copies of its own, and as fast.
+        One loop starts copies, decodes b once the first copies are in flight, and multiplies. That is less code than a
+        loop with a prologue, and as fast.
         """
         cfg, thread, ahead = self.config, work.thread, self.loader.ahead
         cursor, blocks = self.start(work, tile)
@@ -237,7 +237,7 @@ class Gemv:
         stage, free_stage = Int32(0), Int32(0)
         for i in cutlass.range(0, total + ahead, unroll=1):
             wait_group(cfg.stages - 2)
-            # copies of all lanes become visible to each, and all have read what is copied over
+            # the copies of all lanes become visible to each, and all lanes have read the stage that is overwritten next
             cute.arch.sync_warp()
             if i < total:
                 self.fetch(work, cursor, free_stage)
@@ -262,7 +262,7 @@ class Gemv:
     def walk_registers(
         self, work: Work, tile: Int32, quad_lane: Int32, steps: Int32, total: Int32, later: Boolean | None
     ):
-        """Walks them like :meth:`walk_ring`, with stages in registers, which need constant indices."""
+        """Walks the warp's slices as :meth:`walk_ring` does, with stages in registers, which need constant indices."""
         cfg, thread = self.config, work.thread
         ahead, unroll = self.loader.ahead, self.loader.unroll
         cursor, blocks = self.start(work, tile)
@@ -302,7 +302,7 @@ class Gemv:
 
     @cute.jit
     def put_sums(self, work: Work, sum0: Float32, sum1: Float32, tile_of_cta: Int32, later: Boolean | None):
-        """Stores a tile's sums over this warp's slices of the chunk, or adds them to those of the chunks before."""
+        """Stores a tile's sums over this warp's slices of the chunk, or adds them to the sums of earlier chunks."""
         sums, lane, warp_k = work.sums, work.thread.lane, work.thread.warp_k
         if cutlass.const_expr(self.config.chunked):
             if later:
@@ -313,7 +313,7 @@ class Gemv:
 
     @cute.jit
     def step(self, work: Work, cursor: Cursor, steps: Int32):
-        """The cursor one step further: along K, or to the first of the warp's slices of its next tile."""
+        """The cursor one step further: along K, or at the warp's first slice of its next tile."""
         cfg = self.config
         tile, step = cursor.tile, cursor.step
         data_offset, scale_offset = cursor.offset
@@ -323,7 +323,7 @@ class Gemv:
         if step == steps:
             tile += cfg.warps_m
             step = Int32(0)
-            # the new tile, less what was walked along K in the old one
+            # the distance to the new tile, less the steps along K in the old one
             new = tile_offset(cfg, work.a, tile)
             data_step, data_offset = new.data - data_offset - (steps - 1) * data_step, new.data
             scale_step, scale_offset = new.scale - scale_offset - (steps - 1) * scale_step, new.scale
@@ -331,7 +331,7 @@ class Gemv:
         return Cursor(addresses, tile, step, Offset(data_offset, scale_offset))
 
     def accumulate(self, sum0, sum1, fragment: Fragment, b_scales: list, lane_b, slice_of_chunk: Int32):
-        """Adds the lane's four blocks of each row, scaled, to the sums of the two rows."""
+        """Adds the lane's four scaled blocks of each row to the sums of the two rows."""
         products = scale_products(fragment.scales, b_scales)
         blocks = self.engine.block_sums(fragment.rows, lane_b, slice_of_chunk)
         for i in range(LANE_BLOCKS):
@@ -341,7 +341,8 @@ class Gemv:
 
     @cute.jit
     def fetch(self, work: Work, cursor: Cursor, stage: Int32):
-        """Asks for the slice at the cursor, of which the last may be shorter, and the last tile may lack rows."""
+        """Loads the slice at the cursor. The last slice of a row may be shorter, and the last tile may have fewer
+        rows."""
         fetch, a = self.loader.fetch, work.a
         if cutlass.const_expr(self.config.ragged):
             rows_left = a.m - tile_row(cursor.tile, 0, 0)
@@ -355,7 +356,7 @@ class Gemv:
             fetch(a, cursor.addresses, None, work.stages, stage)
 
     def ask_b(self, work: Work, block: Int32, into: BlocksOfB, i: int):
-        """Loads ``block`` of the chunk of b and its scale into registers; zeros past the chunk and past K."""
+        """Loads ``block`` of the chunk of b, and its scale, into registers; zeros beyond the chunk and beyond K."""
         slices = work.slices
         column = slices.first * SLICE_BLOCKS + block
         end = cutlass.min(div(work.a.k, BLOCK_K), (slices.first + slices.count) * SLICE_BLOCKS)
@@ -364,7 +365,7 @@ class Gemv:
 
     @cute.jit
     def store_b(self, work: Work, block: Int32, loaded: BlocksOfB, i: cutlass.Constexpr):
-        """Decodes what :meth:`ask_b` loaded into shared memory."""
+        """Decodes what :meth:`ask_b` has loaded into shared memory."""
         if block < work.slices.count * SLICE_BLOCKS:
             self.engine.stage_block(work.shared_b.values, block, [loaded.words[0, i], loaded.words[1, i]])
             work.shared_b.scales[block] = shifted_scale(loaded.scales[i])

@@ -1,4 +1,4 @@
-"""Records that the GEMV's device functions hand to one another, and where rows and scales of a tile are."""
+"""Records that the GEMV's device functions pass to one another, and the places of a tile's rows and scales."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .dot import BLOCK_K, LANE_BLOCKS, QUAD, SLICE_BLOCKS
 
 
 class Thread(NamedTuple):
-    """A thread of the CTA: its index, its lane, the group of its warp (``warp_m``), its place in it (``warp_k``)."""
+    """A thread's place in the CTA: its index, its lane, its warp's group (``warp_m``) and place there (``warp_k``)."""
 
     index: Int32
     lane: Int32
@@ -25,19 +25,18 @@ class Thread(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Consecutive tiles of a CTA, or slices of K."""
+    """Consecutive tiles of a CTA, or consecutive slices of K."""
 
     first: Int32
     count: Int32
 
 
 class MatrixA(NamedTuple):
-    """A of this batch and its scales: addresses, sizes, and strides in bytes.
+    """One matrix A and its scale factors: addresses, sizes, and strides in bytes.
 
-    Tensors of these layouts change the PTX and the machine code of every variant: row, column and batch are added in
-    another order, K / 16 and the atoms along K are computed ahead of the loop, and pointers are kept (17 instructions
-    more in a chunked kernel of sm_100a). A warp's cursor moves on by constants, and is worked out anew only for a new
-    tile.
+    Tensors of these layouts would change the PTX and machine code of every variant: they add row, column and batch in
+    another order, compute K / 16 and the atoms along K ahead of the loop, and keep pointers (17 instructions more in a
+    chunked kernel of sm_100a). A warp's cursor advances by constants, and is computed anew only for a new tile.
     """
 
     data: Int64  # (M, K / 2) : (row, 1)
@@ -54,7 +53,7 @@ class MatrixA(NamedTuple):
 
 
 class VectorB(NamedTuple):
-    """b of this batch (row 0) and its scales: addresses."""
+    """One vector b (row 0) and its scale factors, as addresses."""
 
     data: Int64  # (BYTE_OF_BLOCK, K / 16) : (1, 8)
     scale: Int64  # (K / 16) : (1), or blocked: (((32, 4), 1), (4, K / 64), 1)
@@ -63,8 +62,8 @@ class VectorB(NamedTuple):
 class SharedB(NamedTuple):
     """A chunk of b as the dot engine reads it, the engine's constants, and the scales of b in f16.
 
-    Bytes of ``values`` are laid out by the engine, and read by inline PTX that stays where the loop has it
-    (:mod:`.dot`): these are addresses in shared memory.
+    These are addresses in shared memory: the engine lays out the bytes of ``values``, and volatile inline PTX reads
+    them where the loop has it (:mod:`.dot`).
     """
 
     values: Int32
@@ -74,14 +73,14 @@ class SharedB(NamedTuple):
 
 
 class Offset(NamedTuple):
-    """Bytes from one place to another, in A and in its scales."""
+    """The distance between two places, in bytes of A and in bytes of its scales."""
 
     data: Int64
     scale: Int64
 
 
 class LaneAddresses(NamedTuple):
-    """Where a lane reads next: A, and the scales of its two rows (one address for both if they are neighbours)."""
+    """The addresses that a lane reads next: of A, and of its two rows' scales (one for both if they are neighbours)."""
 
     data: Int64
     scale: Int64
@@ -96,7 +95,7 @@ class LaneAddresses(NamedTuple):
 
 
 class Cursor(NamedTuple):
-    """The next slice to ask for: its addresses, tile, count among the warp's slices, and the tile's offset."""
+    """The next slice to load: its addresses, its tile, its index among the warp's slices, and the tile's offset."""
 
     addresses: LaneAddresses
     tile: Int32
@@ -105,26 +104,26 @@ class Cursor(NamedTuple):
 
 
 class Rest(NamedTuple):
-    """What is left of the matrix: rows from a tile's first on, blocks of K from a slice's first on."""
+    """The rest of the matrix: rows from a tile's first row on, and blocks of K from a slice's first block on."""
 
     rows: Int32
     blocks: Int32
 
     def existing_blocks(self, row: Any, first_block: Any) -> Any:
-        """Blocks that exist from ``first_block`` of the slice on (may be negative) in ``row`` of the tile."""
+        """Blocks that exist in ``row`` of the tile, from ``first_block`` of the slice on; may be negative."""
         return cutlass.select_(row < self.rows, self.blocks - first_block, Int32(0))
 
 
 class Fragment(NamedTuple):
-    """What a lane has of a slice: eight words of each of its two rows, and a word of four scales of each."""
+    """A lane's part of a slice: eight words, and a word of four scales, of each of its two rows."""
 
     rows: list
     scales: list
 
 
 def matrix_a(config: GemvConfig, arguments: GemvArguments, batch: Int32, k: Int32) -> MatrixA:
-    """A and its scales of matrix ``batch``."""
-    # contiguous rows if K is compiled in
+    """Matrix A number ``batch`` and its scales."""
+    # rows are contiguous if K is compiled in
     row = Int64(config.k // 2) if config.k else arguments.a_strides.row
     data = arguments.a.toint() + Int64(batch) * arguments.a_strides.batch
     scale = arguments.sfa.toint() + Int64(batch) * arguments.sfa_strides.batch
@@ -132,14 +131,14 @@ def matrix_a(config: GemvConfig, arguments: GemvArguments, batch: Int32, k: Int3
 
 
 def vector_b(arguments: GemvArguments, batch: Int32) -> VectorB:
-    """b and its scales of matrix ``batch``."""
+    """Vector b number ``batch`` and its scales."""
     data = arguments.b.toint() + Int64(batch) * arguments.b_batch
     return VectorB(data, arguments.sfb.toint() + Int64(batch) * arguments.sfb_batch)
 
 
 def tile_row(tile: Any, quad: Any, row_of_lane: Any) -> Any:
-    """Row of the matrix for quad ``quad`` (0–7) of a warp and row 0 or 1 of its lanes, in tile ``tile``."""
-    # coordinates are split here, where it takes a shift and a mask
+    """The row of the matrix that quad ``quad`` (0–7) of a warp has as row 0 or 1 of its lanes in tile ``tile``."""
+    # splitting coordinates takes a shift and a mask here
     rows = cute.make_layout(ROWS_SHAPE, stride=ROWS_STRIDE)  # (QUAD_OF_WARP, ROW_OF_LANE, TILE)
     quads = ROWS_SHAPE[0][0]
     quad_crd = (mod(quad, quads), div(quad, quads))
@@ -148,13 +147,13 @@ def tile_row(tile: Any, quad: Any, row_of_lane: Any) -> Any:
 
 
 def blocked_offset(row_of_atom: Any, atom: Any, column: Any, layout: cute.Layout) -> Any:
-    """Byte of a blocked scale: ``column`` of row ``row_of_atom`` of the 128 of ``atom``."""
+    """The byte offset of a blocked scale: ``column`` of row ``row_of_atom`` of the 128 rows of ``atom``."""
     row_crd = (mod(row_of_atom, ATOM_SHAPE[0][0]), div(row_of_atom, ATOM_SHAPE[0][0]))
     return cute.crd2idx(((row_crd, atom), (mod(column, ATOM_COLS), div(column, ATOM_COLS)), 0), layout)
 
 
 def tile_offset(config: GemvConfig, a: MatrixA, tile: Any) -> Offset:
-    """Bytes from tile 0 to ``tile``."""
+    """The distance from tile 0 to ``tile`` in bytes."""
     row = tile_row(tile, 0, 0)
     if config.a_scale == "rowmajor":
         return Offset(Int64(row) * a.row, Int64(row) * a.scale_row)
@@ -164,12 +163,13 @@ def tile_offset(config: GemvConfig, a: MatrixA, tile: Any) -> Offset:
 
 
 def slice_scale_bytes(config: GemvConfig) -> int:
-    """Bytes from the scales of a slice to those of the next, for the same row."""
+    """The distance from a slice's scales to the next slice's in the same row, in bytes."""
     return ATOM_BYTES * (SLICE_BLOCKS // ATOM_COLS) if config.a_scale == "blocked" else SLICE_BLOCKS
 
 
 def lane_scales(config: GemvConfig, a: MatrixA, lane: Any, slice_index: Any) -> list[Int64]:
-    """Addresses in tile 0 of the lane's four scales of each of its rows; one for both if blocked (neighbours)."""
+    """Addresses, in tile 0, of the lane's four scales of each row; one address for both rows if blocked
+    (neighbours)."""
     column = slice_index * SLICE_BLOCKS + mod(lane, QUAD) * LANE_BLOCKS
     rows = [tile_row(0, div(lane, QUAD), r) for r in range(2)]
     if config.a_scale == "blocked":

@@ -1,8 +1,8 @@
-"""Loader with stages in registers: each lane loads its own 32 bytes of its two rows, by 256-bit loads. For sm_120a,
-whose shared memory has no room for :mod:`.ring_loader`'s stages of enough warps.
+"""The loader with stages in registers: each lane loads its own 32 bytes of its two rows, by 256-bit loads.
 
-With 128-bit loads a lane's 32 bytes take two instructions, each of which touches every sector by half: L2 is asked
-for everything twice. There :mod:`.ring_loader` is the loader.
+It is for sm_120a, whose shared memory has no room for :mod:`.ring_loader`'s stages of enough warps. With 128-bit loads
+a lane's 32 bytes take two instructions, each of which touches half of every sector, so that L2 gets two requests for
+everything; :mod:`.ring_loader` is the loader there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WORDS = LANE_BYTES // 4
 
 
 class RegisterStages(NamedTuple):
-    """The stages of a lane."""
+    """The stages of a lane, in registers."""
 
     data: cute.Tensor  # (WORDS, ROWS, STAGES)
     scales: cute.Tensor  # (ROWS, STAGES)
@@ -33,11 +33,11 @@ class RegisterStages(NamedTuple):
 
 
 class RegisterLoader:
-    """Loads slices of A from global memory into the registers of the lane that multiplies them."""
+    """Loads slices of A from global memory to the registers of the lane that multiplies them."""
 
     def __init__(self, config: GemvConfig) -> None:
         self.config = config
-        # slices asked for before the first is used, and stages of an iteration: registers need constant indices
+        # slices loaded before the first is used, and stages of an iteration: registers need constant indices
         self.ahead = self.unroll = config.stages
 
     def allocate(self, smem: SmemAllocator, warp: Int32, lane: Int32) -> RegisterStages:
@@ -46,13 +46,13 @@ class RegisterLoader:
         return RegisterStages(data, cute.make_rmem_tensor((2, stages), Uint32), lane)
 
     def addresses(self, a: MatrixA, lane: Int32, slice_index: Int32) -> LaneAddresses:
-        """The lane's part of its first row, and its scales, in tile 0."""
+        """The addresses of the lane's part of its first row, and of its scales, in tile 0."""
         inside = Int64(slice_index * SLICE_BYTES + mod(lane, QUAD) * LANE_BYTES)
         data = a.data + Int64(tile_row(0, div(lane, QUAD), 0)) * a.row + inside
         return LaneAddresses(data, *lane_scales(self.config, a, lane, slice_index))
 
     def fetch(self, a: MatrixA, where: LaneAddresses, rest: Rest | None, stages: RegisterStages, stage: int) -> None:
-        """Loads the lane's part of a slice into ``stage``; ``rest`` is None if all of it exists."""
+        """Loads the lane's part of a slice into ``stage``. rest: None if all of the slice exists."""
         lane = stages.lane
         for r in range(2):
             count = None
@@ -64,7 +64,7 @@ class RegisterLoader:
             stages.scales[r, stage] = word
 
     def take(self, stages: RegisterStages, stage: int) -> Fragment:
-        """The fragment that :meth:`fetch` loaded into ``stage``."""
+        """The fragment that :meth:`fetch` has loaded into ``stage``."""
         rows = [[stages.data[w, r, stage] for w in range(_WORDS)] for r in range(2)]
         return Fragment(rows, [stages.scales[r, stage] for r in range(2)])
 

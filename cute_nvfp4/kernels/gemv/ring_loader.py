@@ -1,8 +1,8 @@
-"""Loader with stages in shared memory: a warp copies whole lines into a ring of its own with ``cp.async``.
+"""The loader with stages in shared memory: a warp copies whole lines into a ring of its own with ``cp.async``.
 
-Bytes in flight are then limited by shared memory (200 KB a multiprocessor) instead of registers. Lanes copy sixteen
-bytes each in the order of memory, four rows of 128 bytes an instruction, so that every sector is asked for once;
-they read as the dot engine wants it, 32 bytes of two rows each. Only the warp itself meets at a barrier.
+Shared memory (200 KB on an SM) then limits the bytes in flight, instead of registers. Lanes copy sixteen bytes each in
+the order of memory, four rows of 128 bytes in an instruction, so that every sector is requested once. They read in the
+dot engine's order, 32 bytes of two rows each. Only the lanes of one warp synchronise.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from .scales import load_scales
 
 _DATA_BYTES = TILE_ROWS * SLICE_BYTES
 _SEGMENT_BLOCKS = 2 * SEGMENT_BYTES // BLOCK_K
-# rows of the tile that one instruction of the warp copies, and instructions
+# rows of the tile that one instruction of the warp copies, and the number of instructions
 _COPY_ROWS = 32 // ROW_SEGMENTS
 _COPIES = TILE_ROWS // _COPY_ROWS
 
 
 class RingStages(NamedTuple):
-    """The ring of a warp: an address in shared memory, which ``cp.async`` and ``ld.shared`` of inline PTX take.
+    """The ring of a warp, as the address in shared memory that inline PTX takes (``cp.async``, ``ld.shared``).
 
     A stage is a tile's slice, (SEGMENT, ROW) of sixteen bytes, (8, 16) : (16, 128) with Swizzle<1, 4, 3>: segments of
     odd rows are swapped in pairs, so that the eight lanes of a 128-bit access (two rows, every other segment) use all
-    banks. Behind it lie the scales: (LANE, ROW_OF_LANE, 4), eight bytes a lane.
+    banks. The scales follow: (LANE, ROW_OF_LANE, 4), eight bytes for each lane.
     """
 
     base: Int32
     lane: Int32
 
     def segment(self, base: Int32, row: Int32, segment: Int32) -> Int32:
-        # the swizzle by its coordinates: one AND and one XOR
+        # the swizzle, applied to coordinates: one AND and one XOR
         return base + row * SLICE_BYTES + (segment ^ (row & 1)) * SEGMENT_BYTES
 
     def scales(self, base: Int32) -> Int32:
@@ -55,7 +55,7 @@ class RingLoader:
 
     def __init__(self, config: GemvConfig) -> None:
         self.config = config
-        # a stage is written again only after the slice it held has been used
+        # a stage is overwritten only after its slice has been used
         self.ahead = config.stages - 1
 
     def allocate(self, smem: SmemAllocator, warp: Int32, lane: Int32) -> RingStages:
@@ -64,13 +64,13 @@ class RingLoader:
         return RingStages(rings.toint() + warp * ring_bytes, lane)
 
     def addresses(self, a: MatrixA, lane: Int32, slice_index: Int32) -> LaneAddresses:
-        """The segment of the first row that a lane copies, and the scales that it reads, in tile 0."""
+        """The addresses, in tile 0, of the segment that a lane copies first and of the scales that it reads."""
         inside = Int64(slice_index * SLICE_BYTES + mod(lane, ROW_SEGMENTS) * SEGMENT_BYTES)
         data = a.data + Int64(tile_row(0, div(lane, ROW_SEGMENTS), 0)) * a.row + inside
         return LaneAddresses(data, *lane_scales(self.config, a, lane, slice_index))
 
     def fetch(self, a: MatrixA, where: LaneAddresses, rest: Rest | None, stages: RingStages, stage: Int32) -> None:
-        """Starts copying a slice of a tile into ``stage``; ``rest`` is None if all of it exists."""
+        """Starts copying a slice of a tile into ``stage``. rest: None if all of the slice exists."""
         config, lane = self.config, stages.lane
         base = stages.base + stage * config.stage_bytes
         segment, first_row = mod(lane, ROW_SEGMENTS), div(lane, ROW_SEGMENTS)
@@ -101,11 +101,11 @@ class RingLoader:
                     size = cutlass.max(cutlass.min(size, LANE_BLOCKS), 0)
                 copy_async(target + 4 * r, address, 4, size)
         else:
-            # what has to be masked or put together from bytes goes through registers
+            # scales that need a mask, or that are single bytes, go through registers
             store_shared(target, load_scales(config, where, lane, rest))
 
     def take(self, stages: RingStages, stage: Int32) -> Fragment:
-        """The lane's fragment of the slice that :meth:`fetch` copied into ``stage``."""
+        """The lane's fragment of the slice that :meth:`fetch` has copied into ``stage``."""
         lane = stages.lane
         base = stages.base + stage * self.config.stage_bytes
         rows = []
@@ -119,5 +119,5 @@ class RingLoader:
 
 
 def _later_row(copy: int) -> Any:
-    """Rows from the one that a lane copies with its first instruction to that of instruction ``copy``."""
+    """Rows from the row that a lane copies with its first instruction to the row of instruction ``copy``."""
     return cute.crd2idx(copy * _COPY_ROWS, cute.make_layout(ROWS_SHAPE, stride=ROWS_STRIDE))

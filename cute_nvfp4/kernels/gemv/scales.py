@@ -1,4 +1,4 @@
-"""Scales of the GEMV: loading those of A and of b, and their exact products."""
+"""Scale factors of the GEMV: loads of those of A and b, and their exact products."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .config import GemvConfig
 from .dot import BLOCK_K, LANE_BLOCKS, QUAD
 from .operands import LaneAddresses, Rest, VectorB, blocked_offset, tile_row
 
-# 2⁻⁶ in both halves: keeps the product of two E4M3 scales inside f16; undone at the end
+# 2⁻⁶ in both halves keeps the product of two E4M3 scales within f16; the epilogue multiplies by SCALE_SHIFT
 SCALE_SHIFT = 64.0
 _SHIFT_F16X2 = 0x24002400
 
 
 def load_scales(config: GemvConfig, addresses: LaneAddresses, lane: Any, rest: Rest | None) -> list[Uint32]:
-    """The lane's scales of A, a word of four a row; ``rest`` is None if all exist."""
+    """The lane's scales of A, a word of four for each row. rest: None if all of them exist."""
     first_block = mod(lane, QUAD) * LANE_BLOCKS
     if config.a_scale == "blocked":
         if rest is None:
             return load_global(addresses.scale, 8, l1="no_allocate")
         count = cutlass.max(rest.blocks - first_block, 0)
         words = load_global_if(Int32(count > 0), addresses.scale, 8, l1="no_allocate")
-        # columns past K are padding, which may hold anything, NaN too
+        # columns beyond K are padding, which may hold anything, even NaN
         some = (Uint32(1) << (Uint32(count) * Uint32(8))) - Uint32(1)
         mask = cutlass.select_(count >= LANE_BLOCKS, Uint32(0xFFFFFFFF), some)
         return [word & mask for word in words]
@@ -51,7 +51,7 @@ def _load_bytes(address: Int64, count: Int32 | None) -> Uint32:
 
 
 def load_b_block(config: GemvConfig, b: VectorB, k: Int32, column: Int32, exists: Int32) -> tuple[list[Uint32], Uint32]:
-    """Two words of block ``column`` of b, and its scale's byte; zeros if it does not exist."""
+    """Two words of block ``column`` of b, and the byte of its scale; zeros if ``exists`` is 0."""
     offset = column
     if config.b_scale == "blocked":
         offset = blocked_offset(0, 0, column, cute_layout(1, div(k, BLOCK_K)))
@@ -60,7 +60,7 @@ def load_b_block(config: GemvConfig, b: VectorB, k: Int32, column: Int32, exists
 
 
 def scale_products(words: list[Uint32], b_scales: list[Uint32]) -> list[list[Float32]]:
-    """sfa · sfb · 2⁻⁶ of each row (a word of four E4M3) and block (two f16x2, shifted): exact in f16, given in fp32."""
+    """sfa · sfb · 2⁻⁶, exact, for each row (a word of four E4M3) and block (two f16x2 of shifted scales), in fp32."""
     products = []
     for word in words:
         row: list[Float32] = []
@@ -71,5 +71,5 @@ def scale_products(words: list[Uint32], b_scales: list[Uint32]) -> list[list[Flo
 
 
 def shifted_scale(byte: Uint32) -> Uint16:
-    """An E4M3 scale of b as f16 times 2⁻⁶."""
+    """An E4M3 scale of b as f16, times 2⁻⁶."""
     return Uint16(mul_f16x2(e4m3x2_to_f16x2(Uint16(byte)), Uint32(_SHIFT_F16X2)) & Uint32(0xFFFF))

@@ -1,1 +1,1 @@
-"""Weights to the tiles of ``weight_layout``."""
+"""The kernel that packs block-scaled weights into the tiles of ``weight_layout``."""

@@ -16,7 +16,7 @@ WARPS = 8
 
 @dataclass(frozen=True)
 class PackConfig:
-    """One variant. format: of the weight. dtype: of the MMA. layout: of the scales, "blocked" or "rowmajor"."""
+    """One variant. format: the weight's; dtype: the MMA's; layout: the scale factors', "blocked" or "rowmajor"."""
 
     format: Format
     dtype: str
@@ -25,12 +25,13 @@ class PackConfig:
 
     @property
     def packing(self) -> Packing:
-        """Scales of MX have any value, so a dtype of whose packing they do not is none for this kernel."""
+        """The packing. Scales of MX may have any exponent here, so a packing that limits them is none for this
+        kernel."""
         return PACKINGS[self.format.name][DTYPES[self.dtype]]
 
 
 class PackArguments(NamedTuple):
-    """Packed tiles (batch, row tiles, k_tiles, bytes) of data (batch, rows, bytes) and scales; strides in bytes."""
+    """Packs data (batch, rows, bytes) and scales into tiles (batch, row tiles, k_tiles, bytes); strides in bytes."""
 
     data: Pointer = Pointer("Uint8", lambda c: min(c.format.block_bytes, 16))
     scale: Pointer = Pointer("Uint8", lambda c: 16 if c.layout == "blocked" else 1)

@@ -1,8 +1,8 @@
-"""Block-scaled weights to the tiles of ``weight_layout``, in one pass.
+"""Packs block-scaled weights into the tiles of ``weight_layout``, in one pass.
 
-A warp packs 16 rows of a tile: lane 4·g + c takes the codes of rows g and g + 8 that it will hold as operand A, which
-are columns 2c, 2c + 1, 8 + 2c and 9 + 2c of each step's 16 of either row, and turns them into one word (of eight bits
-an element two) for each step.
+A warp packs 16 rows of a tile. Lane 4·g + c reads the codes that it will hold as MMA operand A: in rows g and g + 8,
+the columns 2c, 2c + 1, 8 + 2c and 9 + 2c of each step's 16. It turns them into one word for each step (two words where
+an element has eight bits).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..quantize.kernel import atom_row, bytes_at
 from .config import WARPS, PackArguments, PackConfig
 
 _TWO_TO_7 = 0x58005800
-"""In both halves of an f16x2."""
+"""2⁷ in both halves of an f16x2."""
 _EACH = 0x01010101
 _MAGNITUDE, _SIGN = 0x7F * _EACH, 0x80 * _EACH
 
@@ -37,7 +37,7 @@ class Pack:
 
     @cute.jit
     def __call__(self, arguments: PackArguments, stream: CUstream):
-        """Launches a warp for every 16 rows of a tile."""
+        """Launches one warp for every 16 rows of a tile."""
         tasks = ceil_div(arguments.rows, TILE_ROWS) * SLABS * arguments.k_tiles
         self.kernel(arguments._replace(batch=None)).launch(
             grid=(ceil_div(tasks, WARPS), arguments.batch, 1), block=(WARP * WARPS, 1, 1), stream=stream
@@ -48,21 +48,21 @@ class Pack:
         thread, _, _ = cute.arch.thread_idx()
         cta, batch, _ = cute.arch.block_idx()
         task = cta * WARPS + div(thread, WARP)
-        # warps walk along K first
+        # consecutive warps go along K first
         slab, k_tile = task // arguments.k_tiles, task % arguments.k_tiles
         if slab < ceil_div(arguments.rows, TILE_ROWS) * SLABS:
             self.pack(arguments, Int64(batch), slab, k_tile, mod(thread, WARP))
 
     @cute.jit
     def pack(self, arguments: PackArguments, batch: Int64, slab: Int32, k_tile: Int32, lane: Int32):
-        """Packs what ``lane`` has of a slab of a tile. Slabs are counted from the first row on."""
+        """Packs the part of a slab of one tile that ``lane`` holds. slab: counted from the matrix's first row."""
         g, c = div(lane, 4), mod(lane, 4)
         packing = self.config.packing
         rows = [slab * SLAB_ROWS + g + 8 * half for half in range(2)]
         codes = [self.codes(arguments, batch, row, k_tile) for row in rows]
         scales = [self.scales(arguments, batch, row, k_tile) for row in rows]
         if cutlass.const_expr(packing.block_steps == 1):
-            # bytes that are 0 where a block has no value, and 0x8* where its scale is negative
+            # a byte is 0 where a block's scale is zero, and has its top bit set where it is not
             present = [((word & Uint32(_MAGNITUDE)) + Uint32(_MAGNITUDE)) & Uint32(_SIGN) for word in scales]
             words = [self.signed(self.natural(codes, step, c)[0], present, scales, step) for step in range(STEPS)]
         else:
@@ -81,7 +81,7 @@ class Pack:
             store_global(target + row, pairs)
 
     def codes(self, arguments: PackArguments, batch: Int64, row: Int32, k_tile: Int32) -> list[list[Uint32]]:
-        """The words of each step of a row; zeros beyond the matrix."""
+        """The words of a row's codes for each step of the k-tile; zeros beyond the matrix."""
         strides, bits = arguments.data_strides, self.config.packing.element_bits
         layout = cute.make_layout((arguments.rows, div(arguments.k, 8 // bits)), stride=(strides.row, 1))
         mW = bytes_at(arguments.data.toint() + batch * strides.batch, layout)  # (ROWS, BYTES)
@@ -95,7 +95,7 @@ class Pack:
         return found
 
     def scales(self, arguments: PackArguments, batch: Int64, row: Int32, k_tile: Int32) -> Uint32:
-        """The codes of a row's scales, a byte for each block; zeros beyond the matrix."""
+        """The codes of a row's scale factors in the k-tile, one byte for each block; zeros beyond the matrix."""
         cfg, strides = self.config, arguments.scale_strides
         block, each = cfg.format.block, TILE_K // cfg.format.block
         first = arguments.scale.toint() + batch * strides.batch
@@ -109,7 +109,7 @@ class Pack:
                 word = word | load_global_byte_if(exists, at + i) << Uint32(8 * i)
             return word
         across = ceil_div(div(arguments.k, block), ATOM_COLS)
-        # atoms are counted: the layout's strides (``cute_layout``) change the PTX, by some ten instructions more
+        # counting atoms here saves some ten instructions over the strides of ``cute_layout``
         number = Int64(div(row, ATOM_ROWS)) * across + (k_tile if each == ATOM_COLS else div(k_tile * each, ATOM_COLS))
         place = cute.crd2idx((atom_row(mod(row, ATOM_ROWS)), 0), cute_atom())
         exists = cutlass.select_(blocks > 0, Int32(1), Int32(0))
@@ -121,10 +121,10 @@ class Pack:
         return word & cutlass.select_(blocks >= ATOM_COLS, Uint32(0xFFFFFFFF), some)
 
     def natural(self, codes: list[list[list[Uint32]]], step: int, c: Int32) -> list[Uint32]:
-        """A lane's codes of one step: of four bits one word, its bytes (ROW g + 8 or g, column half); of eight bits one
-        for each half of the columns, its halves of rows g, g + 8."""
+        """A lane's codes of one step. Four-bit codes fill one word, whose bytes are (row g + 8 or g, column half);
+        eight-bit codes fill a word for each half of the columns, whose halves are rows g and g + 8."""
         if self.config.packing.element_bits == 4:
-            # bytes c and 4 + c of the eight
+            # bytes c and 4 + c of a row's eight
             selector = Uint32(c) * Uint32(0x11) + Uint32(0x40)
             low, high = (prmt(words[step][0], words[step][1], selector) for words in codes)
             # rows g + 8, g, g + 8, g
@@ -137,17 +137,17 @@ class Pack:
         return halves
 
     def signed(self, natural: Uint32, present: list[Uint32], scales: list[Uint32], step: int) -> Uint32:
-        """NVFP4's codes of one step with the signs of their scales; zeros where those are zero."""
-        # what has bit 3 of a selector set replicates the sign of a byte
+        """NVFP4's codes of one step, with the signs of their scales; zeros where the scale is zero."""
+        # bit 3 of a selector makes prmt replicate the sign of the byte that it selects
         of_rows = Uint32((0x8 + step) * 0x0101 | (0xC + step) * 0x1010)
         negative = prmt(scales[1], scales[0], of_rows) & Uint32(0x88 * _EACH)
         return (natural ^ negative) & prmt(present[1], present[0], of_rows)
 
     def without_nan(self, steps: list[list[Uint32]], scales: list[Uint32]) -> tuple[list[Uint32], list[Uint32]]:
-        """Codes and scales (a word of each row) with zeros and 0xFF for blocks that have a NaN."""
+        """The codes, and a word of scales for each row, with zeros and 0xFF for each block that contains a NaN."""
         packing = self.config.packing
         blocks = [steps[i : i + packing.block_steps] for i in range(0, STEPS, packing.block_steps)]
-        # bits 7 and 6 of the bytes of either row, for the two blocks: an element is no number
+        # bits 7 and 6 of each row's bytes, one for each of the two blocks: some element is infinite or NaN
         flags = Uint32(0)
         if packing.special:
             for i, block in enumerate(blocks):
@@ -172,9 +172,9 @@ class Pack:
         return words, found
 
     def encoded(self, word: Uint32) -> Uint32:
-        """A lane's word of codes as it is stored."""
+        """A lane's word of codes in the order in which it is stored."""
         if self.config.packing.element_bits == 4:
-            # elements 2, 6, 0, 4, 3, 7, 1, 5, one a nibble (``weight_layout.ENCODED_ORDER``)
+            # elements 2, 6, 0, 4, 3, 7, 1, 5, one in each nibble (``weight_layout.ENCODED_ORDER``)
             nibbles = word & Uint32(0xF0F00F0F)
             nibbles = nibbles | ((word << Uint32(12)) & Uint32(0x0F0F0000))
             word = nibbles | ((word >> Uint32(12)) & Uint32(0x0000F0F0))
@@ -185,13 +185,13 @@ class Pack:
         return found
 
     def scale_pairs(self, scales: list[Uint32]) -> list[Uint32]:
-        """Words of the scale bytes of rows g and g + 8, two blocks in each."""
+        """Words of the scale bytes of rows g and g + 8; each word has two blocks of both rows."""
         if self.config.packing.block_steps == 2:
             return [prmt(scales[0], scales[1], Uint32(0x5410))]
         first, second = (self.exponents(word) for word in scales)
         return [prmt(a, b, Uint32(0x6420)) for a, b in zip(first, second)]
 
     def exponents(self, word: Uint32) -> list[Uint32]:
-        """Bytes of the scales of two steps each, in bytes 0 and 2: 2**7 times the scale as fp16 without its sign."""
+        """The scales of two steps in each word, in its bytes 0 and 2: 2⁷ · scale as fp16, without its sign bit."""
         pairs = e4m3x4_to_f16x2(word & Uint32(_MAGNITUDE))
         return [mul_f16x2(pair, Uint32(_TWO_TO_7)) >> Uint32(7) for pair in pairs]

@@ -1,1 +1,1 @@
-"""Kernels that reach into the memory of the other GPUs of a host."""
+"""Kernels that access the memory of other GPUs of the host."""

@@ -1,4 +1,4 @@
-"""The variants of the kernel that adds rows over the GPUs of a host, and its arguments."""
+"""The configuration and the arguments of the kernel that sums rows over the GPUs of a host."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from ...runtime.signature import INT32, INT64, PerConfig, Pointer, Scalar
 from ...target import ARCHITECTURES, Architecture
 
 VECTOR_BYTES = 16
-"""Bytes that a thread sends at a time."""
+"""Bytes that a thread sends at once."""
 EMPTY = 0xFFFFFFFF
-"""A word of received memory to which nobody has written yet: two NaNs, which are sent as two others."""
+"""A word of received memory that nobody has written yet: two NaNs. A GPU sends other NaNs in their place."""
 SLOTS = 3
-"""Places for received rows, which take turns: one is read while the one before is emptied, and while a faster GPU
-writes to the next."""
+"""Buffers for received rows, used in turn: a GPU reads one, empties the one of the call before, and a faster GPU
+may already write the next."""
 STATE_BYTES = 8
-"""Of a CTA: the slot of its next call, and the vectors of the call before."""
+"""Bytes of a CTA's state: the slot of its next call, and the number of vectors of the call before."""
 MOST_RANKS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerSumConfig:
-    """One variant: the sum over ``ranks`` GPUs on GPU ``rank``. dtype: of rows; they are added in fp32. early: whether
-    the kernel may start while the launch before it still runs; it waits for that, and lets the next one start."""
+    """One variant: the sum over ``ranks`` GPUs, on GPU ``rank``. dtype: of the rows, which are summed in fp32. early:
+    whether the kernel starts while the launch before it still runs; it waits for that one, and lets the next start."""
 
     ranks: int = 2
     rank: int = 0
@@ -35,12 +35,12 @@ class PeerSumConfig:
 
     @property
     def others(self) -> tuple[int, ...]:
-        """The other GPUs."""
+        """The ranks of the other GPUs."""
         return tuple(x for x in range(self.ranks) if x != self.rank)
 
 
 def can_implement(c: PeerSumConfig) -> str:
-    """Why no kernel can be made of ``c``, or an empty string."""
+    """Why no kernel can be made of ``c``; an empty string if one can."""
     if not 2 <= c.ranks <= MOST_RANKS or not 0 <= c.rank < c.ranks:
         expected = f"2 to {MOST_RANKS}, and one of them"
         return explain("ranks and rank of a sum over GPUs", got=f"{c.ranks} and {c.rank}", expected=expected)
@@ -52,10 +52,10 @@ def can_implement(c: PeerSumConfig) -> str:
 
 
 class PeerSumArguments(NamedTuple):
-    """out = the sum of the ranks' y, both of ``vectors`` vectors of 16 bytes.
+    """out = the sum of all ranks' y; each has ``vectors`` vectors of 16 bytes.
 
-    received: each rank's memory for what it is sent, (SLOTS, ranks, slot's vectors), of which one rank's part is
-    ``part_bytes``; that of this rank is among them. state: (ctas, 2) of this rank. ctas: as many in every call.
+    received: for each rank, this one included, the memory that the others send to: (SLOTS, ranks, vectors of a slot).
+    part_bytes: bytes of one rank's part of a slot. state: (ctas, 2) of this rank. ctas: the same in every call.
     """
 
     y: Pointer = Pointer("Uint8", VECTOR_BYTES)

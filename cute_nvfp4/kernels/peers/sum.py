@@ -1,12 +1,12 @@
-"""The sum of rows over the GPUs of a host in one launch, without a barrier: what arrives says itself that it is there.
+"""The sum of rows over the GPUs of a host, in one launch and without a barrier.
 
-Each GPU writes its rows into the memory of the others, and waits until theirs have come into its own: words there are
-``EMPTY`` until they are written, so neither flags nor fences are needed, and no round trip but one way of the data.
-Three slots take turns (Lamport's rule, as in TensorRT-LLM's one-shot all-reduce): the slot of a call is emptied in the
-next one, and written again by the others in the one after, which they begin only when they have what that next call
-sent. The slot's number is in the GPU's memory, so a CUDA graph may record any number of calls.
+Each GPU writes its rows into the memory of the others, then waits for theirs in its own. A word there is ``EMPTY``
+until it is written, so that the data needs neither flags nor fences, and travels one way only. Three slots take turns
+(Lamport's rule, as in TensorRT-LLM's one-shot all-reduce). The slot of one call is emptied in the next call, and the
+other GPUs write it again in the call after that, which they begin only once they have received the next call's data.
+The slot's index lies in GPU memory, so that a CUDA graph may record any number of calls.
 
-Every GPU adds in the order of the ranks, and all get the same bits.
+Every GPU adds in the order of the ranks, and all of them get the same bits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...ptx.memory import load_global, load_system, store_global, store_system
 from .config import EMPTY, SLOTS, STATE_BYTES, VECTOR_BYTES, PeerSumArguments, PeerSumConfig
 
 OTHER_NANS = 0x7FFF7FFF
-"""What is sent instead of ``EMPTY``."""
+"""The word that is sent in place of ``EMPTY``."""
 
 
 class PeerSum:
@@ -46,14 +46,14 @@ class PeerSum:
         cta, _, _ = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
         if cutlass.const_expr(cfg.early):
-            # the rows, and the state: the launch before may be such a sum
+            # the launch before may be such a sum: it writes the rows and the state
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
         self.add(arguments, thread, cta, ctas)
 
     @cute.jit
     def add(self, arguments: PeerSumArguments, thread: Int32, cta: Int32, ctas: Int32):
-        """What a CTA does: send, add what comes, empty what came in the call before."""
+        """The work of a CTA: send, add what arrives, empty the slot of the call before."""
         cfg = self.config
         state = arguments.state.toint() + Int64(cta) * STATE_BYTES
         slot, before = (Int32(x) for x in load_global(state, STATE_BYTES))
@@ -77,14 +77,14 @@ class PeerSum:
                 if cutlass.const_expr(rank != cfg.rank):
                     store_global(place + rank * arguments.part_bytes, [Uint32(EMPTY)] * 4)
             i = i + step
-        # all threads have read the state
+        # after this barrier all threads have read the state
         cute.arch.sync_threads()
         if thread == 0:
             following = cutlass.select_(slot == SLOTS - 1, Int32(0), slot + 1)
             store_global(state, [following, arguments.vectors])
 
     def place(self, arguments: PeerSumArguments, slot: Int32, vector: Int32) -> Int64:
-        """Where a vector of the first rank's part of a slot is, in bytes."""
+        """Bytes from the start of received memory to a vector of the first rank's part of a slot."""
         return Int64(slot) * self.config.ranks * arguments.part_bytes + Int64(vector) * VECTOR_BYTES
 
     def send(self, arguments: PeerSumArguments, place: Int64, vector: Int32) -> None:
@@ -95,7 +95,7 @@ class PeerSum:
             store_system(arguments.received[rank].toint() + place + self.config.rank * arguments.part_bytes, words)
 
     def sum_of(self, arguments: PeerSumArguments, own: Int64, slot: Int32, vector: Int32) -> list[Uint32]:
-        """The sum of a vector over the ranks, whose rows come meanwhile."""
+        """The sum of a vector over the ranks; it waits for the rows that have not arrived yet."""
         cfg, total = self.config, [Float32(0.0)] * 8
         to_f32 = bf16x2_to_f32 if cfg.dtype == "bfloat16" else f16x2_to_f32
         for rank in range(cfg.ranks):
@@ -109,7 +109,7 @@ class PeerSum:
 
     @cute.jit
     def arrived(self, address: Int64):
-        """A vector that another GPU writes: waits until all of its words are there."""
+        """The vector that another GPU writes at ``address``, once all of its words have arrived."""
         a, b, c, d = load_system(address)
         while (a == EMPTY) | (b == EMPTY) | (c == EMPTY) | (d == EMPTY):
             a, b, c, d = load_system(address)

@@ -1,1 +1,1 @@
-"""Quantization kernels: ``row``, ``tile`` and ``transposed`` walk a matrix, ``block`` has the rules for one block."""
+"""Quantization kernels: ``row``, ``tile`` and ``transposed`` walk a matrix; ``block`` quantizes one block."""

@@ -1,13 +1,14 @@
 """The largest finite magnitude of a tensor, from which its global scale is computed.
 
-Warps walk chunks of rows, each lane with four loads or more under way: 2 KiB at a time and more where x is aligned to
-16 bytes (where elements are to be rotated first, a lane takes its own 64 bytes). Magnitudes are ordered as their bits
-are. A thread that meets infinity or NaN takes its elements again, one by one.
+Warps walk chunks of rows. Each lane has at least four loads in flight: the lanes of a warp read 2 KiB or more at a time
+where x is aligned to 16 bytes. Where elements are rotated first, a lane reads 64 contiguous bytes. Magnitudes compare
+as their bits do. A thread that meets infinity or NaN examines its elements again, one by one.
 
-Either a pass of its own does this (:class:`Amax` as a kernel): the maxima of the CTAs meet in one atomic maximum, and
-the kernel that quantizes reads that. Or, where x is small, that kernel does it itself (:meth:`Amax.of_tensor`): each of
-its clusters reads all of x, which costs less than a second launch. Warps send their maxima to every CTA of the cluster;
-no memory but theirs is written, no CTA waits for another cluster, and the result does not depend on an order.
+There are two ways. :class:`Amax` as a kernel is a pass of its own: the maxima of the CTAs meet in one atomic maximum,
+which the quantizing kernel reads. Where x is small, the quantizing kernel finds the maximum itself
+(:meth:`Amax.of_tensor`): each of its clusters reads all of x, which costs less than a second launch. Warps send their
+maxima to every CTA of the cluster. No other memory is written, no CTA waits for another cluster, and the result does
+not depend on an order.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _INFINITY = 0x7F800000
 
 
 class Amax:
-    """The kernel of one :class:`QuantizeConfig`; only its ``arch``, ``dtype``, ``hadamard``, ``vector_bytes`` and
-    ``warps`` count, and within the kernel that quantizes also its ``cluster``."""
+    """The kernel of one :class:`QuantizeConfig`, of which it uses ``arch``, ``dtype``, ``hadamard``, ``vector_bytes``
+    and ``warps``; within the quantizing kernel also ``cluster``."""
 
     def __init__(self, config: QuantizeConfig) -> None:
         self.config = config
@@ -44,7 +45,7 @@ class Amax:
     @cute.jit
     def __call__(self, arguments: AmaxArguments, stream: CUstream):
         """Launches ``arguments.ctas`` CTAs for each matrix."""
-        # what only the host uses does not become a parameter of the kernel
+        # arguments that only the host uses do not become kernel parameters
         self.kernel(arguments._replace(batch=None, ctas=None)).launch(
             grid=(arguments.ctas, arguments.batch, 1), block=(WARP * self.config.warps, 1, 1), stream=stream
         )
@@ -69,7 +70,7 @@ class Amax:
 
     @cute.jit
     def of_tensor(self, arguments: QuantizeArguments, smem: SmemAllocator, thread: Int32) -> Uint32:
-        """The bits of the largest finite magnitude of all matrices; all threads of a cluster ask for it together."""
+        """The bits of the largest finite magnitude of all matrices. All threads of a cluster call it together."""
         cfg = self.config
         cta, _, _ = cute.arch.block_idx()
         _, batch, _ = cute.arch.grid_dim()
@@ -78,7 +79,7 @@ class Amax:
         # (WARPS, CLUSTER), the same in every CTA
         found = smem.allocate_array(Uint32, count, byte_alignment=16).toint()
         if cutlass.const_expr(cfg.cluster > 1):
-            # nobody writes to a CTA that has not started; while the others start, this one reads
+            # no CTA writes to one that has not started; this one reads while the others start
             cute.arch.cluster_arrive_relaxed()
         largest = Uint32(0)
         for number in cutlass.range(batch, unroll=1):
@@ -102,7 +103,7 @@ class Amax:
         cfg, chunks, kind = self.config, arguments.chunks, self.config.after_rotation
         start = arguments.x.toint() + Int64(batch) * arguments.x_strides.batch
         largest = Uint32(0)
-        # unsigned: a third of the instructions
+        # an unsigned division takes a third of the instructions
         row = Int32(Uint32(first) // Uint32(chunks.in_row))
         chunk = first - row * chunks.in_row
         for _ in cutlass.range(first, chunks.count, step, unroll=1):
@@ -125,7 +126,7 @@ class Amax:
     def load(self, start: Int64, stride: Int64, row: Int32, chunk: Int32, lane: Int32, chunks: Chunks) -> list[Uint32]:
         """A lane's words of a chunk of a row; zeros beyond the row's end.
 
-        The address is a sum: as a coordinate of a layout (ROW, BYTE) it takes the same instructions in another order.
+        The address is a sum: a coordinate of a layout (ROW, BYTE) takes the same instructions in another order.
         """
         cfg = self.config
         width, count = cfg.vector_bytes, cfg.amax_loads

@@ -1,4 +1,4 @@
-"""The arguments of the quantization kernels' host functions, and of the kernels."""
+"""The arguments of the quantization kernels and of their host functions."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ def _scale_alignment(config: QuantizeConfig) -> int:
 
 
 class Strides(NamedTuple):
-    """Bytes from one row to the next, and from one matrix to the next."""
+    """Bytes between rows, and bytes between matrices."""
 
     row: Scalar = INT64
     batch: Scalar = INT64
 
 
 class Seed(NamedTuple):
-    """The halves of the 64-bit seed of stochastic rounding."""
+    """The two halves of the 64-bit seed of stochastic rounding."""
 
     low: Scalar = INT32
     high: Scalar = INT32
 
 
 class Powers(NamedTuple):
-    """1 and 2**16, which the compiler must not know: products with them move bits where shifts would cost more."""
+    """1 and 2**16, hidden from the compiler: products with them move bits where shifts would cost more."""
 
     one: Scalar = INT32
     two_to_16: Scalar = INT32
@@ -36,10 +36,10 @@ class Powers(NamedTuple):
 class Walk(NamedTuple):
     """How CTAs walk the work tiles of a matrix, which are counted along one dimension first.
 
-    inner: work tiles along that dimension: K, or the rows where x is read transposed. count: work tiles of a matrix.
-    Only the kernel of rows uses what follows; others get zeros. outer_step, inner_step: ``ctas`` divided by ``inner``,
-    and the remainder: how far a CTA's next work tile is. each, rest: in runs, work tiles of a CTA, and how many CTAs
-    have one more.
+    inner: work tiles along that dimension, which is K, or the rows where x is read transposed. count: work tiles of a
+    matrix. Only the kernel of rows uses the other fields; other kernels get zeros. outer_step, inner_step: ``ctas``
+    divided by ``inner``, and the remainder: the distance to a CTA's next work tile. each, rest: with runs, the work
+    tiles of a CTA, and the number of CTAs that have one more.
     """
 
     inner: Scalar = INT32
@@ -51,10 +51,10 @@ class Walk(NamedTuple):
 
 
 class Chunks(NamedTuple):
-    """How warps walk the chunks of a matrix for its largest magnitude: as it lies in memory, along its rows first.
+    """How warps walk a matrix for its largest magnitude: in chunks, as it lies in memory, along its rows first.
 
-    row_bytes: of a row; a row of a transposed read that rotates is a row of blocks. in_row, count: chunks of a row, and
-    of the matrix. row_step, chunk_step: how far a warp's next chunk is.
+    row_bytes: of a row; in a transposed read that rotates, a row is one row of blocks. in_row, count: chunks of a row,
+    and of the matrix. row_step, chunk_step: the distance to a warp's next chunk.
     """
 
     row_bytes: Scalar = INT32
@@ -67,11 +67,11 @@ class Chunks(NamedTuple):
 class QuantizeArguments(NamedTuple):
     """Quantizes ``batch`` matrices of ``rows`` × ``columns`` blocks.
 
-    x: (batch, rows, K); of a transposed read the row stride is that of K. data: codes, (batch, rows, bytes). scale:
+    x: (batch, rows, K); in a transposed read the row stride is that of K. data: codes (batch, rows, bytes). scale:
     blocked scales, which have no row stride, or (batch, rows, columns). global_in: the global scale or the largest
-    magnitude, global_out: the global scale that the kernel computes; read and written if the configuration has them.
-    columns: blocks of a row. signs: bit i is set where the rotation multiplies its element i by −1. ctas: for each
-    matrix. chunks: where the kernel itself looks for the largest magnitude.
+    magnitude, if the configuration reads one. global_out: the global scale, if the kernel computes one. columns: blocks
+    of a row. signs: bit i is set where the rotation multiplies its element i by −1. ctas: for each matrix. chunks:
+    where the kernel itself finds the largest magnitude.
     """
 
     x: Pointer = Pointer("Uint8", lambda c: c.vector_bytes)
@@ -94,7 +94,7 @@ class QuantizeArguments(NamedTuple):
 
 
 class AmaxArguments(NamedTuple):
-    """Raises ``amax``, which holds a magnitude, to the largest finite one of ``batch`` matrices.
+    """Raises ``amax``, which holds a magnitude, to the largest finite magnitude of ``batch`` matrices.
 
     x_strides, chunks: of x as it lies in memory. signs: as in :class:`QuantizeArguments`. ctas: for each matrix.
     """

@@ -1,8 +1,8 @@
-"""silu(gate) · up, or rmsnorm(x + residual) · weight, to E4M3 with a scale for each row: the kernel of rows, whose
-words are computed between its loads and the search for their largest. A row stays in registers.
+"""silu(gate) · up, or rmsnorm(x + residual) · weight, quantized to E4M3 with a scale for each row.
 
-Values are those of the kernels that quantize blocks (``silu_mul``, ``rmsnorm``): computed in fp32, rounded once to the
-dtype of x.
+It is the kernel of rows, which computes the words between its loads and the search for the largest. A row stays in
+registers. Values equal those of the kernels that quantize blocks (``silu_mul``, ``rmsnorm``): they are computed in fp32
+and rounded once to the dtype of x.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .fp8_config import VECTOR, Fp8ComputedArguments, Fp8ComputedConfig, OtherRo
 from .fp8_rows import Fp8Rows
 
 SUMS = 4
-"""Sums of squares of a thread: chains of FMAs that do not wait for one another."""
+"""Partial sums of squares in a thread: independent chains of FMAs."""
 
 
 class Fp8Computed(Fp8Rows):
@@ -37,7 +37,7 @@ class Fp8Computed(Fp8Rows):
 
     @cute.jit
     def __call__(self, arguments: Fp8ComputedArguments, stream: CUstream):
-        """Launches a CTA for each row."""
+        """Launches one CTA for each row."""
         grid, rows = (arguments.rows.rows, 1, 1), arguments.rows._replace(rows=None)
         self.kernel(arguments._replace(rows=rows)).launch(grid=grid, block=(self.config.threads, 1, 1), stream=stream)
 
@@ -57,12 +57,12 @@ class Fp8Computed(Fp8Rows):
         self.quantize(rows, row, thread, list(words))
 
     def of_row(self, matrix: OtherRows, k: Int32, row: Int32, thread: Int32) -> list[Uint32]:
-        """A thread's words of a row of a matrix beside x."""
+        """A thread's words of a row of a matrix other than x."""
         return self.words(matrix.pointer.toint() + Int64(row) * matrix.stride, k, thread)
 
     @cute.jit
     def with_residual(self, arguments: Fp8ComputedArguments, words: list[Uint32], row: Int32, thread: Int32) -> Any:
-        """x + residual, rounded to the dtype of x, and stored."""
+        """x + residual, rounded to the dtype of x; it stores the sum, too."""
         cfg, k, out = self.config, arguments.rows.k, arguments.residual_out
         old = to_f32(cfg, self.of_row(arguments.residual, k, row, thread))
         found = from_f32(cfg, [add_rn(a, b) for a, b in zip(to_f32(cfg, words), old)])
@@ -76,7 +76,7 @@ class Fp8Computed(Fp8Rows):
         return found
 
     def normed(self, arguments: Fp8ComputedArguments, words: Any, thread: Int32) -> tuple[Uint32, ...]:
-        """The words, normed, times the weight, rounded once."""
+        """The words, normalised, times the weight, rounded once."""
         x = to_f32(self.config, words)
         total = self.sum_of_squares(x, thread)
         inverse = rsqrt_approx(fma_rn(total, arguments.inverse_k, arguments.eps))
@@ -88,7 +88,7 @@ class Fp8Computed(Fp8Rows):
 
     @cute.jit
     def sum_of_squares(self, x: list[Float32], thread: Int32) -> Float32:
-        """The sum over all elements of the row, in every thread, in an order that depends on K alone."""
+        """The sum of squares of the row, in every thread. The order of the sum depends on K only."""
         place = SmemAllocator().allocate_array(Float32, WARP, byte_alignment=16).toint()
         own = [mul_rn(a, a) for a in x[:SUMS]]
         for i in cutlass.range_constexpr(SUMS, len(x)):

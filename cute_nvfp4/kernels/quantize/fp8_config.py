@@ -1,4 +1,4 @@
-"""The variants of the kernel that quantizes rows to E4M3, and its arguments."""
+"""The configurations and arguments of the kernels that quantize rows to E4M3."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ...target import Architecture
 from .config import WARP
 
 VECTOR = 16
-"""Elements that a thread takes at a time: sixteen bytes of the result."""
+"""Elements that a thread takes at once: sixteen bytes of the result."""
 MAX_THREADS, VECTORS = 1024, (1, 2, 4, 8)
 MAX_K = MAX_THREADS * VECTORS[-1] * VECTOR
-"""Elements of a row that a CTA has registers for."""
+"""Most elements of a row: those that a CTA has registers for."""
 WARP_VECTORS, CTA_ROWS = 4, 4
-"""Vectors of a lane up to which a warp takes a row, and how many a CTA has then."""
+"""Most vectors of a lane where a warp takes a whole row, and the rows of a CTA there."""
 DTYPES = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
 class Fp8RowsConfig:
     """One variant: ``threads`` threads take a row, each up to ``vectors`` vectors of it. dtype: of x. rows: of a CTA,
-    more than one where a warp takes each. early: whether the kernel may start while the launch before it still runs,
-    which writes nothing that it reads; it ends after that one."""
+    more than one where a warp takes each. early: whether the kernel may start while the launch before it still runs;
+    that launch writes nothing that this kernel reads, and this kernel ends after it."""
 
     dtype: str
     threads: int
@@ -40,7 +40,7 @@ class Fp8RowsConfig:
 
 
 def can_implement(c: Fp8RowsConfig) -> str:
-    """Why no kernel can be made of ``c``, or an empty string."""
+    """Why no kernel can be made of ``c``; an empty string if one can."""
     if c.dtype not in DTYPES:
         return explain("dtype of x", got=c.dtype, expected=" or ".join(DTYPES))
     if c.threads % 32 or not 32 <= c.threads <= MAX_THREADS or c.vectors not in VECTORS:
@@ -54,7 +54,7 @@ def can_implement(c: Fp8RowsConfig) -> str:
 
 
 def rows_config(dtype: str, k: int, arch: Architecture) -> Fp8RowsConfig:
-    """The variant for rows of K: few vectors a thread, so that all loads are under way at once."""
+    """The variant for rows of ``k`` elements: few vectors for each thread, so that all loads are in flight at once."""
     vectors = -(-k // VECTOR)
     each = next(x for x in VECTORS if x * MAX_THREADS >= vectors and (x > 1 or vectors <= 32))
     threads = -(-vectors // each)
@@ -62,7 +62,7 @@ def rows_config(dtype: str, k: int, arch: Architecture) -> Fp8RowsConfig:
 
 
 def short_rows_config(dtype: str, k: int, arch: Architecture) -> Fp8RowsConfig:
-    """The variant for rows of K, of which a CTA has several where a warp is enough for each: it takes a multiprocessor
+    """The variant for rows of ``k`` elements, with several rows in a CTA where a warp is enough for each: an SM takes
     as long to start a CTA as to quantize such a row."""
     vectors = -(-k // VECTOR)
     each = next((x for x in VECTORS if x * WARP >= vectors and x <= WARP_VECTORS), None)
@@ -70,7 +70,7 @@ def short_rows_config(dtype: str, k: int, arch: Architecture) -> Fp8RowsConfig:
 
 
 class Fp8RowsArguments(NamedTuple):
-    """data (rows, k) in E4M3, contiguous, and scale (rows,) of x (rows, k), whose rows are ``stride`` bytes apart."""
+    """Quantizes x (rows, k), rows ``stride`` bytes apart, to contiguous E4M3 data (rows, k) and scale (rows,)."""
 
     x: Pointer = Pointer("Uint8", 16)
     data: Pointer = Pointer("Uint8", 16)
@@ -82,8 +82,8 @@ class Fp8RowsArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class Fp8ComputedConfig(Fp8RowsConfig):
-    """One variant of the kernel that computes the rows it quantizes. source: "silu_mul", or "rmsnorm", which adds a
-    ``residual`` first and multiplies with a ``weighted`` row, or not."""
+    """One variant of the kernel that computes the rows that it quantizes. source: "silu_mul" or "rmsnorm"; residual,
+    weighted: whether "rmsnorm" adds a residual first, and multiplies by a row of weights."""
 
     source: str = "silu_mul"
     residual: bool = False
@@ -91,7 +91,7 @@ class Fp8ComputedConfig(Fp8RowsConfig):
 
 
 class OtherRows(NamedTuple):
-    """Rows of the dtype of x, ``stride`` bytes apart."""
+    """Rows in the dtype of x, ``stride`` bytes apart."""
 
     pointer: Pointer = Pointer("Uint8", 16)
     stride: Scalar = INT64
@@ -102,8 +102,8 @@ def _where(condition: Callable[[Any], bool], record: Any) -> PerConfig:
 
 
 class Fp8ComputedArguments(NamedTuple):
-    """Quantizes silu(x) · up, or rmsnorm(x + residual) · weight with ``eps`` added to the mean of squares; inverse_k:
-    1 / K. residual_out: the new residual."""
+    """Quantizes silu(x) · up, or rmsnorm(x + residual) · weight. eps: added to the mean of squares; inverse_k: 1 / K;
+    residual_out: x + residual."""
 
     rows: Fp8RowsArguments = Fp8RowsArguments()
     up: OtherRows | None = _where(lambda c: c.source == "silu_mul", OtherRows())

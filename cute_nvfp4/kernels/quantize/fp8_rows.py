@@ -1,5 +1,5 @@
-"""Rows of 16-bit floats to E4M3 with a float32 scale for each row, in one pass: a CTA, or a warp, has a row in its
-registers."""
+"""Quantizes rows of 16-bit floats to E4M3 with a float32 scale for each row, in one pass: a CTA or a warp keeps a row
+in its registers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Fp8Rows:
 
     @cute.jit
     def __call__(self, arguments: Fp8RowsArguments, stream: CUstream):
-        """Launches a CTA for each row, or for each ``config.rows``."""
+        """Launches one CTA for each ``config.rows`` rows."""
         cfg = self.config
         grid = (cute.ceil_div(arguments.rows, cfg.rows), 1, 1)
         passed = arguments if cfg.rows > 1 else arguments._replace(rows=None)
@@ -39,7 +39,7 @@ class Fp8Rows:
 
     @cute.kernel
     def kernel(self, arguments: Fp8RowsArguments):
-        # a product may start, and load its weights, while rows are quantized: for x it waits
+        # the GEMM of the result may start and load its weights meanwhile; it waits where it reads the result
         cute.arch.griddepcontrol_launch_dependents()
         thread, _, _ = cute.arch.thread_idx()
         row, _, _ = cute.arch.block_idx()
@@ -50,16 +50,16 @@ class Fp8Rows:
         else:
             self.take(arguments, row, thread)
         if cutlass.const_expr(self.config.early):
-            # who waits for this launch waits for the one before, too
+            # a launch that waits for this one must also be after the launch before this one
             cute.arch.griddepcontrol_wait()
 
     def take(self, arguments: Fp8RowsArguments, row: Int32, thread: Int32) -> None:
-        """Quantizes a row by its threads."""
+        """Quantizes one row, by the threads that share it."""
         words = self.words(arguments.x.toint() + Int64(row) * arguments.stride, arguments.k, thread)
         self.quantize(arguments, row, thread, words)
 
     def words(self, first: Int64, k: Int32, thread: Int32) -> list[Uint32]:
-        """A thread's vectors of the row that begins at ``first``; zeros beyond its end."""
+        """A thread's vectors of the row that starts at ``first``; zeros beyond its end."""
         cfg, size = self.config, 2 * VECTOR
         vectors = div(k, VECTOR)
         words: list[Uint32] = []
@@ -72,7 +72,7 @@ class Fp8Rows:
 
     @cute.jit
     def quantize(self, arguments: Fp8RowsArguments, row: Int32, thread: Int32, words: list[Uint32]):
-        """Quantizes a row, of which each thread has some words, and stores it."""
+        """Quantizes and stores a row, of which each thread has some words."""
         cfg, vectors = self.config, div(arguments.k, VECTOR)
         largest = self.largest_of_row(max_abs_halves(words, cfg.dtype), thread)
         inverse = div_rn(Float32(LARGEST), largest)
@@ -86,11 +86,11 @@ class Fp8Rows:
 
     @cute.jit
     def largest_of_row(self, value: Float32, thread: Int32) -> Float32:
-        """The largest ``value`` of the CTA's threads, at least ``LEAST``; NaN if one of them is."""
+        """The largest ``value`` of the threads that share a row, at least ``LEAST``; NaN if one of them is."""
         smem = SmemAllocator()
         place = smem.allocate_array(Float32, WARP, byte_alignment=16).toint()
         lane, warps = mod(thread, WARP), self.config.warps
-        # bits of numbers without a sign are in the order of the numbers, and NaN's are the largest
+        # bits of non-negative values are in the order of the values, and NaN's are the largest
         found = max_lanes(f32_bits(max_abs_f32(value, Float32(LEAST))))
         if cutlass.const_expr(warps > 1):
             if lane == 0:
@@ -100,7 +100,7 @@ class Fp8Rows:
         return f32_from_bits(found)
 
     def encoded(self, words: list[Uint32], inverse: Float32) -> list[Uint32]:
-        """Sixteen E4M3 codes of eight words."""
+        """The sixteen E4M3 codes of eight words."""
         to_f32 = bf16x2_to_f32 if self.config.dtype == "bfloat16" else f16x2_to_f32
         values = [mul_rn(x, inverse) for word in words for x in to_f32(word)]
         return [f32x4_to_8bit(values[i : i + 4], "e4m3") for i in range(0, VECTOR, 4)]

@@ -1,4 +1,4 @@
-"""The variants of the kernels that compute what they quantize, and their arguments."""
+"""The configurations and arguments of the kernels that compute what they quantize."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .config import WARP, QuantizeConfig
 
 
 class Matrix(NamedTuple):
-    """A matrix of x's dtype, and aligned as x is."""
+    """A matrix of the dtype and the alignment of x."""
 
     pointer: Pointer = Pointer("Uint8", lambda c: c.vector_bytes)
     strides: Strides = Strides()
@@ -19,7 +19,7 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True)
 class FusedConfig(QuantizeConfig):
-    """One variant of quantizing computed values; values: whether they are stored, too."""
+    """One variant that quantizes computed values. values: whether it stores them, too."""
 
     values: bool = False
 
@@ -28,8 +28,8 @@ class FusedConfig(QuantizeConfig):
 class RmsnormConfig(FusedConfig):
     """One variant of the kernel of ``rmsnorm_quantize``.
 
-    A CTA of ``warps`` warps takes a row, a thread ``blocks`` blocks of it. residual: whether one is added. weight:
-    dtype of the weight, "" for none.
+    A CTA of ``warps`` warps takes a row, and each thread ``blocks`` blocks of it. residual: whether it adds one.
+    weight: dtype of the weight, "" for none.
     """
 
     blocks: int = 1
@@ -44,7 +44,7 @@ class RmsnormConfig(FusedConfig):
 
 @dataclass(frozen=True)
 class SiluMulConfig(FusedConfig):
-    """One variant of the kernel of ``silu_mul_quantize``: that of rows, with two inputs."""
+    """One variant of the kernel of ``silu_mul_quantize``: the kernel of rows, with two inputs."""
 
 
 _VALUES = PerConfig(lambda c: Matrix() if c.values else None)
@@ -52,10 +52,10 @@ _RESIDUAL = PerConfig(lambda c: Matrix() if c.residual else None)
 
 
 class RmsnormArguments(NamedTuple):
-    """Quantizes rmsnorm(x + residual) · weight. ``quantize.walk.count``: rows, those of the scales' padding included.
+    """Quantizes rmsnorm(x + residual) · weight. ``quantize.walk.count``: rows, with those that pad the scales.
 
-    weight: (K,). residual, residual_out: as x; they may be the same. values: (rows, K), what is quantized.
-    inverse_k: 1 / K.
+    weight: (K,). residual, residual_out: shaped as x; they may be the same. values: (rows, K), the values that are
+    quantized. eps: added to the mean of squares. inverse_k: 1 / K.
     """
 
     quantize: QuantizeArguments = QuantizeArguments()
@@ -68,7 +68,7 @@ class RmsnormArguments(NamedTuple):
 
 
 class SiluMulArguments(NamedTuple):
-    """Quantizes silu(x) · up. values: (rows, K), what is quantized."""
+    """Quantizes silu(x) · up. values: (rows, K), the values that are quantized."""
 
     quantize: QuantizeArguments = QuantizeArguments()
     up: Matrix = Matrix()

@@ -1,4 +1,4 @@
-"""What the quantization kernels share: their launch, the tensors of a matrix, the global scale, loads and stores."""
+"""The common part of the quantization kernels: launch, tensors of a matrix, global scale, loads and stores."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from .fused import RmsnormArguments, SiluMulArguments
 
 
 def address_of(tensor: cute.Tensor, coordinate: Any) -> Any:
-    """The address of an element: loads and stores here are inline PTX, whose widths and policies CuTe does not have."""
+    """The address of an element, for inline-PTX loads and stores, whose widths and policies CuTe does not have."""
     return (tensor.iterator + cute.crd2idx(coordinate, tensor.layout)).toint()
 
 
 def bytes_at(address: Int64, layout: cute.Layout) -> cute.Tensor:
-    """The bytes of global memory at ``address``, a sum that the compiler keeps as it is; it rearranges a pointer's."""
+    """The bytes of global memory at ``address``. The compiler keeps this sum; it would rearrange a pointer's."""
     return cute.make_tensor(cute.make_ptr(Uint8, address, cute.AddressSpace.gmem), layout)
 
 
 def atom_row(row: Int32) -> tuple[Int32, Int32]:
-    """The coordinate of a row in a scale atom: (row in 32, row of four)."""
+    """The coordinate of a row in a scale atom: (row mod 32, row div 32)."""
     return mod(row, ATOM_SHAPE[0][0]), div(row, ATOM_SHAPE[0][0])
 
 
 class Matrices(NamedTuple):
-    """One matrix of the batch, by rows and blocks of 16 (MX 32) elements; every tensor is one of bytes.
+    """One matrix of the batch, by rows and blocks of 16 (MX 32) elements. All tensors are of bytes.
 
-    rows, columns: those that exist. mOther, mValues: of kernels that compute what they quantize.
+    rows, columns: those that exist. mOther, mValues: for kernels that compute what they quantize.
     """
 
     mX: cute.Tensor  # (ROWS, COLUMNS), the first byte of a block
@@ -55,31 +55,30 @@ class Matrices(NamedTuple):
     rows: Int32
     columns: Int32
     mOther: cute.Tensor | None = None  # (ROWS, COLUMNS), a second input of x's dtype
-    mValues: cute.Tensor | None = None  # (ROWS, COLUMNS), what is quantized, stored too
+    mValues: cute.Tensor | None = None  # (ROWS, COLUMNS), the quantized values, which are stored too
 
     def has(self, row: Int32, column: Int32) -> Boolean:
         """Whether the matrix has this block."""
         return (row < self.rows) & (column < self.columns)
 
     def blocked_scale(self, row: Any, atom: Int32, atom_column: Int32) -> Int64:
-        """The address of the four scales of a row, ``row`` being its coordinate in the atom.
+        """The address of four scales of a row in the blocked layout. row: its coordinate in the atom.
 
-        Atoms are counted, and not addressed by the strides of ``cute_layout``, which would take one more register:
-        ``optimal`` has none left.
+        Atoms are counted: the strides of ``cute_layout`` would take one more register, and ``optimal`` has none left.
         """
         number = atom * self.rest_k + atom_column
         return self.mScale.iterator.toint() + (Int64(number) * ATOM_BYTES + cute.crd2idx((row, 0), self.mScale.layout))
 
     @property
     def rest_k(self) -> Int32:
-        """Atoms along K."""
+        """Scale atoms along K."""
         return ceil_div(self.columns, ATOM_COLS)
 
 
 class QuantizeKernel:
-    """A kernel of one :class:`QuantizeConfig`, and how it is launched; subclasses walk the matrix."""
+    """The kernel of one :class:`QuantizeConfig` and its launch. Subclasses walk the matrix."""
 
-    # per cent of a multiprocessor's memory that is to be shared memory, not L1
+    # the percentage of an SM's memory that is shared memory rather than L1
     smem_carveout = 100
 
     def __init__(self, config: QuantizeConfig) -> None:
@@ -87,17 +86,17 @@ class QuantizeKernel:
 
     @property
     def amax(self) -> Amax:
-        """The search for the largest magnitude, where this kernel makes one."""
+        """The search for the largest magnitude, for configurations that compute the global scale."""
         return Amax(self.config)
 
     @cute.jit
     def __call__(self, arguments: QuantizeArguments, stream: CUstream):
         """Launches ``arguments.ctas`` CTAs for each matrix."""
-        # what only the host uses does not become a parameter of the kernel
+        # arguments that only the host uses do not become kernel parameters
         self.launch(arguments._replace(batch=None, ctas=None), arguments, stream)
 
     def launch(self, arguments: Any, sizes: QuantizeArguments, stream: CUstream) -> None:
-        """Launches the kernel with ``arguments`` on as many CTAs as ``sizes`` says."""
+        """Launches the kernel with ``arguments``, on as many CTAs as ``sizes`` says."""
         self.kernel(arguments).launch(
             grid=(sizes.ctas, sizes.batch, 1),
             block=(WARP * self.config.warps, 1, 1),
@@ -124,12 +123,12 @@ class QuantizeKernel:
         return Matrices(mX, mData, mScale, rows, columns)
 
     def like_x(self, matrices: Matrices, pointer: cute.Pointer, strides: Strides) -> cute.Tensor:
-        """The tensor of another matrix of the dtype of x, (ROWS, COLUMNS): the first byte of a block."""
+        """The tensor of another matrix in x's dtype, (ROWS, COLUMNS): the first byte of a block."""
         layout = cute.make_layout((matrices.rows, matrices.columns), stride=(strides.row, self.config.block_bytes))
         return cute.make_tensor(pointer, layout)
 
     def context(self, arguments: QuantizeArguments, smem: SmemAllocator, thread: Int32, cta: Int32) -> BlockContext:
-        """What all blocks share; ``cta``: 0 for the one that stores a computed global scale."""
+        """The record that all blocks share. cta: 0 in the CTA that stores a computed global scale."""
         cfg = self.config
         largest = self.amax.of_tensor(arguments, smem, thread) if cfg.global_scale == "computed" else None
         factor = self.global_factor(arguments.global_in, arguments.global_out, thread + cta, largest)
@@ -152,7 +151,7 @@ class QuantizeKernel:
         self, global_in: cute.Pointer, global_out: cute.Pointer, thread: Int32, largest: Uint32 | None = None
     ) -> GlobalFactor:
         """The global scale: none, given, or computed from the largest magnitude, whose bits are ``largest`` or in
-        ``global_in``; thread 0 stores a computed one."""
+        ``global_in``. Thread 0 stores a computed one."""
         cfg = self.config
         value = Float32(1.0)
         if cutlass.const_expr(largest is not None):
@@ -167,13 +166,13 @@ class QuantizeKernel:
                 cute.make_tensor(global_out, cute.make_layout(1))[0] = value
         inside = (value >= Float32(SMALLEST_GLOBAL_SCALE)) & (value <= Float32(LARGEST_GLOBAL_SCALE))
         valid = cutlass.select_(inside, Int32(1), Int32(0))
-        # arithmetic goes on with a number; nothing of it is stored
+        # arithmetic goes on with 1 in place of an invalid scale, and none of its results is stored
         value = cutlass.select_(inside, value, Float32(1.0))
         shift = f32_from_bits(Uint32(0x7F000000) - (f32_bits(value) & Uint32(0x7F800000)))
         return GlobalFactor(value, rcp_rn(value), value * shift, shift, valid)
 
     def load(self, address: Int64, exists: Boolean) -> list[Uint32]:
-        """The words of a block, loaded by the lane itself; zeros if it does not exist."""
+        """The words of a block, which the lane loads itself; zeros if the block does not exist."""
         width = min(self.config.vector_bytes, self.config.block_bytes)
         predicate = cutlass.select_(exists, Int32(1), Int32(0))
         starts = range(0, self.config.block_bytes, width)
@@ -186,11 +185,11 @@ class QuantizeKernel:
 
 
 class FusedLaunch:
-    """The launch of a kernel that computes what it quantizes: its arguments have those of the quantization in them."""
+    """The launch of a kernel that computes what it quantizes; its arguments contain ``QuantizeArguments``."""
 
     @cute.jit
     def __call__(self, arguments: RmsnormArguments | SiluMulArguments, stream: CUstream):
         """Launches ``arguments.quantize.ctas`` CTAs."""
         sizes = arguments.quantize
-        # what only the host uses does not become a parameter of the kernel
+        # arguments that only the host uses do not become kernel parameters
         self.launch(arguments._replace(quantize=sizes._replace(batch=None, ctas=None)), sizes, stream)

@@ -1,4 +1,4 @@
-"""Stochastic rounding from Philox's bits, as ``cute_nvfp4.quantization.philox`` and ``rounding`` define it."""
+"""Stochastic rounding with Philox's bits, as ``cute_nvfp4.quantization.philox`` and ``rounding`` define it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BIAS, _MANTISSA_BITS = 127, 23
 
 
 def philox(counter: Sequence[Uint32], key: Sequence[Uint32]) -> list[Uint32]:
-    """Four random words of a counter of four words and a key of two."""
+    """Four random words from a counter of four words and a key of two."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for number in range(_ROUNDS):
@@ -31,9 +31,9 @@ def philox(counter: Sequence[Uint32], key: Sequence[Uint32]) -> list[Uint32]:
 
 
 def stochastic(config: QuantizeConfig, y: Sequence[Float32], draw: Draw) -> list[Float32]:
-    """``y`` rounded up or down at random to what the element type has (or to what saturates in it).
+    """``y``, rounded up or down at random to values of the element type (or to values that saturate in it).
 
-    ``draw.index`` is that of the first of ``y`` in the whole result, a multiple of four.
+    ``draw.index`` is the index of y[0] in the whole result, a multiple of four.
     """
     kind = ELEMENTS[config.element]
     least = Uint32(_BIAS + 1 - kind.exponent_bias)
@@ -50,6 +50,6 @@ def stochastic(config: QuantizeConfig, y: Sequence[Float32], draw: Draw) -> list
             step = f32_from_bits((exponent - Uint32(kind.mantissa_bits)) << Uint32(_MANTISSA_BITS))
             inverse = f32_from_bits((Uint32(2 * _BIAS + kind.mantissa_bits) - exponent) << Uint32(_MANTISSA_BITS))
             steps = add_rn(mul_rn(f32_from_bits(magnitude), inverse), add_rn(uniform, Float32(-0.5)))
-            # the sign of a zero is that of the product
+            # a zero takes the sign of the value
             result.append(mul_rn(mul_rn(round_even(steps), step), copy_sign(Float32(1.0), value)))
     return result

@@ -1,15 +1,16 @@
 """rmsnorm(x + residual) · weight, quantized: a row stays in registers from its load to its codes.
 
-Who does what. A CTA takes a row, thread t the blocks t, t + threads, … of it. Its threads sum squares in fp32: each its
-own by FMAs, in four sums; then the lanes of a warp; then the warps, through shared memory. The order depends on K and
-the dtype alone, so that a row's result does not depend on the other rows. One barrier a row is enough, because the sums
-of the warps have two places that take turns. Then each thread has whole blocks, and quantizes them as all kernels do.
+Work distribution. A CTA takes a row; thread t takes the blocks t, t + threads, … of it. Squares are summed in fp32: by
+each thread in four chains of FMAs, then over the lanes of a warp, then over the warps through shared memory. The order
+depends on K and the dtype only, so that a row's result does not depend on other rows. One barrier for each row is
+enough, because the sums of the warps alternate between two places. Each thread then quantizes whole blocks, as all
+kernels do.
 
-The first row is loaded before the global scale is read: in decoding a row's time is that of its loads. A CTA that
-takes several rows loads the next one, weights once more, after it has quantized this one, when its registers are free:
-other CTAs of the multiprocessor compute meanwhile. Quads of lanes join the scales of four columns to a word.
+The first row is loaded before the global scale is read, since in decoding the loads take most of a row's time. A CTA
+that takes several rows loads the next one, with the weights, after it has quantized this one and its registers are
+free; other CTAs of the SM compute meanwhile. Quads of lanes join the scales of four columns to a word.
 
-Rows that only the blocked layout has are walked like others: nothing is read for them, and their scales are zero.
+Rows that only pad the blocked layout are walked like others: nothing is read for them, and their scales are zero.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from .config import ITEM_BYTES, WARP
 from .fused import RmsnormArguments, RmsnormConfig
 from .kernel import FusedLaunch, Matrices, QuantizeKernel, address_of, atom_row
 
-# sums of a thread: chains of FMAs that do not wait for one another
+# partial sums in a thread: independent chains of FMAs
 _SUMS = 4
 
 
 class RowWords(NamedTuple):
-    """A thread's words of a row: of its blocks of x, and of the residual and the weight if there are."""
+    """A thread's words of a row: its blocks of x, of the residual and of the weight (None without them)."""
 
     x: tuple[Uint32, ...]
     residual: tuple[Uint32, ...] | None
@@ -46,7 +47,7 @@ class RowWords(NamedTuple):
 
 
 class RmsnormQuantize(FusedLaunch, QuantizeKernel):
-    """The kernel of one :class:`RmsnormConfig`."""
+    """The host function and the kernel of one :class:`RmsnormConfig`."""
 
     config: RmsnormConfig
 
@@ -84,7 +85,7 @@ class RmsnormQuantize(FusedLaunch, QuantizeKernel):
             place = place ^ 1
 
     def tensors(self, arguments: RmsnormArguments) -> tuple[Matrices, cute.Tensor | None]:
-        """The tensors of x, the residual, the values and the result; and of the new residual."""
+        """The tensors of x, the residual, the values and the result; and the tensor of the new residual."""
         matrices = self.matrices(arguments.quantize, Int32(0))
         other, out, values = (
             None if matrix is None else self.like_x(matrices, *matrix)
@@ -97,7 +98,7 @@ class RmsnormQuantize(FusedLaunch, QuantizeKernel):
         return [thread + i * self.config.threads for i in range(self.config.blocks)]
 
     def load_row(self, arguments: RmsnormArguments, matrices: Matrices, row: Int32, thread: Int32) -> RowWords:
-        """The thread's blocks of a row; zeros of what does not exist."""
+        """The thread's blocks of a row; zeros for blocks that do not exist."""
 
         def words(tensor: cute.Tensor | None) -> tuple[Uint32, ...] | None:
             if tensor is None:
@@ -110,7 +111,7 @@ class RmsnormQuantize(FusedLaunch, QuantizeKernel):
         return RowWords(words(matrices.mX), words(matrices.mOther), self.load_weight(arguments, thread))
 
     def load_weight(self, arguments: RmsnormArguments, thread: Int32) -> tuple[Uint32, ...] | None:
-        """The words of the weights of the thread's blocks."""
+        """The words of the weights for the thread's blocks."""
         if arguments.weight is None:
             return None
         size = self.config.block * ITEM_BYTES[self.config.weight]
@@ -125,7 +126,7 @@ class RmsnormQuantize(FusedLaunch, QuantizeKernel):
 
     @cute.jit
     def with_residual(self, words: RowWords, out: cute.Tensor, row: Int32, thread: Int32, matrices: Matrices):
-        """x + residual, rounded to the dtype of x, and stored."""
+        """x + residual, rounded to the dtype of x; it stores the sum, too."""
         cfg = self.config
         sums = [add_rn(a, b) for a, b in zip(to_f32(cfg, words.x), to_f32(cfg, words.residual))]
         found, count = from_f32(cfg, sums), cfg.block_bytes // 4
@@ -137,7 +138,7 @@ class RmsnormQuantize(FusedLaunch, QuantizeKernel):
 
     @cute.jit
     def sum_of_squares(self, words: tuple[Uint32, ...], sums: Int32, thread: Int32) -> Float32:
-        """The sum over all elements of the row, in every thread. sums: the address of the warps' sums."""
+        """The sum of squares of the row, in every thread. sums: the address of the warps' sums."""
         x = to_f32(self.config, words)
         own = [mul_rn(a, a) for a in x[:_SUMS]]
         for i in cutlass.range_constexpr(_SUMS, len(x)):
@@ -153,7 +154,7 @@ class RmsnormQuantize(FusedLaunch, QuantizeKernel):
         return total
 
     def normed(self, words: RowWords, inverse: Float32, i: int) -> tuple[Uint32, ...]:
-        """The words of the thread's ``i``-th block, normed, times the weight, rounded once."""
+        """The words of the thread's ``i``-th block, normalised, times the weight, rounded once."""
         cfg, block = self.config, self.config.block
 
         def part(words: tuple[Uint32, ...], item_bytes: int) -> tuple[Uint32, ...]:
@@ -168,7 +169,7 @@ class RmsnormQuantize(FusedLaunch, QuantizeKernel):
 
     @cute.jit
     def store_scale(self, matrices: Matrices, row: Int32, column: Int32, code: Uint32):
-        """Stores a block's scale: 0 where there is no block."""
+        """Stores the scale of a block, 0 for a block that does not exist."""
         cfg, exists = self.config, matrices.has(row, column)
         if cutlass.const_expr(cfg.layout == "blocked" or cfg.scale_word):
             # the lanes of a quad have four columns

@@ -13,9 +13,9 @@ from .config import QuantizeConfig
 
 
 def rotated_words(config: QuantizeConfig, words: Sequence[Uint32], signs: Uint32 | None) -> Sequence[Uint32]:
-    """The bits in fp32 of the elements in ``words``, each ``config.hadamard`` of them rotated; ``words`` for 0.
+    """The fp32 bits of the elements in ``words``, rotated in groups of ``config.hadamard``; ``words`` itself for 0.
 
-    signs: bit i is set where element i of a rotation is multiplied by −1. In order: signs, additions at distance 1, 2,
+    signs: bit i is set where element i of a group is multiplied by −1. The order is: signs, additions at distance 1, 2,
     4, …, one product. The result has the dtype of ``config.after_rotation``.
     """
     size = config.hadamard
@@ -29,7 +29,7 @@ def rotated_words(config: QuantizeConfig, words: Sequence[Uint32], signs: Uint32
 
 
 def _with_signs(config: QuantizeConfig, words: Sequence[Uint32], signs: Uint32) -> list[Uint32]:
-    """``words`` with signs changed: one operation a word, by masks that are the same for all blocks."""
+    """``words`` with changed signs: one operation for each word, with masks that are the same for all blocks."""
     if config.item_bytes == 4:
         masks = [_bit(signs, i, 31) for i in range(config.hadamard)]
     else:
@@ -38,7 +38,7 @@ def _with_signs(config: QuantizeConfig, words: Sequence[Uint32], signs: Uint32) 
 
 
 def _bit(signs: Uint32, i: int, place: int) -> Uint32:
-    """Bit ``i`` of ``signs`` at ``place``, alone."""
+    """Bit ``i`` of ``signs``, moved to bit ``place`` of a word of zeros."""
     moved = signs << Uint32(place - i) if place >= i else signs >> Uint32(i - place)
     return moved & Uint32(1 << place)
 

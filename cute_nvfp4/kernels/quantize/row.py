@@ -1,25 +1,25 @@
 """Quantization to block-scaled formats in one pass over x, one source for Hopper and Blackwell.
 
-Bytes decide: x is read once, and a little more than a quarter (bf16) is written. A thread quantizes whole blocks in
-registers, so that scales, codes and searches need no barriers.
+Memory bandwidth bounds it: x is read once, and a little more than a quarter of its bytes (bf16) is written. A thread
+quantizes whole blocks in registers, so that scales, codes and searches need no barriers.
 
-Who does what. A warp's *work tile* is four rows of 32 blocks each: rows r, r + 32, r + 64 and r + 96 of a scale atom.
-The warp takes them one after the other, lane l block l. In the blocked layout the scales of four neighbouring blocks of
-these rows are sixteen contiguous bytes; after the four rows a lane holds the four scales of its column, quads of lanes
-exchange them (two shuffles), and a lane stores four scales of one row in one word. The warps of a CTA take consecutive
-r (a *row group*), so that their words fill whole lines of the scales.
+Work distribution. A warp's *work tile* is four rows of 32 blocks each: rows r, r + 32, r + 64 and r + 96 of a scale
+atom. The warp takes them one after the other; lane l takes block l. In the blocked layout the scales of four
+neighbouring blocks of these rows are sixteen contiguous bytes. After the four rows a lane holds the four scales of its
+column; a quad of lanes exchanges them (two shuffles), and each lane stores four scales of one row as a word. The warps
+of a CTA take consecutive r (a *row group*), so that their words fill whole lines of the scales.
 
-As many CTAs as fit on the device walk the work tiles. A row of a work tile, up to a kilobyte of bf16 that is contiguous
-in memory, comes to shared memory by one bulk copy (``cp.async.bulk``), four rows ahead: bytes in flight cost no
-registers, and each sector is asked for once. Where x is not aligned to sixteen bytes each lane loads its own block.
+As many CTAs as fit on the device walk the work tiles. One bulk copy (``cp.async.bulk``) brings a row of a work tile, up
+to a contiguous kilobyte of bf16, to shared memory, four rows ahead: bytes in flight cost no registers, and each sector
+is requested once. Where x is not aligned to sixteen bytes, each lane loads its own block.
 
-Where the fast path of 4/6 leaves a block undecided, the kernel goes on; after the work tile such blocks are quantized
-again by the definition, read from global memory: a few of a row by the whole warp, one after the other, many by their
-own lanes. So the four rows of a work tile are one stretch of code without branches, fetched and waited for two at a
-time.
+Where the fast path of 4/6 leaves a block undecided, the kernel goes on. After the work tile it reads undecided blocks
+from global memory and quantizes them again by the definition: a few blocks of a row by the whole warp, one after the
+other, or many blocks each by its own lane. The four rows of a work tile therefore are code without branches, with a
+barrier for each two rows.
 
-Rows and blocks that do not exist but that the blocked layout pads to are walked like others: nothing is read for
-them, no data is stored, and their scales are zero.
+Rows and blocks that only pad the blocked layout are walked like others: nothing is read for them, no data is stored,
+and their scales are zero.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from .block.records import BlockContext
 from .config import ROW_STEP, WARP, WARP_ROWS, QuantizeConfig
 from .kernel import Matrices, QuantizeKernel, address_of
 
-# undecided blocks of a row that a warp takes one after the other, rather than each lane its own
+# undecided blocks of a row up to which the whole warp takes each; above, each lane takes its own block
 _FEW = 4
 
 
@@ -60,13 +60,13 @@ class WarpRows(NamedTuple):
 
     @property
     def base(self) -> Int32:
-        """The first of them, counted in the matrix."""
+        """The first of these rows, counted in the matrix."""
         return self.atom * ATOM_ROWS + self.first
 
 
 class Source(NamedTuple):
-    """What bulk copies bring: the address of the first row of each input, the bytes of a row of one, the rows from the
-    first on."""
+    """Sources of bulk copies. starts: the address of the work tile's first row in each input; size: bytes of a row in
+    one input; rows: rows of the matrix from the first one on."""
 
     starts: tuple[Int64, ...]
     size: Int32
@@ -74,23 +74,25 @@ class Source(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Where the lane's codes of its next row go, and its word of four scales."""
+    """The addresses of the lane's codes of its next row, and of its word of four scales."""
 
     codes: Int64
     scales: Int64
 
     def advanced(self, config: QuantizeConfig, row: Int64) -> Target:
-        """The target after a work tile's last row, moved on to the next work tile of its rows; row: bytes of codes."""
+        """The target after the last row of a work tile, moved to the next work tile of its rows. row: bytes of
+        codes."""
         column_bytes = ATOM_BYTES // ATOM_COLS if config.layout == "blocked" else 1
         codes = self.codes + (WARP * config.out_bytes - WARP_ROWS * ROW_STEP * row)
         return Target(codes, self.scales + WARP * column_bytes)
 
 
 class RowRing(NamedTuple):
-    """A warp's stages in shared memory, a row of each input, and the barriers of the rows that are fetched together.
+    """A warp's stages in shared memory, each with a row of every input, and their barriers.
 
-    stages: the address of (ROW_BYTES, INPUTS, RING_ROWS). barriers: of (RING_ROWS / rows_together) mbarriers. As a
-    tensor the stages change the PTX: additions of their addresses change places, and with them the machine code of 4/6.
+    stages: the address of (ROW_BYTES, INPUTS, RING_ROWS). barriers: the address of (RING_ROWS / rows_together)
+    mbarriers. Stages as a tensor change the PTX: additions of addresses change places, and with them the machine code
+    of 4/6.
     """
 
     stages: Int32
@@ -98,22 +100,22 @@ class RowRing(NamedTuple):
 
 
 class QuantizeRow(QuantizeKernel):
-    """The kernel that reads x row after row.
+    """The kernel that reads x row by row.
 
-    A subclass may have several inputs of x's shape (``inputs``), of which ``prepared`` makes the elements.
+    A subclass may read several inputs of x's shape (``inputs``), from which ``prepared`` makes the elements.
     """
 
-    # tensors that are read
+    # the number of ``inputs``
     input_count = 1
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row of a work tile in shared memory, of one input."""
+        """Bytes of one input's row of a work tile in shared memory."""
         return self.config.block_bytes * WARP if self.config.bulk else 16
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of a row of a work tile in shared memory, of all inputs."""
+        """Bytes of all inputs' rows of a work tile in shared memory, for one row of the work tile."""
         return self.input_count * self.row_bytes
 
     def extended(self, matrices: Matrices, extra: Any) -> Matrices:
@@ -121,13 +123,13 @@ class QuantizeRow(QuantizeKernel):
         return matrices
 
     def inputs(self, matrices: Matrices) -> tuple[cute.Tensor, ...]:
-        """The tensors that are read."""
+        """The tensors that the kernel reads."""
         return (matrices.mX,)
 
     def prepared(
         self, matrices: Matrices, words: list[Uint32], row: Int32, column: Int32, exists: Boolean
     ) -> Sequence[Uint32]:
-        """The elements of a block, of its words in each input."""
+        """The elements of a block, from its words in each input."""
         return words
 
     @cute.kernel
@@ -136,7 +138,7 @@ class QuantizeRow(QuantizeKernel):
 
     @cute.jit
     def quantize_rows(self, arguments: QuantizeArguments, extra: Any):
-        """Quantizes the work tiles of this CTA; ``extra``: arguments of a subclass, for ``extended``."""
+        """Quantizes the work tiles of this CTA. extra: arguments of a subclass, for ``extended``."""
         cfg, walk = self.config, arguments.walk
         thread, _, _ = cute.arch.thread_idx()
         cta, batch, _ = cute.arch.block_idx()
@@ -147,7 +149,7 @@ class QuantizeRow(QuantizeKernel):
         ring = self.make_ring(smem, warp)
         matrices = self.extended(self.matrices(arguments, batch), extra)
 
-        # work tiles are counted along K first; those of a CTA follow one another, or are ``ctas`` apart
+        # work tiles are counted along K first; a CTA's work tiles follow one another, or are ``ctas`` apart
         first, end, step = cta, walk.count, ctas
         if cutlass.const_expr(cfg.in_runs):
             walker = warp * ctas + cta if cutlass.const_expr(cfg.runs_of_warps) else cta
@@ -186,7 +188,7 @@ class QuantizeRow(QuantizeKernel):
                 if cutlass.const_expr(cfg.bulk):
                     source = self.source(matrices, self.warp_rows(next_group, warp), next_chunk)
             column = chunk * WARP + lane
-            # scales of the lane's column, one byte a row; and a bit for each row with an undecided block
+            # scales of the lane's column, one byte for each row; and one bit for each row with an undecided block
             scales, undecided = Uint32(0), Int32(0)
             more = tile + step < end
             for i in cutlass.range(WARP_ROWS, unroll_full=cfg.defers_undecided, unroll=1):
@@ -233,7 +235,7 @@ class QuantizeRow(QuantizeKernel):
 
     @cute.jit
     def store_block(self, address: Int64, code: Uint32, words: tuple[Uint32, ...], exists: Boolean) -> Uint32:
-        """Stores the codes of a block that exists; its scale, or 0."""
+        """Stores the codes of a block that exists, and returns its scale, or 0."""
         if cutlass.const_expr(self.config.ragged):
             code = cutlass.select_(exists, code, Uint32(0))
             if exists:
@@ -252,7 +254,7 @@ class QuantizeRow(QuantizeKernel):
         undecided: Int32,
         scales: Uint32,
     ) -> Uint32:
-        """Quantizes the blocks of rows that ``undecided`` has a bit for by the definition; the scales after that."""
+        """Quantizes by the definition the blocks of rows whose bit in ``undecided`` is set; returns the new scales."""
         slow = dataclasses.replace(self.config, fast_path=False)
         lane = mod(column, WARP)
         if cute.arch.vote_any_sync(undecided != 0):
@@ -278,14 +280,14 @@ class QuantizeRow(QuantizeKernel):
         return scales
 
     def warp_rows(self, group: Int32, warp: Int32) -> WarpRows:
-        """The rows of a warp in row group ``group``, which is one row of 32 where each warp has its own."""
+        """The rows of a warp in row group ``group``; with runs of warps, a group is one row of 32."""
         if self.config.runs_of_warps:
             return WarpRows(div(group, ROW_STEP), mod(group, ROW_STEP))
         groups = ROW_STEP // self.config.warps
         return WarpRows(div(group, groups), mod(group, groups) * self.config.warps + warp)
 
     def make_ring(self, smem: SmemAllocator, warp: Int32) -> RowRing:
-        """Allocates the stages and barriers of all warps; those of ``warp``."""
+        """Allocates the stages and barriers of all warps, and returns those of ``warp``."""
         cfg, warps = self.config, self.config.warps
         ring_bytes, phases = self.stage_bytes * cfg.ring_rows, cfg.ring_rows // cfg.rows_together
         # (STAGE_BYTES, RING_ROWS, WARPS) and (RING_ROWS / rows_together, WARPS)
@@ -294,24 +296,24 @@ class QuantizeRow(QuantizeKernel):
         return RowRing(stages.toint() + warp * ring_bytes, barriers.toint() + warp * (8 * phases))
 
     def source(self, matrices: Matrices, rows: WarpRows, chunk: Int32) -> Source:
-        """Where the work tile of ``rows`` and the ``chunk``-th 32 blocks comes from."""
-        # opaque: or rows would be multiplied by the stride for each copy
+        """The source of the work tile of ``rows`` and of the ``chunk``-th 32 blocks."""
+        # opaque keeps the addresses: the compiler would multiply rows by the stride again for each copy
         place = rows.base, chunk * WARP
         starts = tuple(opaque(address_of(tensor, place)) for tensor in self.inputs(matrices))
         return Source(starts, self.source_bytes(matrices, chunk), matrices.rows - rows.base)
 
     def source_bytes(self, matrices: Matrices, chunk: Int32) -> Int32:
-        """Bytes of a row of the ``chunk``-th 32 blocks."""
+        """Bytes of a row in the ``chunk``-th 32 blocks."""
         columns = cutlass.min(matrices.columns - chunk * WARP, WARP) if self.config.ragged else Int32(WARP)
         return columns * self.config.block_bytes
 
     def advanced(self, source: Source, matrices: Matrices, chunk: Int32) -> Source:
-        """``source`` of the same rows, and of ``chunk``, the next."""
+        """The source of the same rows in ``chunk``, which follows that of ``source``."""
         starts = tuple(start + self.config.block_bytes * WARP for start in source.starts)
         return Source(starts, self.source_bytes(matrices, chunk), source.rows)
 
     def target(self, matrices: Matrices, rows: WarpRows, chunk: Int32, lane: Int32) -> Target:
-        """Where the lane's results of a work tile go."""
+        """The addresses of the lane's results of a work tile."""
         column, row_of_four = chunk * WARP + lane, mod(lane, ATOM_COLS)
         codes = address_of(matrices.mData, (rows.base, column * self.config.out_bytes))
         if self.config.layout == "blocked":
@@ -320,21 +322,21 @@ class QuantizeRow(QuantizeKernel):
             place = rows.base + row_of_four * ROW_STEP, column - mod(column, ATOM_COLS)
             scales = address_of(matrices.mScale, place)
         if self.config.in_runs:
-            # opaque: or they would be computed for each work tile
+            # opaque keeps the addresses: the compiler would compute them again for each work tile
             codes, scales = opaque(codes), opaque(scales)
         return Target(codes, scales)
 
     def fetch(self, source: Source, matrices: Matrices, ring: RowRing, phase: Any, first_row: Any = None) -> None:
-        """Starts the copies of the rows that are fetched together into the stages of ``phase``; one thread does this.
+        """Starts the copies of the rows that share barrier ``phase`` into their stages. One thread calls it.
 
-        first_row: of the work tile's; None: as many rows come before as stages.
+        first_row: the first of these rows in the work tile; None where the rows have the order of the stages.
         """
         together = self.config.rows_together
         barrier = ring.barriers + 8 * phase
         mbarrier.expect_bytes(barrier, source.size * (together * self.input_count))
         for i in range(together):
             row = (phase * together if first_row is None else first_row) + i
-            # in place of a row that does not exist comes the last one, of which nothing is kept
+            # a row that does not exist is replaced by the last one, of which nothing is kept
             mine = cutlass.min(row * ROW_STEP, source.rows - 1) if self.config.ragged else row * ROW_STEP
             stage = ring.stages + (phase * together + i) * self.stage_bytes
             for n, (start, tensor) in enumerate(zip(source.starts, self.inputs(matrices))):
@@ -342,7 +344,7 @@ class QuantizeRow(QuantizeKernel):
                 copy_bulk(stage + n * self.row_bytes, address, source.size, barrier)
 
     def take(self, stage: Int32, lane: Int32, columns: Int32) -> list[Uint32]:
-        """The words of the lane's block in ``stage``, of each input; those of another block if it has none."""
+        """The words of the lane's block in ``stage``, of each input; of another block if the lane has none."""
         cfg = self.config
         mine = cutlass.min(lane, columns - 1) if cfg.ragged else lane
         start = stage + mine * cfg.block_bytes
@@ -351,7 +353,7 @@ class QuantizeRow(QuantizeKernel):
 
     @cute.jit
     def transpose_scales(self, scales: Uint32, lane: Int32) -> Uint32:
-        """Scales of four columns of row lane % 4, from those of one column and four rows."""
+        """The scales of four columns of row lane % 4, from a word of the scales of one column and four rows."""
         odd, upper = mod(lane, 2), mod(div(lane, 2), 2)
         other = cute.arch.shuffle_sync_bfly(scales, offset=1)
         pairs = prmt(scales, other, cutlass.select_(odd == 0, Uint32(0x6240), Uint32(0x3715)))
@@ -360,7 +362,7 @@ class QuantizeRow(QuantizeKernel):
 
     @cute.jit
     def store_scales(self, matrices: Matrices, rows: WarpRows, column: Int32, address: Int64, word: Uint32):
-        """Stores the lane's four scales at ``address``: of row lane % 4 of the four, and of the columns of its quad."""
+        """Stores the lane's four scales at ``address``: row lane % 4 of the four rows, and the columns of its quad."""
         cfg = self.config
         row = rows.base + mod(column, ATOM_COLS) * ROW_STEP
         column = column - mod(column, ATOM_COLS)
@@ -379,5 +381,5 @@ class QuantizeRow(QuantizeKernel):
 
 
 def with_byte(word: Uint32, i: Int32, byte: Uint32) -> Uint32:
-    """``word`` with another byte ``i``."""
+    """``word`` with its byte ``i`` replaced."""
     return word & ~(Uint32(0xFF) << Uint32(8 * i)) | byte << Uint32(8 * i)

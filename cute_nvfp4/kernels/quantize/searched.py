@@ -1,13 +1,13 @@
-"""The rule ``optimal`` for large matrices: rows of bfloat16, with the table of errors of :mod:`.block.error_table`.
+"""The rule ``optimal`` for large matrices: rows of bfloat16, with the error table of :mod:`.block.error_table`.
 
-Work tiles are those of :mod:`.row`. What differs:
+Work tiles are those of :mod:`.row`. The differences are:
 
-* The table fills half of shared memory, so there is one CTA on a multiprocessor. Its warps are independent once the
-  table is there: each walks work tiles of its own, every ``ctas * warps``-th, so that all CTAs share what is left at
-  the end. A warp has two rows in shared memory, which is ahead enough: a row takes it some microseconds.
-* Lanes 4 to 7 of eight read the second half of their blocks first, so that eight lanes read from all banks. The order
-  within a block matters to its codes alone, whose two words are exchanged.
-* Blocks that estimates leave undecided are searched after the work tile, by the definition, and read again: few lanes
+* The table fills half of shared memory, so that an SM has one CTA. Once the table is written, its warps are
+  independent: each walks every ``ctas * warps``-th work tile, so that all CTAs share what is left at the end. A warp
+  has two rows in shared memory, which is enough: quantizing a row takes it some microseconds.
+* Lanes 4 to 7 of each eight read the second half of their blocks first, so that eight lanes read from all banks. The
+  order within a block matters only for its codes, whose two words are exchanged.
+* Blocks that the estimates leave undecided are read again after the work tile and searched by the definition: few lanes
   have one, and the search needs all registers.
 """
 
@@ -32,14 +32,14 @@ from .row import QuantizeRow, WarpRows, with_byte
 
 
 class WarpTile(NamedTuple):
-    """The rows of a work tile, and which 32 blocks of each."""
+    """The rows of a work tile, and the index of its 32 blocks in each row."""
 
     rows: WarpRows
     chunk: Int32
 
 
 class QuantizeSearched(QuantizeRow):
-    """The kernel with the table of errors."""
+    """The kernel with the error table."""
 
     @cute.kernel
     def kernel(self, arguments: QuantizeArguments):
@@ -47,7 +47,7 @@ class QuantizeSearched(QuantizeRow):
 
     @cute.jit
     def quantize_work_tiles(self, arguments: QuantizeArguments):
-        """All work tiles of this CTA."""
+        """Quantizes all work tiles of this CTA."""
         cfg, walk = self.config, arguments.walk
         thread, _, _ = cute.arch.thread_idx()
         cta, batch, _ = cute.arch.block_idx()
@@ -76,7 +76,7 @@ class QuantizeSearched(QuantizeRow):
             here = self.work_tile(tile, walk.inner)
             rows, column = here.rows, here.chunk * WARP + lane
             codes = self.target(matrices, rows, here.chunk, lane).codes
-            # scales of the lane's column, one byte a row; and a bit for each row with an undecided block
+            # scales of the lane's column, one byte for each row; and one bit for each row with an undecided block
             scales, undecided = Uint32(0), Int32(0)
             for i in cutlass.range(WARP_ROWS, unroll=1):
                 stage, ahead = mod(i, cfg.ring_rows), i + cfg.ring_rows
@@ -110,7 +110,7 @@ class QuantizeSearched(QuantizeRow):
         undecided: Int32,
         scales: Uint32,
     ) -> Uint32:
-        """Searches the blocks of rows that ``undecided`` has a bit for by the definition; the scales after that."""
+        """Searches by the definition the blocks of rows whose bit in ``undecided`` is set; returns the new scales."""
         cfg = self.config
         if cute.arch.vote_any_sync(undecided != 0):
             for i in cutlass.range(WARP_ROWS, unroll=1):
@@ -125,16 +125,17 @@ class QuantizeSearched(QuantizeRow):
         return scales
 
     def work_tile(self, index: Int32, inner: Int32) -> WarpTile:
-        """Work tile ``index``: the rows of an atom first, whose scales then fill whole lines at about the same time."""
+        """Work tile ``index``, along the rows of an atom first: their scales fill whole lines at about the same
+        time."""
         place = div(index, ROW_STEP)
         return WarpTile(WarpRows(place // inner, mod(index, ROW_STEP)), place % inner)
 
     def second_half_first(self, lane: Int32) -> Int32:
-        """1 where a lane reads the second half of its block first."""
+        """1 for a lane that reads the second half of its block first, else 0."""
         return mod(div(lane, 4), 2)
 
     def take(self, stage: Int32, lane: Int32, columns: Int32) -> list[Uint32]:
-        """The words of the lane's block in ``stage``, halves exchanged or not; of another block if it has none."""
+        """The words of the lane's block in ``stage``, its halves possibly exchanged; another block if it has none."""
         mine = cutlass.min(lane, columns - 1) if self.config.ragged else lane
         start = stage + mine * self.config.block_bytes + 16 * self.second_half_first(lane)
         return [*load_shared(start, 16), *load_shared(start ^ 16, 16)]

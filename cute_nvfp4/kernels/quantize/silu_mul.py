@@ -1,7 +1,7 @@
 """silu(gate) · up, quantized: the kernel of rows with two inputs.
 
-The activation is computed in fp32 from the words of the two blocks and rounded once to the inputs' dtype; from there on
-everything is as if these words had been read. Its silu is that of the GEMM's epilogue (``gemm.gates``).
+The kernel computes the activation in fp32 from the words of two blocks and rounds it once to the inputs' dtype. It then
+treats the result as words that it has read. Its silu is that of the GEMM's epilogue (``gemm.gates``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .row import QuantizeRow
 
 
 class SiluMulQuantize(FusedLaunch, QuantizeRow):
-    """The kernel of one :class:`SiluMulConfig`."""
+    """The host function and the kernel of one :class:`SiluMulConfig`."""
 
     input_count = 2
 
@@ -37,14 +37,14 @@ class SiluMulQuantize(FusedLaunch, QuantizeRow):
         )
 
     def inputs(self, matrices: Matrices) -> tuple[cute.Tensor, ...]:
-        """Gate and up."""
+        """The tensors of gate and up."""
         return matrices.mX, matrices.mOther
 
     @cute.jit
     def prepared(
         self, matrices: Matrices, words: list[Uint32], row: Int32, column: Int32, exists: Boolean
     ) -> tuple[Uint32, ...]:
-        """silu(gate) · up of a block; stored, if it exists, where the configuration says so."""
+        """silu(gate) · up of a block; it stores an existing block's values where the configuration says so."""
         half = len(words) // 2
         gate, up = to_f32(self.config, words[:half]), to_f32(self.config, words[half:])
         values = from_f32(self.config, [mul_rn(silu(x), y) for x, y in zip(gate, up)])

@@ -1,12 +1,12 @@
-"""Quantization with one scale for a square tile: 16 × 16 elements (MX 32 × 32).
+"""Quantization with one scale for each square tile of 16 × 16 elements (MX 32 × 32).
 
-Who does what. A lane takes a whole square tile, row after row, because sums over tiles have an order. A warp's *work
-tile* is 4 × 8 square tiles, one for each lane: eight neighbouring block columns, and rows r … r + 15 (MX r + 31), the
-same + 32, + 64 and + 96 of a scale atom. In the blocked layout the scales of four block columns of such a work tile are
-contiguous: sixteen bytes (four columns of four square tiles), which repeat for each of the rows.
+Work distribution. A lane takes a whole square tile, row by row, because sums over tiles have an order. A warp's *work
+tile* is 4 × 8 square tiles, one for each lane: eight neighbouring block columns, in rows r … r + 15 (MX r + 31) of a
+scale atom and in those rows + 32, + 64 and + 96. In the blocked layout the scales of four block columns of such a work
+tile are sixteen contiguous bytes (four columns of four square tiles), which repeat for each of the rows.
 
-x is read once for the largest magnitudes and again for the codes (4/6: a third time in between, for the errors). It
-comes back from the caches, and shared memory is left to L1 for that.
+x is read once for the largest magnitudes and again for the codes (4/6: a third time in between, for the errors). The
+second read comes from the caches; shared memory therefore is left to L1.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from .rotation import rotated_words
 
 # block columns of a work tile
 TILE_COLS = WARP // WARP_ROWS
-# bytes of a square tile that a lane loads before it uses them
+# bytes of a square tile that a lane loads before it uses any of them
 _BATCH_BYTES = 256
 _INFINITY = float("inf")
 
@@ -51,8 +51,8 @@ _INFINITY = float("inf")
 class SquareTile(NamedTuple):
     """The square tile of a lane.
 
-    start, stride: the address of its first row in x, and bytes to the next. height: its rows that exist; 0 if it does
-    not. index, pitch: of its first element in the result, and from row to row.
+    start, stride: the address of its first row in x, and bytes between rows. height: its rows that exist, 0 if the tile
+    does not. index, pitch: the index of its first element in the result, and elements between rows.
     """
 
     start: Int64
@@ -63,7 +63,7 @@ class SquareTile(NamedTuple):
 
 
 class Best(NamedTuple):
-    """The scale of a square tile by 4/6: its code, its value, and the number of the candidate."""
+    """4/6's scale of a square tile: its code, its value, and the index of the candidate."""
 
     code: Uint32
     value: Float32
@@ -73,7 +73,7 @@ class Best(NamedTuple):
 class QuantizeTile(QuantizeKernel):
     """The kernel of one :class:`QuantizeConfig` whose ``tile`` is set."""
 
-    # shared memory is left to L1
+    # all shared memory is left to L1
     smem_carveout = 0
 
     @cute.kernel
@@ -88,7 +88,7 @@ class QuantizeTile(QuantizeKernel):
         rows, columns = matrices.rows, matrices.columns
         context = self.context(arguments, SmemAllocator(), thread, cta + batch)
         for work_tile in cutlass.range(cta * cfg.warps + warp, walk.count, ctas * cfg.warps, unroll=1):
-            # bands of square tiles along K
+            # a band is a row of square tiles along K
             band, first_column = work_tile // walk.inner, work_tile % walk.inner * TILE_COLS
             atom, first = div(band, ROW_STEP // cfg.block), mod(band, ROW_STEP // cfg.block) * cfg.block
             base = atom * ATOM_ROWS + div(lane, TILE_COLS) * ROW_STEP + first
@@ -121,22 +121,22 @@ class QuantizeTile(QuantizeKernel):
                 self.repeat_scales(matrices, code, lane, atom, first, first_column)
 
     def row(self, tile: SquareTile, i: Any, context: BlockContext) -> list[Uint32]:
-        """The words of row ``i`` of a square tile, rotated if so configured; zeros if it does not exist."""
+        """The words of row ``i`` of a square tile, rotated if so configured; zeros if the row does not exist."""
         words = self.load(tile.start + Int64(i) * tile.stride, i < tile.height)
         return rotated_words(self.config, words, context.signs)
 
     def rows(self, tile: SquareTile, first: Int32, count: int, context: BlockContext) -> list[Uint32]:
-        """The words of ``count`` rows."""
+        """The words of ``count`` rows from ``first`` on."""
         return [word for step in range(count) for word in self.row(tile, first + step, context)]
 
     @property
     def fixed_scale(self) -> QuantizeConfig:
-        """The configuration of a row, of which the scale is decided."""
+        """The configuration for a row whose scale is decided."""
         return replace(self.config.after_rotation, choice="")
 
     @cute.jit
     def largest(self, tile: SquareTile, context: BlockContext):
-        """The largest magnitude of a square tile, NaN if it holds one."""
+        """The largest magnitude of a square tile; NaN if it contains one."""
         cfg = self.config
         batch = _BATCH_BYTES // cfg.block_bytes
         largest = Float32(0.0)
@@ -147,7 +147,7 @@ class QuantizeTile(QuantizeKernel):
 
     @cute.jit
     def better(self, tile: SquareTile, largest: Float32, context: BlockContext) -> Best:
-        """4/6 for a square tile: by sums in any order where that decides, else by the definition."""
+        """4/6's choice for a square tile: by sums in any order where they decide, else by the definition."""
         cfg, factor = self.config, context.factor
         wanted = wanted_scale(cfg, largest, factor)
         codes, values = candidate_scales(cfg, wanted)
@@ -163,7 +163,7 @@ class QuantizeTile(QuantizeKernel):
             totals = [ordered_sum([sums[first + i] for i in range(by_sums.CHAINS)]) for first in (0, by_sums.CHAINS)]
             less, decided = by_sums.compare(cfg, totals, values, wanted, factor, cfg.block * cfg.block)
             four = cutlass.select_(less, Int32(1), Int32(0))
-            # neither zeros nor what is not finite need a second try
+            # zeros, and values that are not finite, need no second try
             if (largest > Float32(0.0)) & (largest < Float32(_INFINITY)):
                 if not decided:
                     four = self.better_by_definition(tile, values, context)
@@ -173,7 +173,7 @@ class QuantizeTile(QuantizeKernel):
         return Best(code, cutlass.select_(four != 0, values[1], values[0]), four)
 
     def add_errors(self, sums: cute.Tensor, x: list[Float32], multipliers: list[Float32]) -> None:
-        """Adds the errors of ``x`` under both candidates."""
+        """Adds the errors of ``x`` under both candidates to ``sums``."""
         for candidate, multiplier in enumerate(multipliers):
             chains = range(by_sums.CHAINS * candidate, by_sums.CHAINS * (candidate + 1))
             added = by_sums.add_errors(self.config, x, multiplier, [sums[i] for i in chains])
@@ -182,10 +182,10 @@ class QuantizeTile(QuantizeKernel):
 
     @cute.jit
     def better_by_definition(self, tile: SquareTile, values: tuple[Float32, ...], context: BlockContext) -> Int32:
-        """The number of the better candidate, step by step.
+        """The index of the better candidate, by the definition.
 
-        Rows j and j + 8 come together: that is how ``quantization.block_request.ordered_sum`` adds, the row sums
-        as well as the columns.
+        Rows j and j + 8 are added together, as ``quantization.block_request.ordered_sum`` adds: row sums as well as
+        column sums.
         """
         cfg, kind = self.config, self.fixed_scale
         half = cfg.block // 2
@@ -211,11 +211,11 @@ class QuantizeTile(QuantizeKernel):
         return cutlass.select_(totals[1] < totals[0], Int32(1), Int32(0))
 
     def errors(self, difference: Sequence[Float32]) -> list[Float32]:
-        """The errors that the rule adds up: squares or magnitudes."""
+        """The errors that the rule sums: squares or magnitudes."""
         return [mul_rn(d, d) if self.config.choice == "mse" else abs_f32(d) for d in difference]
 
     def add_rows(self, sums: cute.Tensor, first: int, low: list[Float32], high: list[Float32]) -> None:
-        """Adds two rows' errors to the sums at ``first``; for abs_max keeps the largest in their place."""
+        """Adds two rows' errors to the sums at ``first``; for abs_max it keeps the largest error there."""
         if self.config.choice == "abs_max":
             for error in (*low, *high):
                 sums[first] = max_abs_f32(sums[first], error)
@@ -228,7 +228,7 @@ class QuantizeTile(QuantizeKernel):
     def encode(
         self, words: tuple[Uint32, ...], largest: Float32, best: Best | None, context: BlockContext, index: Int64
     ) -> tuple[Uint32, tuple[Uint32, ...]]:
-        """(scale code, words of codes) of a row of a square tile."""
+        """The scale's code, and the words of codes, of one row of a square tile."""
         if best is None:
             return encode_block(self.config.after_rotation, words, largest, context, index)
         kind = self.fixed_scale
@@ -243,13 +243,13 @@ class QuantizeTile(QuantizeKernel):
     def repeat_scales(
         self, matrices: Matrices, code: Uint32, lane: Int32, atom: Int32, first: Int32, first_column: Int32
     ):
-        """Stores the scales of a work tile, sixteen bytes for each row, zeros where the matrix has none."""
+        """Stores the scales of a work tile, sixteen bytes for each row, with zeros where the matrix has no row."""
         cfg = self.config
-        # the word of the lane's four columns
+        # the word of the four columns that the lane's quad has
         word = code << Uint32(mod(lane, ATOM_COLS) * 8)
         word = word | cute.arch.shuffle_sync_bfly(word, offset=1)
         word = word | cute.arch.shuffle_sync_bfly(word, offset=2)
-        # a half of the warp stores the scales of one atom's columns, a lane those of every 16th row
+        # each half of the warp stores the scales of one atom's columns, each lane those of every 16th row
         lanes = WARP // (TILE_COLS // ATOM_COLS)
         upper = div(lane, lanes)
         words = [cute.arch.shuffle_sync(word, upper * ATOM_COLS + i * TILE_COLS) for i in range(WARP_ROWS)]
@@ -263,7 +263,7 @@ class QuantizeTile(QuantizeKernel):
 
 
 def _zeros(count: int) -> cute.Tensor:
-    """``count`` zeros in registers."""
+    """A tensor of ``count`` zeros in registers."""
     sums = cute.make_rmem_tensor(count, Float32)
     for i in range(count):
         sums[i] = Float32(0.0)

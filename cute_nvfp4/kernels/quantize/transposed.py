@@ -1,9 +1,10 @@
-"""Quantization along the strided dimension: x lies as (K, MN) with MN contiguous, and is read as it lies.
+"""Quantization along the strided dimension: x lies as (K, MN), MN contiguous, and is read in that order.
 
-Who does what. A lane loads a word of each of a block's rows of memory (16; MX 32): two neighbouring columns of a 16-bit
-type, which it separates, or one of fp32. So a warp reads whole lines, and holds the blocks of 64 (32) rows of the
-result. A CTA's work tile is 128 rows of the result, those of a scale atom, and as many blocks along K as fill a line of
-data. Codes and scales meet in shared memory, scales in the blocked layout, and leave in whole lines.
+Work distribution. A lane loads one word from each of a block's rows in memory (16; MX 32): two neighbouring columns of
+a 16-bit type, which it separates, or one column of fp32. A warp therefore reads whole lines, and holds the blocks of 64
+(fp32: 32) rows of the result. A CTA's work tile is 128 rows of the result, those of a scale atom, and as many blocks
+along K as fill a line of data. Codes and scales, the latter in the blocked layout, meet in shared memory, from which
+they are stored in whole lines.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _CHUNK = 16
 
 
 def load_words(config: QuantizeConfig, address: Int64, stride: Int64, exists: Boolean) -> list[Uint32]:
-    """A block's word of each row of memory, from ``address`` on every ``stride`` bytes; zeros if it does not exist."""
+    """A block's word of each row in memory, ``stride`` bytes apart from ``address`` on; zeros if it does not exist."""
     predicate = cutlass.select_(exists, Int32(1), Int32(0))
     words = []
     for i in range(config.block):
@@ -43,38 +44,37 @@ def load_words(config: QuantizeConfig, address: Int64, stride: Int64, exists: Bo
 
 
 def separated(config: QuantizeConfig, words: list[Uint32]) -> list[list[Uint32]]:
-    """The blocks, one or two, that lie in :func:`load_words`."""
+    """The one or two blocks in the words of :func:`load_words`."""
     return [half(words, number) for number in (0, 1)] if config.lane_rows == 2 else [words]
 
 
 def half(words: list[Uint32], number: Any) -> list[Uint32]:
-    """The block of the first or of the second elements of ``words``."""
+    """The block of the low (``number`` 0) or the high (1) elements of ``words``."""
     selector = Uint32(0x5410) + Uint32(number) * Uint32(0x2222)
     return [prmt(a, b, selector) for a, b in zip(words[0::2], words[1::2])]
 
 
 def one_by_one(config: QuantizeConfig) -> bool:
-    """Whether a lane takes its two blocks one after the other: where the code for one is long already."""
+    """Whether a lane takes its two blocks one after the other, since the code for one block is long already."""
     return (
         config.lane_rows == 2 and not (config.tile or config.has_fast_path) and bool(config.choice or config.stochastic)
     )
 
 
 class RowAddress(NamedTuple):
-    """The address of a matrix's first row, and the bytes from one row to the next."""
+    """The address of a matrix's first row, and bytes between rows."""
 
     start: Int64
     stride: Int64
 
 
 class MatrixAddresses(NamedTuple):
-    """Where one matrix of the batch lies. rows, columns: rows and blocks of 16 (MX 32) elements that exist.
+    """The addresses of one matrix of the batch. rows, columns: rows, and blocks of 16 (MX 32) elements, that exist.
 
-    Addresses are written out as sums in this file: as tensors they take 10 more instructions, and measured slower on an
-    H200.
+    This file writes addresses as sums: as tensors they take 10 more instructions, and were slower on an H200.
     """
 
-    x: RowAddress  # by rows of memory, along K
+    x: RowAddress  # rows in memory, along K
     data: RowAddress
     scale: RowAddress  # blocked scales have no row stride
     rows: Int32
@@ -103,15 +103,15 @@ def scale_offset(row: Int32) -> Int32:
 
 
 class AtomTile(NamedTuple):
-    """128 rows, those of scale atom ``atom``, and ``blocks_along_k`` blocks from column ``first`` on."""
+    """A work tile: the 128 rows of scale atom ``atom``, and ``blocks_along_k`` blocks from column ``first`` on."""
 
     atom: Int32
     first: Int32
 
 
 class LanePlace(NamedTuple):
-    """A lane's part of a work tile: its first row, counted in the matrix and whether that has it, and the first column
-    not its warp's."""
+    """A lane's part of a work tile. row: its first row in the matrix; exists: whether the matrix has that row; end: the
+    first column beyond its warp's."""
 
     row: Int32
     exists: Boolean
@@ -121,7 +121,7 @@ class LanePlace(NamedTuple):
 class QuantizeTransposed(QuantizeKernel):
     """The kernel of one :class:`QuantizeConfig` whose ``transposed`` is set.
 
-    The stride of K stands in place of the rows' in ``x_strides``. Work tiles are counted along the rows first.
+    ``x_strides`` has the stride of K in place of the rows'. Work tiles are counted along the rows first.
     """
 
     @property
@@ -136,14 +136,14 @@ class QuantizeTransposed(QuantizeKernel):
         ctas, _, _ = cute.arch.grid_dim()
         depth, along_k = cfg.blocks_along_k, cfg.warps_along_k
         smem = SmemAllocator()
-        # (depth · out_bytes, ATOM_ROWS), chunks of 16 bytes swizzled
+        # (depth · out_bytes, ATOM_ROWS): swizzled chunks of 16 bytes
         codes = smem.allocate_array(Uint8, depth * cfg.out_bytes * ATOM_ROWS, byte_alignment=128).toint()
-        # (((32, 4), 1), (4, depth / 4)), the blocked layout
+        # (((32, 4), 1), (4, depth / 4)): the blocked layout
         scale_atoms = smem.allocate_array(Uint8, depth // ATOM_COLS * ATOM_BYTES, byte_alignment=128).toint()
         context = self.context(arguments, smem, thread, cta + batch)
         matrix = MatrixAddresses.of(arguments, batch)
         rows, columns = matrix.rows, matrix.columns
-        # the lane's first row in the atom, and the warp's first block
+        # the lane's first row in the atom, and the warp's first block in the work tile
         warp, lane = cute.arch.make_warp_uniform(div(thread, WARP)), mod(thread, WARP)
         own_row = (div(warp, along_k) * WARP + lane) * cfg.lane_rows
         own_depth = depth // along_k
@@ -156,7 +156,7 @@ class QuantizeTransposed(QuantizeKernel):
             lane_place = LanePlace(row, row < rows, tile.first + first_block + own_depth)
             words = self.fetch(matrix, lane_place, tile.first + first_block)
             for step in cutlass.range(0, own_depth, ATOM_COLS, unroll=1):
-                # (lane_rows): scales of the lane's rows, a byte for each of four blocks
+                # (lane_rows): the scales of each row of the lane, one byte for each of four blocks
                 scales = cute.make_rmem_tensor(cfg.lane_rows, Uint32)
                 for r in cutlass.range_constexpr(cfg.lane_rows):
                     scales[r] = Uint32(0)
@@ -164,7 +164,7 @@ class QuantizeTransposed(QuantizeKernel):
                 for i in cutlass.range(ATOM_COLS, unroll=1):
                     column = tile.first + place + i
                     exists = (row < rows) & (column < columns)
-                    # the next block's words are under way while this one is worked on
+                    # the next block's words are in flight while this block is quantized
                     following = self.fetch(matrix, lane_place, column + 1)
                     index = (line * Int64(columns) + Int64(column)) * cfg.block
                     pitch = Int64(columns) * cfg.block
@@ -174,7 +174,7 @@ class QuantizeTransposed(QuantizeKernel):
                             code, out = self.encode([half(words, r)], context, start, pitch)[0]
                             self.put(codes, own_row + r, place + i, out)
                             code = Uint32(cutlass.select_(exists, code, Uint32(0)))
-                            # in turn, so that both are back in their places in the end
+                            # the two rows take turns, so that their scales are back in their places after both
                             earlier = scales[0]
                             scales[0] = scales[1]
                             scales[1] = earlier | (code << Uint32(8 * i))
@@ -195,15 +195,15 @@ class QuantizeTransposed(QuantizeKernel):
             cute.arch.sync_threads()
 
     def fetch(self, matrix: MatrixAddresses, place: LanePlace, column: Int32) -> list[Uint32]:
-        """The words of the lane's block in ``column``; zeros if it does not exist, or is another warp's."""
+        """The words of the lane's block in ``column``; zeros if it does not exist or belongs to another warp."""
         cfg, x = self.config, matrix.x
         address = x.start + Int64(column * cfg.block) * x.stride + Int64(place.row * cfg.item_bytes)
         exists = place.exists & (column < matrix.columns) & (column < place.end)
         return load_words(cfg, address, x.stride, exists)
 
     def encode(self, blocks: list, context: BlockContext, index: Int64, pitch: Int64) -> list:
-        """(scale code, words of codes) of each of a lane's blocks; index: of the first element, pitch: to the next
-        row's."""
+        """(scale code, words of codes) of each of a lane's blocks. index: of the first block's first element in the
+        result; pitch: elements from one row's block to the next row's."""
         cfg = self.config
         kind = cfg.after_rotation
         blocks = [rotated_words(cfg, words, context.signs) for words in blocks]
@@ -216,7 +216,7 @@ class QuantizeTransposed(QuantizeKernel):
         ]
 
     def largest_of_tile(self, largest: list[Float32]) -> Float32:
-        """The largest magnitude of a square tile, of which neighbouring lanes hold the rows."""
+        """The largest magnitude of a square tile, whose rows are in neighbouring lanes."""
         one = largest[0] if len(largest) == 1 else max_abs_f32(*largest)
         distance = 1
         while distance * self.config.lane_rows < self.config.block:
@@ -225,9 +225,9 @@ class QuantizeTransposed(QuantizeKernel):
         return one
 
     def place(self, codes: Int32, row: Int32, chunk: Int32) -> Int32:
-        """The shared address of 16 bytes of a row, swizzled: rows that lanes store together are on different banks.
+        """The shared address of 16 bytes of a row. The swizzle puts rows that lanes store together on different banks.
 
-        One exclusive or. As a CuTe swizzle the rows' bits would have to be taken from the address again.
+        It is one exclusive or. A CuTe swizzle would have to extract the row's bits from the address again.
         """
         cfg = self.config
         return codes + row * (cfg.blocks_along_k * cfg.out_bytes) + (chunk ^ mod(div(row, cfg.lane_rows), 8)) * _CHUNK
@@ -243,7 +243,7 @@ class QuantizeTransposed(QuantizeKernel):
 
     @cute.jit
     def write_data(self, codes: Int32, thread: Int32, matrix: MatrixAddresses, tile: AtomTile):
-        """Stores the codes of a work tile: as wide as their rows are aligned, a line of a row after the other."""
+        """Stores the codes of a work tile, as wide as the rows' alignment allows, one row's line after the other."""
         cfg, data = self.config, matrix.data
         width = min(_CHUNK, cfg.out_bytes)
         per_row = cfg.blocks_along_k * cfg.out_bytes // width
@@ -263,7 +263,7 @@ class QuantizeTransposed(QuantizeKernel):
         atoms = cfg.blocks_along_k // ATOM_COLS
         if cutlass.const_expr(cfg.layout == "blocked"):
             rest_k = ceil_div(matrix.columns, ATOM_COLS)
-            # atoms along K lie one after the other: bytes as they are
+            # atoms along K are contiguous, so that bytes are copied as they lie
             target = scale.start + Int64(tile.atom * rest_k + div(tile.first, ATOM_COLS)) * ATOM_BYTES
             for i in cutlass.range(thread, atoms * ATOM_BYTES // _CHUNK, WARP * cfg.warps, unroll=1):
                 words = load_shared(scale_atoms + i * _CHUNK, _CHUNK)
@@ -281,7 +281,7 @@ class QuantizeTransposed(QuantizeKernel):
 
 
 class AmaxTransposed(Amax):
-    """The largest finite magnitude of rotated blocks along the strided dimension. A row is a row of blocks."""
+    """The largest finite magnitude of rotated blocks along the strided dimension; a row is a row of blocks."""
 
     def load(self, start: Int64, stride: Int64, row: Int32, chunk: Int32, lane: Int32, chunks: Chunks) -> list[Uint32]:
         offset = chunk * self.config.chunk_bytes + lane * 4

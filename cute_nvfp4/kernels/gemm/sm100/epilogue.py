@@ -1,8 +1,8 @@
-"""The epilogue warps: a work tile's accumulators from tensor memory to registers, through a function, to the output.
+"""The epilogue warps: they take a work tile's accumulators from tensor memory through a function to the output.
 
-Each of 128 threads has a row of the tile and takes it an epilogue tile of ``config.epi_tile_n`` columns at a time, so
-that registers hold one such part of each product. ``Epilogue`` is what all tiles have in common; what differs by how K
-is divided is one object: ``WholeTile``, ``SplitK`` or ``StreamK``.
+Each of 128 threads has one row of the tile, and takes an epilogue tile of ``config.epi_tile_n`` columns at a time, so
+that its registers hold one epilogue tile of each product. :class:`Epilogue` is what all work tiles have in common.
+:class:`WholeTile`, :class:`SplitK` and :class:`StreamK` differ by how K is divided.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from .warp_roles import roles
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What a thread of the epilogue works with. values: registers of an epilogue tile of every product; thread, warp:
-    in its group of four warps; group: number of that one among those that take the epilogue tiles in turn."""
+    """The state of one epilogue thread. values: registers for an epilogue tile of every product; thread, warp: its
+    index in its group of four warps, and its warp's; group: index of that group, as groups take epilogue tiles in
+    turn."""
 
     config: GemmConfig
     barriers: Barriers
@@ -49,11 +50,11 @@ class Epilogue:
     group: Int32 | int
 
     def columns(self) -> range:
-        """The first column of each epilogue tile of a slice."""
+        """The first column of each epilogue tile of this CTA's slice."""
         return range(0, self.config.slice_n, self.config.epi_tile_n)
 
     def read(self, acc: Int32, column: Any) -> None:
-        """The epilogue tile from ``column`` on of accumulator ``acc`` of every product, to registers; waits for it."""
+        """Loads the epilogue tile at ``column`` of accumulator ``acc`` of every product to registers, and waits."""
         config, epi_tile = self.config, (CTA_ROWS, self.config.epi_tile_n)
         base = cute.make_ptr(Float32, self.tensor_base, cute.AddressSpace.tmem, assumed_align=16)
         tCtAcc = cute.make_tensor(
@@ -73,17 +74,17 @@ class Epilogue:
         cute.arch.fence_view_async_tmem_load()
 
     def write(self, result: Result, at: Position, column: Any, number: int) -> None:
-        """Finishes the sums in ``values``, which start ``column`` columns into the work tile, and stores them."""
+        """Applies the function to ``values``, which start at ``column`` of the work tile, and stores the outputs."""
         at = at._replace(column=at.column + column)
         outputs = self.function(self.values, result, at)
         self.store.write(outputs, at, result.out, number % OUT_STAGES, self.warp)
 
     @cute.jit
     def release(self, acc: Int32, last: Boolean | None):
-        """Gives an accumulator back to the MMA warp; one thread of every warp arrives, at the CTA that issues MMAs.
+        """Gives an accumulator back to the MMA warp: one thread of every warp arrives at the CTA that issues the MMAs.
 
-        last: whether this was the last work tile, in a pair: then the warp has done with tensor memory, and says so to
-        both CTAs.
+        last: in a pair, whether this was the last work tile. The warp then has finished with tensor memory, and tells
+        both CTAs so.
         """
         place = self.place
         tcgen05.fence_before()
@@ -101,8 +102,8 @@ class Epilogue:
 
 
 class TileSums(NamedTuple):
-    """A work tile whose products are done. acc: the accumulator that has its sums. at, result: where they go. cursor:
-    of the scheduler; phase: of the barriers of sums from other CTAs; last: as in ``Epilogue.release``."""
+    """The sums of a work tile. acc: their accumulator; at, result: their place in the output; cursor: the scheduler's;
+    phase: of the barriers of other CTAs' sums; last: as in ``Epilogue.release``."""
 
     tile: WorkTile
     at: Position
@@ -115,7 +116,7 @@ class TileSums(NamedTuple):
 
 @dataclass(frozen=True)
 class WholeTile:
-    """All sums of a work tile are here; its accumulator is free once the last epilogue tile is in registers."""
+    """Stores a work tile whose K is undivided. The last epilogue tile frees the accumulator once it is in registers."""
 
     def store(self, e: Epilogue, sums: TileSums):
         columns, groups = e.columns(), roles(e.config).groups
@@ -129,17 +130,18 @@ class WholeTile:
 
 @dataclass(frozen=True)
 class SplitK(ClusterExchange):
-    """Every CTA along K stores a slice of the columns: it sends the others theirs of its sums, and gets theirs.
+    """Stores one slice of the columns in every CTA along K: each sends the others their slices, and adds theirs to its
+    own.
 
-    It may end once it has got those of its last work tile: before the others sent them they have waited for its room,
-    and nobody gives room back after the last.
+    A CTA may exit once it has received the sums of its last work tile: the others waited for its arrival before they
+    sent these, and nobody arrives at its barriers afterwards.
     """
 
     @cute.jit
     def store(self, e: Epilogue, sums: TileSums):
         slice_n, width, count = e.config.slice_n, e.config.epi_tile_n, len(e.columns())
         if sums.cursor != self.place.worker:
-            self.give_back()  # the room of the work tile before
+            self.give_back()  # the buffers that the work tile before has read
         mbarrier.wait(self.ring.empty(), sums.phase ^ 1, cluster=True)
         for distance in cutlass.range_constexpr(1, e.config.split_k):
             part = self.part_after(distance)
@@ -157,7 +159,7 @@ class SplitK(ClusterExchange):
 
 @dataclass(frozen=True)
 class StreamK(WorkspaceExchange):
-    """Work tiles are shared with other clusters, through the workspace."""
+    """Stores work tiles whose K clusters share, through the workspace."""
 
     def store(self, e: Epilogue, sums: TileSums):
         columns = e.columns()
@@ -177,7 +179,7 @@ DividedK = WholeTile | SplitK | StreamK
 
 
 def divided_k(e: Epilogue, received: Int32, partials: PartialSums | None, scheduler: Scheduler) -> DividedK:
-    """How the sums of a work tile come together; ``received``: shared address of partial sums of other CTAs."""
+    """How K is divided, as an object that stores work tiles. received: shared address of other CTAs' partial sums."""
     config, own = e.config, (e.thread, e.warp)
     if config.split_k > 1:
         return SplitK(config, config.slice_n, *own, e.barriers.partials, received, scheduler.place)
@@ -195,12 +197,12 @@ def store_tiles(
     results: OneResult | GroupSource,
     scheduler: Scheduler,
 ):
-    """The loop of the epilogue warps."""
+    """Runs the loop of the epilogue warps."""
     acc, partial_phase = e.barriers.accumulators.start(), Int32(0)
     cursor, end = scheduler.range()
     if cutlass.const_expr(config.pair):
         if cursor >= end:
-            cute.arch.cluster_arrive_relaxed()  # as after a last work tile
+            cute.arch.cluster_arrive_relaxed()  # the arrival that ``release`` makes after the last work tile
     while cursor < end:
         tile = scheduler.tile(cursor, end)
         at = Position(tile.m * CTA_ROWS + e.thread, tile.n * config.tile_n, tile.batch)

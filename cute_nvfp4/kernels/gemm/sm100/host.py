@@ -1,11 +1,12 @@
-"""C = alpha · (A · Bᵀ) + bias, or gate(alpha · A · B1ᵀ) ∘ (alpha · A · B2ᵀ), block-scaled, on tcgen05; of one problem,
-or of groups.
+"""Host functions on tcgen05, of one problem or of groups, all block-scaled.
 
-Persistent and warp-specialised: in each CTA a warp loads stages of operands by TMA, a warp issues block-scaled MMAs,
-and others take finished accumulators from tensor memory to the output while the next tile is being multiplied.
+C = alpha · (A · Bᵀ) + bias, or gate(alpha · A · B1ᵀ) ∘ (alpha · A · B2ᵀ).
 
-Of two products a stage holds the shared operand once and both of the others, every MMA is issued twice, and the
-epilogue joins two accumulators by a gate. The result may leave as NVFP4: what the next GEMM takes as its A.
+The kernel is persistent and warp-specialised. In each CTA one warp loads stages of operands by TMA, one issues
+block-scaled MMAs, and the epilogue warps store finished accumulators from tensor memory during the next tile's MMAs.
+
+With two products, a stage holds the shared operand once and both of the others. Every MMA is issued twice, and the
+epilogue joins two accumulators by a gate. The result may be NVFP4, as the next GEMM takes it for its A.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .warp_roles import roles
 
 
 class OnTcgen05(host.OnArchitecture):
-    """What tcgen05 has of its own."""
+    """The tcgen05 kernel's parts of a host function."""
 
     launch: ClassVar[dict[str, Any]] = {}
 
@@ -44,8 +45,8 @@ class OnTcgen05(host.OnArchitecture):
 
 
 class Tcgen05Gemm(OnTcgen05, host.Gemm):
-    """The GEMM, or the gated GEMM, of one problem."""
+    """The host function and the kernel of one problem, plain or gated."""
 
 
 class Tcgen05GroupedGemm(OnTcgen05, grouped.GroupedGemm):
-    """The GEMM of groups."""
+    """The host function and the kernels of groups."""

@@ -1,4 +1,4 @@
-"""The device side that every tcgen05 GEMM shares: memory, barriers, and the three roles at work."""
+"""The body of every tcgen05 GEMM kernel: memory, barriers, and the three roles of its warps."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from .output import make_store
 from .warp_roles import WARPGROUP, roles
 
 START_BARRIER = 1
-"""Named barrier of all warps, at which a loading warp that begins at once only arrives."""
+"""Named barrier of all warps. A loading warp that begins at once arrives there without waiting."""
 
 
 @dataclass(frozen=True)
 class Tcgen05Memory:
-    """Where everything lies: pointers, and addresses of what is read and written by address (0 where there is none)."""
+    """Pointers to what lies in shared memory, or addresses of what is accessed by address (0 where it does not
+    exist)."""
 
     stages: cute.Pointer
     output: cute.Pointer | None
@@ -40,7 +41,7 @@ class Tcgen05Memory:
 
 
 def allocate(config: GemmConfig) -> Tcgen05Memory:
-    """Shared memory as ``Tcgen05SharedPlan`` has it."""
+    """Allocates shared memory as ``Tcgen05SharedPlan`` lays it out."""
     plan, smem = Tcgen05SharedPlan(config), SmemAllocator()
     graph = pipelines(config)
     stages = smem.allocate_array(cutlass.Uint8, plan.stages * plan.stage.bytes, byte_alignment=SWIZZLE_BYTES)
@@ -58,7 +59,7 @@ def allocate(config: GemmConfig) -> Tcgen05Memory:
 
 @cute.jit
 def run_roles(config: cutlass.Constexpr[GemmConfig], loads: Loads, store: TmaCopy | None, problem: Problem):
-    """Everything that a CTA does, from its first instruction to its last. ``problem``: what varies."""
+    """Everything that a CTA does, from its first instruction to its last. problem: what varies between GEMMs."""
     tensor, role = TensorPlan(config), roles(config)
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -82,7 +83,7 @@ def run_roles(config: cutlass.Constexpr[GemmConfig], loads: Loads, store: TmaCop
     if warp == 0:
         cute.arch.alloc_tmem(tensor.allocated, memory.tensor_address, is_two_cta=config.pair)
         cute.arch.relinquish_tmem_alloc_permit(is_two_cta=config.pair)
-    # where the loading warp waits for other CTAs, the scheduler's parameters come meanwhile; a table comes after it
+    # a loading warp that waits for other CTAs reads the scheduler's parameters in that time, unless they need the table
     early = config.cluster != (1, 1) and not config.table_bytes
     scheduler = problem.scheduler() if early else None
     meet(config, warp)
@@ -91,12 +92,12 @@ def run_roles(config: cutlass.Constexpr[GemmConfig], loads: Loads, store: TmaCop
     if warp == role.load_warp:
         load(config, loads, memory.stages, barriers, scheduler, problem)
         if cutlass.const_expr(config.pair or (config.cluster_size > 1 and loads_at_once(config))):
-            cute.arch.cluster_wait()  # for what it has arrived at in the beginning
+            cute.arch.cluster_wait()  # completes the arrival at the start of the kernel
         if cutlass.const_expr(config.pair):
-            cute.arch.cluster_arrive_relaxed()  # it needs no tensor memory
+            cute.arch.cluster_arrive_relaxed()  # this warp uses no tensor memory
     if warp == role.mma_warp:
         if cutlass.const_expr(config.pair):
-            cute.arch.cluster_arrive_relaxed()  # the epilogue waits for its last MMA
+            cute.arch.cluster_arrive_relaxed()  # the epilogue waits for this warp's last MMA
         if scheduler.place.v == 0:
             tensor_base = cute.arch.retrieve_tmem_ptr(Float32, 16, memory.tensor_address).toint()
             multiply(config, memory.stages, barriers, tensor_base, scheduler)
@@ -112,8 +113,8 @@ def run_roles(config: cutlass.Constexpr[GemmConfig], loads: Loads, store: TmaCop
         e = Epilogue(config, barriers, tensor_base, scheduler.place, function, stores, values, row, of_group, group)
         divided = divided_k(e, memory.partials, problem.partials, scheduler)
         store_tiles(config, e, divided, results, scheduler)
-    # every warp has read its lanes, in a pair those of both CTAs. Nobody signals the barriers of another CTA any more:
-    # loading and MMA warps have waited for what was on its way, and with split_k ``SplitK`` sees to that
+    # After this barrier every warp has read its lanes, in a pair those of both CTAs. No CTA signals another's barriers
+    # any more: loading and MMA warps have waited for all arrivals at theirs, and with split_k ``SplitK`` has
     if cutlass.const_expr(config.pair):
         cute.arch.cluster_wait()
     else:
@@ -129,14 +130,14 @@ def first_warp(config: GemmConfig) -> int:
 
 
 def loads_at_once(config: GemmConfig) -> bool:
-    """Whether the loading warp initialises the barriers and begins: its copies signal those of no other CTA, and it
-    reads nothing that other warps have written."""
+    """Whether the loading warp initialises the barriers and starts at once: its copies signal no other CTA's barriers,
+    and it reads nothing that other warps write."""
     return config.cluster == (1, 1) and not config.table_bytes
 
 
 @cute.jit
 def meet(config: cutlass.Constexpr[GemmConfig], warp: Int32):
-    """Barriers are initialised and tensor memory is allocated; who waits for nothing of it goes on."""
+    """Waits until barriers are initialised and tensor memory is allocated; a role that needs neither goes on."""
     role = roles(config)
     loads = warp == role.load_warp
     if cutlass.const_expr(config.table_bytes):
@@ -146,20 +147,20 @@ def meet(config: cutlass.Constexpr[GemmConfig], warp: Int32):
     else:
         cute.arch.barrier(barrier_id=START_BARRIER, number_of_threads=role.threads)
     if cutlass.const_expr(config.cluster_size > 1):
-        # nobody signals a barrier of another CTA before it is initialised
+        # no CTA may signal a barrier of another CTA before it is initialised
         if cutlass.const_expr(not loads_at_once(config)):
             cute.arch.cluster_wait()
         elif not loads:
             cute.arch.cluster_wait()
     if cutlass.const_expr(config.pair):
-        # an MMA writes to both CTAs: only when both have allocated
+        # an MMA writes to both CTAs, so both must have allocated tensor memory
         cute.arch.cluster_arrive_relaxed()
         if not loads:
             cute.arch.cluster_wait()
 
 
 def prefetch(loads: Loads, store: TmaCopy | None) -> None:
-    """prefetch.tensormap of every descriptor."""
+    """Issues prefetch.tensormap for every descriptor."""
     for operand in (*loads.a, *loads.b):
         cpasync.prefetch_descriptor(operand.data.atom)
         cpasync.prefetch_descriptor(operand.scales.atom)

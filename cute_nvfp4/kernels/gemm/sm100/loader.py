@@ -1,7 +1,7 @@
-"""The loading warp: a stage of every operand's tile into each buffer that comes free, by TMA.
+"""The loading warp: it fills every stage that becomes empty with a tile of each operand, by TMA.
 
-In a cluster each CTA loads its part of a tile for all that need it: A's goes to the CTAs along N, B's to those along M.
-A CTA of a pair has its own rows of A and its own half of B's columns; B's scales go to both.
+In a cluster, each CTA loads its part of a tile for all CTAs that need it: A's for the CTAs along N, B's for those along
+M. A CTA of a pair has its own rows of A and its own half of B's columns; both CTAs get all of B's scale factors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .operands import make_mma, shared_operands
 
 
 class LoadMasks(NamedTuple):
-    """CTAs of the cluster, a bit each, that get this CTA's part of A and SFA, of B, and of SFB."""
+    """Masks of the CTAs, one bit each, that get this CTA's part of A and SFA, of B, and of SFB."""
 
     a: Int16
     b: Int16
@@ -33,7 +33,7 @@ class LoadMasks(NamedTuple):
 
 
 def multicast_masks(config: GemmConfig, place: CtaPlace) -> LoadMasks:
-    """Bit r is the CTA of rank x + cm·(y + cn·part)."""
+    """The masks for this CTA. Bit r is the CTA of rank x + cm·(y + cn·part)."""
     cm, cn = config.cluster
     row = sum(1 << (cm * y) for y in range(cn))
     column = sum(1 << x for x in range(0, cm, config.ctas))
@@ -49,7 +49,7 @@ def multicast_masks(config: GemmConfig, place: CtaPlace) -> LoadMasks:
 
 @dataclass(frozen=True)
 class MulticastLoader(TmaLoader):
-    """What the loading warp of a cluster needs. part: this CTA's slice of the tiled MMA."""
+    """The loading warp's copies in a cluster. part: this CTA's slice of the tiled MMA."""
 
     part: Any
     masks: LoadMasks
@@ -73,7 +73,7 @@ def load(
     scheduler: Scheduler,
     problem: Problem,
 ):
-    """The loop of the loading warp."""
+    """Runs the loop of the loading warp."""
     mma, place = make_mma(config), scheduler.place
     part, shared = mma.get_slice(place.v), shared_operands(config, mma, base)
     loader = MulticastLoader(config, loads, shared, place, problem, part, multicast_masks(config, place))

@@ -1,11 +1,12 @@
-"""The MMA warp: scales of a stage to tensor memory, its MMAs, and a commit that frees the stage.
+"""The MMA warp: for each stage it copies scale factors to tensor memory, issues MMAs, and commits to free the stage.
 
-tcgen05.cp, tcgen05.mma and tcgen05.commit of one thread run in the order in which it issues them, so nothing is waited
-for between a copy of scales and the MMA that reads them, nor before the next stage's copy overwrites them.
+tcgen05.cp, tcgen05.mma and tcgen05.commit of one thread execute in the order in which it issues them. The warp
+therefore waits neither between a copy of scales and the MMA that reads them, nor before the next stage's copy
+overwrites them.
 
-``cute.gemm`` with scales as fields of the tiled MMA, and ``cute.copy`` of ``tcgen05.Cp4x32x128bOp``, take 128
-instructions for a stage of 128×128×256 where this loop takes 41: each elects its own thread, and packs each descriptor
-from two halves. So the tensors are CuTe's (``mma_tensors``), and the instructions are issued here.
+``cute.gemm`` with scales as fields of the tiled MMA, and ``cute.copy`` with ``tcgen05.Cp4x32x128bOp``, take 128
+instructions for a 128×128×256 stage, where this loop takes 41: each of them elects a thread and packs each descriptor
+from two halves. Here CuTe provides the tensors (``mma_tensors``), and ``ptx`` the instructions.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ _SCALE_ID_BIT = 30
 
 
 class CommitMasks(NamedTuple):
-    """CTAs of the cluster, a bit each: those whose stages this MMA reads, and those of the MMA itself."""
+    """Masks of CTAs, one bit each: those whose stages this MMA reads, and those of the MMA itself."""
 
     readers: Int16
     mma: Int16
 
 
 def commit_masks(config: GemmConfig, place: CtaPlace) -> CommitMasks:
-    """The readers are this MMA's row and its column of the cluster."""
+    """The masks for this CTA's MMA, which reads stages of its row and its column of the cluster."""
     cm, cn = config.cluster
     ours = (1 << config.ctas) - 1
     row = sum(ours << (cm * y) for y in range(cn))
@@ -54,7 +55,7 @@ def commit_masks(config: GemmConfig, place: CtaPlace) -> CommitMasks:
 
 @dataclass(frozen=True)
 class StageDescriptors:
-    """Matrix descriptors of a stage: of its first A, which is where it starts, and of its first scale atom."""
+    """Matrix descriptors of one stage: of its first A, at which the stage starts, and of its first scale atom."""
 
     data: Uint64
     scales: Uint64
@@ -62,8 +63,8 @@ class StageDescriptors:
 
 @dataclass(frozen=True)
 class DescriptorBase:
-    """What the descriptors of all stages have in common: bits 63:32 for swizzled data and for scale atoms, bits 31:0 of
-    the first stage, and how many times 16 bytes lie from a stage's start to its first scale atom."""
+    """What the descriptors of all stages share: bits 63:32 for swizzled data and for scale atoms, bits 31:0 of the
+    first stage, and the distance from a stage's start to its first scale atom in steps of 16 bytes."""
 
     upper_data: Int32
     upper_scales: Int32
@@ -79,9 +80,9 @@ class DescriptorBase:
 
 
 def descriptor_base(config: GemmConfig, base: cute.Pointer, tensor_base: Int32) -> DescriptorBase:
-    """``base``: of the first stage."""
-    # the sign of an address of tensor memory is zero, but no compiler can know: were the upper halves of descriptors
-    # known constants, every 64-bit sum in the loop would be split in two
+    """The common part of all descriptors. base: the first stage; tensor_base: any address in tensor memory."""
+    # An address in tensor memory is never negative, but the compiler does not know. With upper halves that it knows to
+    # be constant, it would split every 64-bit sum in the loop in two.
     hidden = tensor_base >> 31
     return DescriptorBase(
         tcgen05.descriptor_upper(tcgen05.SWIZZLE_128B, SWIZZLE_BYTES) | hidden,
@@ -92,14 +93,14 @@ def descriptor_base(config: GemmConfig, base: cute.Pointer, tensor_base: Int32) 
 
 
 class ScaleColumns(NamedTuple):
-    """Addresses of the first column of the scales of every A and of every B."""
+    """Addresses of the first column of the scales of every A and every B."""
 
     sfa: list[Int32]
     sfb: list[Int32]
 
 
 def copy_scales(config: GemmConfig, tensors: MmaTensors, stage: StageDescriptors, columns: ScaleColumns) -> None:
-    """Every scale atom of a stage to tensor memory."""
+    """Copies every scale atom of a stage to tensor memory."""
     for sources, targets, tCtSF in (
         (tensors.tCsSFA, columns.sfa, tensors.tCtSFA_copy),
         (tensors.tCsSFB, columns.sfb, tensors.tCtSFB_copy),
@@ -112,7 +113,7 @@ def copy_scales(config: GemmConfig, tensors: MmaTensors, stage: StageDescriptors
 
 
 def _scale_address(first: Int32, column: int, byte: int) -> Int32:
-    """An address of scales that start at byte ``byte`` of a column: that goes into bits 31:30, as a signed number."""
+    """The address of scales at byte ``byte`` of a column; the byte goes into bits 31:30, as a signed number."""
     return first + (column + ((byte - COLUMN_BYTES if byte >= COLUMN_BYTES // 2 else byte) << _SCALE_ID_BIT))
 
 
@@ -126,11 +127,11 @@ def issue_k_block(
     sfb_shift: Int32,
     accumulate: Int32,
 ) -> None:
-    """The MMA of each product for k-block ``k`` of a stage: D (+)= (A · SFA) · (B · SFB)."""
+    """Issues each product's MMA for k-block ``k`` of a stage: D (+)= (A · SFA) · (B · SFB)."""
     kind, types = config.kind, dict(config.kind.element_types)
     for p in range(config.products):
         a, b = (min(p, count - 1) for count in config.counts)
-        # an MMA finds its scales by a column, and by the byte in it that belongs to the first of its blocks
+        # an MMA takes the column of its scales, and the byte in the column at which its first block's scale lies
         column_a, byte_a = divmod(tensors.tCtSFA[0, 0, k], COLUMN_BYTES)
         column_b, byte_b = divmod(tensors.tCtSFB[0, 0, k], COLUMN_BYTES)
         tcgen05.mma_block_scaled(
@@ -157,7 +158,7 @@ def issue_k_block(
 
 
 def first_column_of_sfb(config: GemmConfig, tile_n: Int32) -> Int32:
-    """Columns from the first atom of a tile to the scales of its first row: a tile may start within an atom."""
+    """Columns from a tile's first atom to the scales of its first row, as a tile may start within an atom."""
     if config.tile_n % ATOM_ROWS == 0:
         return Int32(0)
     columns = cute.recast_layout(8 * COLUMN_BYTES, 8, atom_in_tensor_memory())
@@ -173,7 +174,7 @@ def multiply(
     tensor_base: Int32,
     scheduler: Scheduler,
 ):
-    """The loop of the MMA warp; in a pair, that of the even CTA, for both."""
+    """Runs the loop of the MMA warp; in a pair, that of the even CTA issues the MMAs for both."""
     mma, plan = make_mma(config), TensorPlan(config)
     tensors = mma_tensors(config, mma, shared_operands(config, mma, base))
     descriptors = descriptor_base(config, base, tensor_base)
@@ -194,8 +195,8 @@ def multiply(
         tcgen05.fence_after()
         accumulators = [tensor_base + tensors.tCtAcc[0, 0, 0, p, acc.stage] for p in range(config.products)]
         accumulate = Int32(0)
-        # two k-tiles in a pass would spare two instructions of forty, and the code of a gated pair would not stay in an
-        # SM's cache from one launch to the next (docs/explanation/timing.md)
+        # unrolling by two would save two of forty instructions, but then a gated pair's code would not stay in an SM's
+        # instruction cache from one launch to the next (docs/explanation/timing.md)
         for _ in cutlass.range(tile.k_count, unroll=1):
             empty = first_empty + at.stage * 8
             mbarrier.wait(empty + to_full, at.phase)
@@ -214,7 +215,7 @@ def multiply(
         acc = barriers.accumulators.advance(acc)
         cursor = scheduler.after(cursor, tile)
     if cutlass.const_expr(config.pair):
-        # arrivals of the other CTA may still be on their way to this one's barriers: all must come before it ends
+        # arrivals of the other CTA may still be on their way to this CTA's barriers, and must come before it exits
         for _ in cutlass.range(barriers.accumulators.edge.stages, unroll=1):
             mbarrier.wait(barriers.accumulators.empty(acc.stage), acc.phase ^ 1, cluster=True)
             acc = barriers.accumulators.advance(acc)

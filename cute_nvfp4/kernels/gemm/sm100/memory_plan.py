@@ -1,4 +1,4 @@
-"""Where everything lies in tensor memory, and the shared memory of a tcgen05 kernel."""
+"""The plans of tensor memory and of shared memory for a tcgen05 kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .warp_roles import roles
 
 TMEM_COLUMNS = 512
 ATOM_COLUMNS = 4
-"""Columns of tensor memory of one scale atom: a byte for each of 128 rows and 4 blocks of K, in 32 lanes."""
+"""Columns that one scale atom takes: a byte for each of 128 rows and 4 blocks along K, in 32 lanes."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TensorPlan:
 
     @property
     def acc(self) -> int:
-        """Columns of the accumulators of one tile."""
+        """Columns of the accumulators of one work tile."""
         return self.config.products * self.config.tile_n
 
     @property
@@ -50,7 +50,7 @@ class TensorPlan:
 
     @property
     def acc_stages(self) -> int:
-        """Accumulators asked for, or two if they fit: the epilogue of a tile then overlaps the next tile's MMAs."""
+        """Accumulator stages: the configured ones, or two if they fit, so that an epilogue overlaps the next MMAs."""
         return self.config.acc_stages or (2 if 2 * self.acc + self.scales <= TMEM_COLUMNS else 1)
 
     def sfa_column(self, index: int) -> int:
@@ -65,7 +65,7 @@ class TensorPlan:
 
     @property
     def allocated(self) -> int:
-        """tcgen05.alloc takes powers of two from 32 on."""
+        """Columns to allocate: tcgen05.alloc takes powers of two from 32 on."""
         return max(32, 1 << (self.used - 1).bit_length())
 
     @property
@@ -79,7 +79,7 @@ class TensorPlan:
 
     @property
     def reason(self) -> str:
-        """Why the plan cannot be, or an empty string."""
+        """Why tensor memory cannot hold the plan, or an empty string."""
         if self.config.acc_stages not in (0, 1, 2):
             return explain("acc_stages", got=self.config.acc_stages, expected="0 (as many as fit), 1 or 2")
         if self.used > TMEM_COLUMNS:
@@ -92,7 +92,7 @@ class TensorPlan:
 
 
 def pipelines(config: GemmConfig, stages: int = 0) -> tuple[Edge, ...]:
-    """The pipeline graph of the kernel; ``stages`` of operands, or (0) as many as the plan has."""
+    """The pipeline graph of the kernel. stages: of operands; 0 takes as many as the plan has."""
     depth = stages or Tcgen05SharedPlan(config).stages
     rings = Rings(depth, StagePlan(config).loaded, TensorPlan(config).acc_stages, roles(config).epilogue)
     return pipeline_graph(config, rings)

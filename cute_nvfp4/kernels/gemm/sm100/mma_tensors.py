@@ -1,8 +1,8 @@
-"""What the block-scaled MMA reads and writes, as CuTe tensors.
+"""The operands, scales and accumulators of the block-scaled MMA as CuTe tensors.
 
-No tensor here holds an address. Its iterator is a constant, so that an element is a distance, known while tracing: from
-the first A or the first scale atom of a stage, or from the first column of the scales of one matrix, or of the
-accumulators. The mainloop adds it to a base that it keeps in a register.
+No tensor here holds an address. The iterator is a constant, so that an element is a distance, known while tracing: from
+the first A or the first scale atom of a stage, from the first column of one matrix's scales, or from the first
+accumulator. The mainloop adds the distance to a base that it keeps in a register.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .operands import accumulator_layout
 COLUMN_BYTES = 4
 """Bytes of one column of tensor memory in one lane."""
 LANE_BYTES = COLUMN_BYTES << 16
-"""From one lane of tensor memory to the next, where addresses (lane in the upper half) count bytes."""
+"""Bytes from one lane of tensor memory to the next, where an address (lane in its upper half) counts bytes."""
 
 
 class MmaTensors(NamedTuple):
-    """Tensors of a stage's operands and scales, one for each matrix; and of tensor memory.
+    """Tensors of a stage's operands and scales, one for each matrix, and tensors of tensor memory.
 
-    tCr…: matrix descriptors, which count 16 bytes. tCs…: where ``tcgen05.cp`` finds scale atoms, counted alike.
-    tCt…: tensor memory, in bytes for scales (four make a column) and in columns for accumulators.
+    tCr…: matrix descriptors, which count 16 bytes. tCs…: sources of ``tcgen05.cp``, counted alike.
+    tCt…: tensor memory, in bytes for scales (a column has four) and in columns for accumulators.
     """
 
     tCrA: tuple[cute.Tensor, ...]  # (MMA, MMA_M, MMA_K, STAGE)
@@ -43,16 +43,16 @@ class MmaTensors(NamedTuple):
 
 
 def atom_in_tensor_memory() -> cute.Layout:
-    """(row, column) of a scale atom to bytes: ``((32, 4), 4) : ((lane, 4), 1)``.
+    """The layout of a scale atom, (row, column) to bytes: ``((32, 4), 4) : ((lane, 4), 1)``.
 
-    ``tcgen05.cp.32x128b`` moves the sixteen bytes that one row of 32 has in ``scale_layout``'s atom to one lane.
+    ``tcgen05.cp.32x128b`` moves to one lane the sixteen bytes that one of 32 rows has in ``scale_layout``'s atom.
     """
     (_, within_lane), column = ATOM_STRIDE
     return cute.make_layout(ATOM_SHAPE, stride=((LANE_BYTES, within_lane), column))
 
 
 def scales_in_tensor_memory(config: GemmConfig, atoms_mn: int) -> cute.Layout:
-    """(row, scale along K) of a tile to bytes: atoms along the rows first, then along K."""
+    """The layout of a tile's scales, (row, scale along K) to bytes: atoms along the rows first, then along K."""
     atom, atoms_k = atom_in_tensor_memory(), StagePlan(config).atoms_k
     lane_bytes = ATOM_BYTES // ATOM_SHAPE[0][0]  # of one atom
     shape, stride = atom.shape, atom.stride
@@ -63,7 +63,7 @@ def scales_in_tensor_memory(config: GemmConfig, atoms_mn: int) -> cute.Layout:
 
 
 def mma_tensors(config: GemmConfig, mma: cute.TiledMma, shared: SharedOperands) -> MmaTensors:
-    """The partitions of one CTA's operands, scales and accumulators."""
+    """The partitions of one CTA's operands, scales and accumulators for ``mma``."""
     stage = StagePlan(config)
 
     def data(offsets: tuple[int, ...], layout: cute.Layout) -> tuple[cute.Tensor, ...]:

@@ -1,6 +1,6 @@
-"""How TMA brings the tiles of operands to shared memory, for the MMAs of tcgen05: in clusters, and in pairs of CTAs.
+"""TMA loads and shared-memory layouts of the operands of tcgen05 MMAs, in clusters and in pairs of CTAs.
 
-Data goes through CuTe's tiled MMA, whose partition of a tile is also its place in shared memory.
+CuTe's tiled MMA partitions a tile, and the partition is also the tile's place in shared memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .memory_plan import Tcgen05SharedPlan, TensorPlan
 
 
 def make_mma(config: GemmConfig, ctas: int | None = None) -> cute.TiledMma:
-    """The tiled MMA whose partitions of A, B and C are those of the instructions of ``mma``."""
+    """The tiled MMA that partitions A, B and C as the instructions do. ctas: CTAs of an MMA, else ``config``'s."""
     ctas = config.ctas if ctas is None else ctas
     group = tcgen05.CtaGroup.TWO if ctas == 2 else tcgen05.CtaGroup.ONE
     shape = (CTA_ROWS * ctas, config.tile_n, config.kind.k)
@@ -35,7 +35,7 @@ def make_mma(config: GemmConfig, ctas: int | None = None) -> cute.TiledMma:
 
 
 def data_layouts(config: GemmConfig, mma: cute.TiledMma) -> tuple[Any, Any]:
-    """A and B in shared memory: (MMA, MMA_M or MMA_N, MMA_K, STAGE), swizzled."""
+    """Swizzled layouts of A and B in shared memory: (MMA, MMA_M or MMA_N, MMA_K, STAGE)."""
     tile = (config.tile_m, config.tile_n, config.tile_k)
     a, b = shared_types(config)
     return (
@@ -50,12 +50,12 @@ def _staged(layout: Any, config: GemmConfig, element: type) -> Any:
 
 
 def shared_operands(config: GemmConfig, mma: cute.TiledMma, base: cute.Pointer) -> SharedOperands:
-    """The tensors of all stages, the first of which starts at ``base``."""
+    """The tensors of all stages; the first stage starts at ``base``."""
     return operands.shared_operands(config, base, data_layouts(config, mma), Tcgen05SharedPlan(config).stages)
 
 
 def accumulator_layout(config: GemmConfig, mma: cute.TiledMma) -> cute.Layout:
-    """Accumulators in tensor memory, from the first column on: (MMA, MMA_M, MMA_N, PRODUCT, STAGE)."""
+    """The layout of accumulators in tensor memory, in columns: (MMA, MMA_M, MMA_N, PRODUCT, STAGE)."""
     plan = TensorPlan(config)
     one = mma.make_fragment_C(mma.partition_shape_C((config.tile_m, config.tile_n))).layout  # (MMA, MMA_M, MMA_N)
     products = cute.append(one, cute.make_layout(config.products, stride=config.tile_n))
@@ -65,9 +65,9 @@ def accumulator_layout(config: GemmConfig, mma: cute.TiledMma) -> cute.Layout:
 def describe_operand(
     config: GemmConfig, mma: cute.TiledMma, which: int, operand: Operand, k: Int32, batch: Int32
 ) -> OperandLoad:
-    """TMA loads of an A (``which`` 0) or of a B (1), and of its scales.
+    """The TMA loads of an A (``which`` 0) or a B (1), and of its scales.
 
-    Scales of B go to every CTA of the column, both of a pair included.
+    Scales of B go to every CTA of a column of the cluster, both CTAs of a pair included.
     """
     make_op, make_atom = (
         (blackwell.cluster_shape_to_tma_atom_A, cute.nvgpu.make_tiled_tma_atom_A),
@@ -87,7 +87,7 @@ def describe_operand(
 
 
 def _scale_op(config: GemmConfig, which: int) -> tuple[Any, int]:
-    """The operation that loads scales, and how many CTAs share the load."""
+    """The operation that loads scales, and the number of CTAs that share the load."""
     places = config.cluster[1 - which]
     group = tcgen05.CtaGroup.TWO if config.pair else tcgen05.CtaGroup.ONE
     op = cpasync.CopyBulkTensorTileG2SMulticastOp(group) if places > 1 else cpasync.CopyBulkTensorTileG2SOp(group)

@@ -1,5 +1,6 @@
-"""The output, stored by TMA through shared memory: TMA turns 128 rows of an epilogue tile into one box, and
-clips it at the output's edge.
+"""Stores of the output: by TMA through shared memory, or by threads in whole sectors.
+
+TMA stores 128 rows of an epilogue tile as one box, and clips the box at the output's edge.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ STORE_BARRIER = 2
 
 
 def staged_layout(config: GemmConfig) -> cute.ComposedLayout:
-    """Epilogue tiles in shared memory: (EPI_TILE_M, EPI_TILE_N, STAGE)."""
+    """The layout of epilogue tiles in shared memory: (EPI_TILE_M, EPI_TILE_N, STAGE)."""
     tile = (CTA_ROWS, config.epi_tile_n)
     return blackwell.make_smem_layout_epi(OUT_TYPES[config.out], LayoutEnum.ROW_MAJOR, tile, OUT_STAGES)
 
 
 def describe_store(config: GemmConfig, out: Output, m: Int32, n: Int32, batch: Int32) -> TmaCopy:
-    """TMA store of epilogue tiles of a row-major output."""
+    """The TMA store of epilogue tiles to a row-major output."""
     aligned = VECTOR_BYTES // config.out_bytes
     strides = (cute.assume(out.stride, aligned), 1, cute.assume(out.batch_stride, aligned))
     tensor = cute.make_tensor(out.pointer, cute.make_layout((m, n, batch), stride=strides))  # (M, N, L)
@@ -48,7 +49,7 @@ def _together() -> None:
 
 @dataclass(frozen=True)
 class TmaStore:
-    """A row-major output, through shared memory: all threads write their rows to a buffer, one has it stored."""
+    """Stores to a row-major output through shared memory: all threads write their rows, one thread issues the store."""
 
     config: GemmConfig
     atom: cute.CopyAtom
@@ -63,7 +64,7 @@ class TmaStore:
         cute.autovec_copy(rounded(config, values), self.staged[self.thread, None, buffer])
         cute.arch.fence_proxy("async.shared", space="cta")
         _together()
-        # with an odd number of epilogue tiles the next work tile starts with the buffer that this one ended with
+        # with an odd number of epilogue tiles, the next work tile starts with the buffer that this one used last
         pending = OUT_STAGES - 1 if config.slice_n // config.epi_tile_n % OUT_STAGES == 0 else 0
         if warp == 0:
             at_tile = (None, at.row // CTA_ROWS, at.column // config.epi_tile_n, at.batch)
@@ -74,13 +75,13 @@ class TmaStore:
 
     @cute.jit
     def finish(self, warp: Int32):
-        """Shared memory must stay until TMA has read it."""
+        """Waits until TMA has read shared memory, which must stay valid until then."""
         if warp == 0:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
 
 def tma_store(config: GemmConfig, copy: TmaCopy, base: cute.Pointer, thread: Int32) -> TmaStore:
-    """``base``: of the epilogue tiles in shared memory."""
+    """The store of this thread. base: the epilogue tiles in shared memory."""
     layout = staged_layout(config)
     pointer = cute.recast_ptr(base.align(1024), swizzle_=layout.inner, dtype=OUT_TYPES[config.out])
     staged = cute.make_tensor(pointer, layout.outer)  # (EPI_TILE_M, EPI_TILE_N, STAGE)
@@ -93,19 +94,19 @@ def tma_store(config: GemmConfig, copy: TmaCopy, base: cute.Pointer, thread: Int
 
 
 def exchanged(left: Uint32, right: Uint32, odd: Int32) -> tuple[Uint32, Uint32]:
-    """A word of the left vector and one of the right vector of a lane's row, exchanged with the neighbouring lane: the
-    even lane gets what it stores of the left vectors of both rows, the odd lane of the right ones; the upper row's
-    first."""
+    """Exchanges a word of the left vector and one of the right vector of a lane's row with the neighbouring lane.
+
+    Of both rows the even lane gets the words of the left vectors, the odd lane those of the right; upper row first."""
     got = cute.arch.shuffle_sync_bfly(cutlass.select_(odd == 0, right, left), 1)
     return cutlass.select_(odd == 0, left, got), cutlass.select_(odd == 0, got, right)
 
 
 @dataclass(frozen=True)
 class SectorStore:
-    """A row-major output whose rows start and end at multiples of 16 bytes, stored by threads in whole sectors.
+    """Stores by threads to a row-major output, in whole sectors; its rows start and end at multiples of 16 bytes.
 
-    Two neighbouring lanes have two neighbouring rows. With one instruction they store 32 bytes of the upper row, with
-    another 32 of the lower one. If each stored its own row, every instruction would write half of twice the sectors.
+    Two neighbouring lanes have two neighbouring rows. One instruction of both stores 32 bytes of the upper row, another
+    32 of the lower row. If each lane stored its own row, every instruction would write half of twice as many sectors.
     """
 
     config: GemmConfig
@@ -140,7 +141,7 @@ Store = ThreadStore | TmaStore | SectorStore
 def make_store(
     config: GemmConfig, out: Output, copy: TmaCopy | None, base: cute.Pointer | None, thread: Int32
 ) -> Store:
-    """How the output of ``config`` is stored."""
+    """The object that stores the output of ``config``."""
     if config.store == "tma":
         return tma_store(config, copy, base, thread)
     row_major = config.out_major == "n" and config.out in OUT_TYPES

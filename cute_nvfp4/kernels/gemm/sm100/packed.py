@@ -1,16 +1,16 @@
-"""GEMM of packed weights for any number of rows of x, on 16-bit tcgen05: the kernel of ``sm90/wgmma``, with weights
-decoded into tensor memory.
+"""GEMM of packed weights on 16-bit tcgen05, for any number of rows of x: ``sm90/wgmma`` with weights decoded into
+tensor memory.
 
-A warpgroup decodes 128 rows of the weight, two slabs of sixteen a warp. Registers of a slab, as ``wgmma`` reads operand
-A, are those that ``tcgen05.st`` of shape 16x128b puts into sixteen lanes; and ``tcgen05.ld`` of shape 16x256b gives the
-sums of sixteen lanes as registers of the results of ``wgmma``. So loads, shares of the work, gates and stores are those
-of sm_90a, and the epilogue takes a warpgroup's rows as those of two.
+A warpgroup decodes 128 rows of the weight; each of its warps decodes two slabs of sixteen. A slab's registers, as
+``wgmma`` reads operand A, are what ``tcgen05.st`` of shape 16x128b stores to sixteen lanes. ``tcgen05.ld`` of shape
+16x256b loads the sums of sixteen lanes as the accumulator registers of ``wgmma``. Loads, shares of the work, gates and
+stores therefore are those of sm_90a, and the epilogue treats one warpgroup's rows as those of two.
 
-Lane 32w + 16h + r of tensor memory has row 64h + 16w + r of the warpgroup's 128: of warp w the slab of half h.
+Lane 32w + 16h + r of tensor memory has row 64h + 16w + r of the warpgroup's 128 rows: the slab of half h of warp w.
 
-A thread issues the MMAs of a packed tile once its warpgroup has decoded it. They are under way while the next tile is
-decoded to other columns, and commit the stage to the loading warps. Decoded weights of a stage are overwritten when the
-MMAs of the stage ``decoded_stages`` before have been committed: the ring's barriers say so.
+A thread issues the MMAs of a packed tile once its warpgroup has decoded the tile. They run while the next tile is being
+decoded to other columns, and commit the stage to the loading warps. A stage's decoded weights are overwritten once the
+MMAs of the stage ``decoded_stages`` before it are committed, which the ring's barriers show.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from .packed_plan import DECODED_COLUMNS, TENSOR_COLUMNS
 
 WARP = 32
 HALVES = 2
-"""Slabs of a warp: the halves of its 32 lanes of tensor memory."""
+"""Slabs of a warp: one for each half of its 32 lanes of tensor memory."""
 LANE = 16
-"""The lane's bit in an address of tensor memory."""
+"""The first bit of the lane in an address of tensor memory."""
 DECODED_BARRIER = 8
-"""Named barrier of the first warpgroup's decoded weights; the epilogue has those before."""
+"""Named barrier of the first warpgroup's decoded weights; the epilogue uses the barriers before it."""
 MOST_EIGHTS = 16
-"""Eights of columns that a load brings: 64 registers."""
+"""Most groups of eight columns that one load brings: 64 registers."""
 
 
 @dataclass(frozen=True)
 class TensorProducts(Products):
-    """What a warpgroup multiplies. tensor: first column of its sums, those of ``columns`` rows of x; decoded weights
-    lie after ``config.tile_n`` columns. group: of the warpgroups that multiply; warp: of the four of it."""
+    """The products of one warpgroup. tensor: first column of its accumulators, one for each of ``columns`` rows of x;
+    decoded weights lie ``config.tile_n`` columns further. group: index of the warpgroup; warp: index in the group."""
 
     asynchronous: ClassVar[bool] = False
 
@@ -63,10 +63,10 @@ class TensorProducts(Products):
     warp: Int32
 
     def clear(self) -> None:
-        """The first MMA of a work tile overwrites."""
+        """Does nothing: the first MMA of a work tile overwrites the accumulators."""
 
     def produce(self, at: PipelineState) -> tuple[tuple[PackedLane, ...], ...]:
-        """A lane's words of both slabs, for each packed tile of a stage; there is room to decode them."""
+        """A lane's words of both slabs, for each packed tile of a stage, once there is room to decode them."""
         halves = [replace(self, slab=self.slab + MMA_ROWS // SLAB_ROWS * h).words(at.stage) for h in range(HALVES)]
         if self.config.decoded_stages < self.config.ring_stages:
             self.wait_for(at, self.config.decoded_stages)
@@ -74,25 +74,25 @@ class TensorProducts(Products):
 
     @cute.jit
     def wait_for(self, at: PipelineState, before: cutlass.Constexpr[int]):
-        """Waits for the MMAs of the stage ``before`` the one of ``at``."""
+        """Waits for the MMAs of the stage that lies ``before`` stages before ``at``."""
         stage, wraps = at.stage - before, at.stage < before
         stage = cutlass.select_(wraps, stage + self.config.ring_stages, stage)
         mbarrier.wait(self.memory.ring.empty(stage), cutlass.select_(wraps, at.phase ^ 1, at.phase))
         tcgen05.fence_after()
 
     def decoded(self, stage: Int32, part: int) -> Int32:
-        """The first column of the decoded weights of a packed tile."""
+        """The first column of the decoded weights of packed tile ``part`` of a stage."""
         cfg, place = self.config, stage
         if cfg.decoded_stages < cfg.ring_stages:
             place = stage % cfg.decoded_stages
         return self.tensor + (place * (cfg.stage_tiles * DECODED_COLUMNS) + (cfg.tile_n + part * DECODED_COLUMNS))
 
     def lanes(self, half: int) -> Int32:
-        """Where this warp's slab begins, in an address of tensor memory."""
+        """The first lane of this warp's slab, as part of an address of tensor memory."""
         return (self.warp * WARP + half * SLAB_ROWS) << LANE
 
     def multiply(self, packed: tuple[PackedLane, ...], tile: int, part: int, stage: Int32, k_tile: Int32 | int) -> None:
-        """Decodes a packed tile to tensor memory, and starts its products."""
+        """Decodes a packed tile to tensor memory, and starts its MMAs."""
         column = self.decoded(stage, part)
         for half, words in enumerate(packed):
             registers = [x for step in range(STEPS) for x in decode_step(words, step, self.config.weights)]
@@ -104,7 +104,7 @@ class TensorProducts(Products):
 
     @cute.jit
     def start(self, column: Int32, part: cutlass.Constexpr[int], stage: Int32, accumulate: Int32):
-        """A thread starts the MMAs of a decoded tile."""
+        """Issues the MMAs of a decoded tile, from one thread."""
         cfg = self.config
         if self.warp == 0:
             tcgen05.fence_after()
@@ -125,13 +125,14 @@ class TensorProducts(Products):
 
     @cute.jit
     def release(self, stage: Int32):
-        """The stage is given back when the MMAs of the warpgroup have read it; its warps have before."""
+        """Commits the stage, so that it is free once the MMAs have read it; the warps have read their words already."""
         if self.warp == 0:
             with cute.arch.elect_one():
                 tcgen05.commit(self.memory.ring.empty(stage), group=1)
 
     def sums(self, half: int) -> cute.Tensor:
-        """The sums of this warp's slab: of each eight rows of x (row, column), (row, column + 1), (row + 8, …)."""
+        """The sums of this warp's slab. Registers of eight rows of x: (row, column), (row, column + 1), (row + 8,
+        …)."""
         acc = cute.make_rmem_tensor(cute.make_layout(self.columns // 2), Float32)
         first, eights = 0, self.columns // 8
         while first < eights:
@@ -147,7 +148,7 @@ assert TILE_K * 2 == ROW_BYTES, "a row of x of a packed tile is one swizzle"
 
 
 class _InTensorMemory:
-    """Makes products of tcgen05 where ``WgmmaGemm`` makes those of ``wgmma``."""
+    """A mixin that makes the products of tcgen05 where ``WgmmaGemm`` makes those of ``wgmma``."""
 
     def allocate(self) -> WgmmaMemory:
         memory, address = super().allocate(), SmemAllocator().allocate(cutlass.Int32)
@@ -155,7 +156,7 @@ class _InTensorMemory:
 
     @property
     def allocated(self) -> int:
-        """Columns of tensor memory, a power of two."""
+        """Columns of tensor memory to allocate, a power of two."""
         cfg = self.config
         decoded = cfg.decoded_stages * cfg.stage_tiles * DECODED_COLUMNS
         used = (cfg.tile_n + decoded) * (cfg.tile_m // cfg.group_rows)
@@ -163,24 +164,24 @@ class _InTensorMemory:
 
     @cute.jit
     def begin(self, memory: WgmmaMemory, warp: Int32):
-        """A warp allocates tensor memory."""
+        """Allocates tensor memory, in one warp."""
         if warp == LOADING_WARPS:
             cute.arch.alloc_tmem(self.allocated, memory.operands.tensor)
             cute.arch.relinquish_tmem_alloc_permit()
 
     @cute.jit
     def end(self, memory: WgmmaMemory, warp: Int32):
-        """All have read their sums: the warp that allocated tensor memory gives it back."""
+        """Frees tensor memory in the warp that allocated it, once all warps have read their sums."""
         cute.arch.sync_threads()
         if warp == LOADING_WARPS:
             pointer = cute.arch.retrieve_tmem_ptr(Float32, 16, memory.operands.tensor)
             cute.arch.dealloc_tmem(pointer, self.allocated)
 
     def keep_registers(self, multiplies: bool) -> None:
-        """Sums are in tensor memory: registers need not be distributed."""
+        """Does nothing: accumulators are in tensor memory, so that roles need no share of registers."""
 
     def products(self, memory: OperandMemory, columns: int, group: Int32, thread: Int32) -> TensorProducts:
-        """What a warpgroup multiplies of a work tile of so many rows of x."""
+        """The products of a warpgroup for a work tile of ``columns`` rows of x."""
         cfg = self.config
         each = cfg.tile_n + cfg.decoded_stages * cfg.stage_tiles * DECODED_COLUMNS
         first = cute.arch.retrieve_tmem_ptr(Float32, 16, memory.tensor).toint() + group * each
@@ -188,7 +189,7 @@ class _InTensorMemory:
         return TensorProducts(cfg, memory, group, warp, thread, None, first, columns, group, warp)
 
     def store(self, epilogue: WarpgroupEpilogue, products: TensorProducts, tile: WorkTile, at: PipelineState) -> None:
-        """Stores the sums of a work tile, those of 64 rows of the weight after those of others."""
+        """Stores the sums of a work tile, one half of 64 rows of the weight after the other."""
         products.wait_for(at, 1)
         for half in range(HALVES):
             replace(epilogue, group=epilogue.group * HALVES + half).store(products.sums(half), tile)
@@ -203,4 +204,4 @@ class GroupedTensorPackedGemm(_InTensorMemory, GroupedWgmma):
 
 
 class RoutedTensorPackedGemm(_InTensorMemory, RoutedWgmma):
-    """The host function and the kernel of one ``GroupedWgmmaConfig`` of sm_100a whose rows are slots."""
+    """The host function and the kernel of one ``GroupedWgmmaConfig`` of sm_100a, whose rows are slots."""

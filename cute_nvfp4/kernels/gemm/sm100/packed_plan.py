@@ -1,4 +1,4 @@
-"""How tensor memory is divided by the kernel of packed weights on tcgen05: sums, and weights that are decoded to it."""
+"""The plan of tensor memory for packed weights on tcgen05: accumulators, and weights decoded for the MMA."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ if TYPE_CHECKING:
     from ..sm90.config import WgmmaConfig
 
 TENSOR_COLUMNS = 512
-"""Of tensor memory, of 32 bits for each row of an MMA."""
+"""Columns of tensor memory; a column has 32 bits for each row of an MMA."""
 DECODED_COLUMNS = TILE_K // 2
-"""Columns of the 16-bit elements of a packed tile."""
+"""Columns of a packed tile that is decoded to 16-bit elements."""
 
 
 @cache
 def divided(c: WgmmaConfig) -> tuple[int, int]:
-    """Stages of the ring, and how many of them have their weights decoded at a time: the most that divide the ring."""
+    """(stages of the ring, stages that are decoded at a time): the most decoded stages that divide the ring."""
     ring, decoded = c.stages or max(c.most_stages, 0), c.tensor_columns // (DECODED_COLUMNS * c.stage_tiles)
     pairs = [(ring if c.stages else ring - ring % d, d) for d in range(2, min(ring, decoded) + 1)]
     return max((pair for pair in pairs if pair[0] % pair[1] == 0), default=(ring, 0))
 
 
 def refused_by_tensor_memory(c: WgmmaConfig) -> str:
-    """Why tcgen05 has no such tiles, or no columns that weights are decoded to; or an empty string."""
+    """Why tcgen05 cannot run ``c``: its tiles, or too few columns for decoded weights; "" if it can."""
     if c.warpgroups not in (2, 4) or c.ctas_per_sm > 1 or not c.schedule.has_single_ctas:
         got, expected = f"{c.warpgroups} warpgroups, {c.schedule}", "2 or 4 warpgroups, WholeTiles or EqualShares"
         return explain(f"a plan for {c.arch.name}", got=got, expected=f"{expected} without clusters")

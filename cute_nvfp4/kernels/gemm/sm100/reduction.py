@@ -1,8 +1,7 @@
-"""Sums over the CTAs of a cluster that share a tile along K, always in the same order, so that results repeat bit for
-bit.
+"""Reductions over the CTAs of a cluster that share a tile along K, in a fixed order, so that results are reproducible.
 
-Each CTA stores one slice of the tile's columns. The others send it their sums of that slice by st.async into its shared
-memory; it adds them to its own in the order of the ring, starting with its own.
+Each CTA stores one slice of the tile's columns. The others send their sums of that slice to its shared memory by
+st.async. It adds them to its own sums, in the order of the CTAs along K after it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from ..tile_scheduler import CtaPlace
 
 @dataclass(frozen=True)
 class ClusterExchange(Exchange):
-    """split_k: sums sent through distributed shared memory. received: shared address of the slots of the others."""
+    """The exchange of sums through distributed shared memory, for split_k. received: shared address of other CTAs'
+    slots."""
 
     ring: Ring
     received: Int32
@@ -33,7 +33,7 @@ class ClusterExchange(Exchange):
         return self.received + index * self.slot_bytes
 
     def part_after(self, distance: int) -> Int32:
-        """The CTA ``distance`` after this one along K."""
+        """The part along K of the CTA that comes ``distance`` after this one, cyclically."""
         return (self.place.part + distance) % self.config.split_k
 
     def rank(self, part: Int32) -> Int32:
@@ -42,14 +42,15 @@ class ClusterExchange(Exchange):
 
     @cute.jit
     def announce(self):
-        """One thread says how many bytes of partial sums this tile will bring."""
+        """Announces, in one thread, the bytes of partial sums that this work tile brings."""
         if self.row == 0:
             self.ring.announce()
 
     def send(self, distance: int, column: int, values: list[cute.Tensor]) -> None:
-        """Sends an epilogue tile of the slice of the CTA ``distance`` after this one; ``column``: from its start."""
+        """Sends an epilogue tile to the CTA ``distance`` after this one. column: counted from the start of its
+        slice."""
         rank = self.rank(self.part_after(distance))
-        # that CTA finds this one split_k - distance places after itself
+        # the receiver finds this CTA split_k - distance places after itself
         slot = self.slot(self.config.split_k - distance - 1)
         barrier = remote_address(self.ring.full(), rank)
         target = remote_address(slot, rank)
@@ -67,7 +68,7 @@ class ClusterExchange(Exchange):
 
     @cute.jit
     def give_back(self):
-        """Tells the other CTAs along K that their sums have been read; one thread of every warp."""
+        """Tells the other CTAs along K that this warp has read their sums; one thread of every warp arrives."""
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             for distance in cutlass.range_constexpr(1, self.config.split_k):

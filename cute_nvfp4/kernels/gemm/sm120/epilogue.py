@@ -1,4 +1,4 @@
-"""The output, from accumulators in registers: a lane takes a run of a row at a time, and needs no other lane."""
+"""The epilogue, from accumulators in registers: a lane stores a run of one row at a time, without other lanes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .warp_tile import WarpTile
 
 
 def in_order(values: list[Float32], turn: Int32) -> list[Float32]:
-    """Four values of instructions 0 … 3, or two, of which number t belongs to place t ^ turn, in their places."""
+    """The values of two or four instructions in the order of their columns: value t belongs to place t ^ turn."""
     for bit in (1, 2)[: len(values) // 2]:
         exchange = (turn & bit) != 0
         values = [cutlass.select_(exchange, values[t ^ bit], values[t]) for t in range(len(values))]
@@ -29,7 +29,7 @@ def in_order(values: list[Float32], turn: Int32) -> list[Float32]:
 
 @dataclass(frozen=True)
 class WarpEpilogue:
-    """What a lane of a multiplying warp stores with."""
+    """What a lane of an MMA warp stores with."""
 
     config: GemmConfig
     tile: WarpTile
@@ -38,7 +38,7 @@ class WarpEpilogue:
     warp: Int32
 
     def run(self, acc: cute.Tensor, m: int, row: int) -> list[cute.Tensor]:
-        """The lane's columns of row g (``row`` 0) or g + 8 (1) of instruction ``m``, of every product."""
+        """The lane's run of row g (``row`` 0) or g + 8 (1) of instruction ``m``, for every product."""
         found, tile = [], self.tile
         for p in range(self.config.products):
             values = cute.make_rmem_tensor(cute.make_layout(tile.run), Float32)
@@ -52,11 +52,11 @@ class WarpEpilogue:
 
     @property
     def rows(self) -> list[tuple[int, int]]:
-        """(instruction, 0 or 1) of each row that the lane has."""
+        """(instruction, 0 for row g or 1 for row g + 8) of each row that the lane has."""
         return [(m, row) for m in range(self.tile.m_tiles) for row in range(2)]
 
     def write(self, values: list[cute.Tensor], m: int, row: int, work: WorkTile, result: Result) -> None:
-        """Finishes the sums of a row and stores them."""
+        """Applies the epilogue function to the sums of one row, and stores the outputs."""
         column = work.n * self.config.tile_n + self.tile.column
         at = Position(work.m * CTA_ROWS + self.tile.row(m, row), column, work.batch)
         self.store.write(self.function(values, result, at), at, result.out, 0, self.warp)
@@ -64,7 +64,7 @@ class WarpEpilogue:
 
 @dataclass(frozen=True)
 class WholeWarpTile:
-    """All sums of a work tile are here."""
+    """Stores a work tile whose K is undivided."""
 
     def store(self, e: WarpEpilogue, acc: cute.Tensor, work: WorkTile, result: Result, cursor: Int32) -> None:
         for m, row in e.rows:
@@ -73,7 +73,7 @@ class WholeWarpTile:
 
 @dataclass(frozen=True)
 class WarpStreamK(WorkspaceExchange):
-    """Work tiles are shared with other CTAs, through the workspace."""
+    """Stores work tiles whose K CTAs share, through the workspace."""
 
     def store(self, e: WarpEpilogue, acc: cute.Tensor, work: WorkTile, result: Result, cursor: Int32) -> None:
         columns = range(0, len(e.rows) * e.tile.run, e.tile.run)
@@ -85,7 +85,7 @@ class WarpStreamK(WorkspaceExchange):
 
 
 def divided_k(e: WarpEpilogue, partials: PartialSums | None, scheduler: Scheduler) -> WholeWarpTile | WarpStreamK:
-    """How the sums of a work tile come together."""
+    """How K is divided, as an object that stores work tiles."""
     if partials is None:
         return WholeWarpTile()
     thread = e.warp * WARP + e.tile.lane

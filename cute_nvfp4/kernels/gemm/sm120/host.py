@@ -1,8 +1,9 @@
-"""C = alpha · (A · Bᵀ) + bias, or gate(alpha · A · B1ᵀ) ∘ (alpha · A · B2ᵀ), block-scaled, on ``mma.sync``; of one
-problem, or of groups.
+"""Host functions on ``mma.sync``, of one problem or of groups, all block-scaled.
 
-Persistent: in each CTA a warp loads stages of operands by TMA; eight warps multiply them, with accumulators in
-registers, and store a finished tile while the next tile's stages arrive.
+C = alpha · (A · Bᵀ) + bias, or gate(alpha · A · B1ᵀ) ∘ (alpha · A · B2ᵀ).
+
+The kernel is persistent. In each CTA one warp loads stages of operands by TMA; eight warps multiply them, with
+accumulators in registers, and store a finished tile while the next tile's stages arrive.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .memory_plan import THREADS
 
 
 class OnMmaSync(host.OnArchitecture):
-    """What ``mma.sync`` has of its own; its threads store, and not TMA."""
+    """The ``mma.sync`` kernel's parts of a host function; its threads store the output, not TMA."""
 
     threads, launch = THREADS, {"min_blocks_per_mp": 1}
 
@@ -31,8 +32,8 @@ class OnMmaSync(host.OnArchitecture):
 
 
 class MmaSyncGemm(OnMmaSync, host.Gemm):
-    """The GEMM, or the gated GEMM, of one problem."""
+    """The host function and the kernel of one problem, plain or gated."""
 
 
 class MmaSyncGroupedGemm(OnMmaSync, grouped.GroupedGemm):
-    """The GEMM of groups."""
+    """The host function and the kernels of groups."""

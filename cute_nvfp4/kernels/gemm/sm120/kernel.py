@@ -1,4 +1,4 @@
-"""The device side that every GEMM on ``mma.sync`` shares: memory, barriers, and the two kinds of warps at work."""
+"""The body of every GEMM kernel on ``mma.sync``: memory, barriers, and the two roles of its warps."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .warp_tile import warp_tile
 
 @cute.jit
 def run_warps(config: cutlass.Constexpr[GemmConfig], loads: Loads, problem: Problem):
-    """Everything that a CTA does, from its first instruction to its last. ``problem``: what varies."""
+    """Everything that a CTA does, from its first instruction to its last. problem: what varies between GEMMs."""
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     plan, smem, graph = MmaSyncSharedPlan(config), SmemAllocator(), pipelines(config)
     stages = smem.allocate_array(cutlass.Uint8, plan.stages * plan.stage.bytes, byte_alignment=SWIZZLE_BYTES)
@@ -58,7 +58,7 @@ def multiply_and_store(
     problem: Problem,
     warp: Int32,
 ):
-    """The loop of the warps that multiply. base: shared address of the stages."""
+    """Runs the loop of the MMA warps. base: shared address of the stages."""
     tile = warp_tile(config, warp, cute.arch.lane_idx())
     store = thread_store(config, problem.arguments.out)
     epilogue = WarpEpilogue(config, tile, problem.epilogue_function(), store, warp)

@@ -1,4 +1,4 @@
-"""TMA loads of a stage: every CTA loads its own operands."""
+"""TMA loads of a stage: every CTA loads its own operands, without multicast."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .memory_plan import MmaSyncSharedPlan
 
 
 def data_layouts(config: GemmConfig) -> tuple[Any, Any]:
-    """A and B in shared memory: (ROW, K, STAGE), rows of 128 bytes, swizzled."""
+    """Layouts of A and B in shared memory: (ROW, K, STAGE), swizzled rows of 128 bytes."""
 
     def layout(rows: int, element: type) -> Any:
         atom = tcgen05.make_smem_layout_atom(tcgen05.SmemLayoutAtomKind.K_SW128, element)
@@ -32,12 +32,12 @@ def data_layouts(config: GemmConfig) -> tuple[Any, Any]:
 
 
 def shared_operands(config: GemmConfig, base: cute.Pointer) -> SharedOperands:
-    """The tensors of all stages, the first of which starts at ``base``."""
+    """The tensors of all stages; the first stage starts at ``base``."""
     return operands.shared_operands(config, base, data_layouts(config), MmaSyncSharedPlan(config).stages)
 
 
 def describe_operand(config: GemmConfig, which: int, operand: Operand, k: Int32, batch: Int32) -> OperandLoad:
-    """TMA loads of an A (``which`` 0) or of a B (1), and of its scales."""
+    """The TMA loads of an A (``which`` 0) or a B (1), and of its scales."""
     op = cpasync.CopyBulkTensorTileG2SOp()
     tensor = operands.data_tensor(operand, k, operands.interleaved(config, which))
     one = cute.slice_(data_layouts(config)[which], (None, None, 0))
@@ -48,7 +48,7 @@ def describe_operand(config: GemmConfig, which: int, operand: Operand, k: Int32,
 
 
 class TileLoader(TmaLoader):
-    """What the loading warp needs, which loads for its own CTA only."""
+    """The loading warp's copies, for its own CTA only."""
 
     def tiles(self, work: WorkTile) -> Iterator[CtaTile]:
         only = Slot(Int32(0), 1, Int16(0))

@@ -1,4 +1,4 @@
-"""The k-tiles of a work tile: fragments of a stage by ``ldmatrix``, scales by plain loads, and the MMAs."""
+"""The mainloop of a work tile: fragments of a stage by ``ldmatrix``, scale factors by plain loads, and the MMAs."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from .warp_tile import WarpTile
 
 
 def make_accumulators(config: GemmConfig, tile: WarpTile) -> cute.Tensor:
-    """fp32 results of a lane: (RESULT, PAIR, HALF, MMA_M, PRODUCT). Results of an instruction are two columns of row
-    g, and of row g + 8."""
+    """A lane's fp32 accumulators: (RESULT, PAIR, HALF, MMA_M, PRODUCT). An instruction's results are two columns of row
+    g and two of row g + 8."""
     layout = cute.make_layout((4, tile.pairs, tile.halves, tile.m_tiles, config.products))
     return cute.make_rmem_tensor(layout, Float32)
 
 
 def clear(acc: cute.Tensor) -> None:
-    """Zeros, one by one: of a vector of zeros LLVM makes pairs that it carries through the loop, and ptxas moves them
-    to the fours of an MMA and back."""
+    """Zeroes the accumulators one by one. From a vector of zeros LLVM makes register pairs that it carries through the
+    loop, and ptxas moves them to the quads of an MMA and back."""
     for i in range(cute.size(acc)):
         acc[i] = Float32(0.0)
 
 
 class LaneOffsets(NamedTuple):
-    """Bytes from a stage to what this lane reads: constants of a work tile, which registers keep. Data is swizzled, and
-    has an offset for each k-block (and two instructions along N): ptxas would compute them again in each stage."""
+    """Bytes from a stage to what this lane reads: constants of a work tile, kept in registers. Data is swizzled and has
+    an offset for each k-block (and each two instructions along N), which ptxas would recompute in each stage."""
 
     tAsA: cute.Tensor  # (MMA_K, A)
     tBsB: cute.Tensor  # (PAIR / 2, MMA_K, B)
@@ -45,14 +45,14 @@ class LaneOffsets(NamedTuple):
 
 
 class ScaleFragments(NamedTuple):
-    """A lane's words of scales, for the k-blocks of an atom."""
+    """A lane's words of scale factors for the k-blocks of one atom."""
 
     tCrSFA: cute.Tensor  # (A)
     tCrSFB: cute.Tensor  # (HALF, B)
 
 
 class Fragments(NamedTuple):
-    """A lane's operands of the instructions of a k-block, in words."""
+    """A lane's words of the operands for one k-block."""
 
     tCrA: cute.Tensor  # (WORD, MMA_M, A)
     tCrB: cute.Tensor  # (WORD, PAIR, HALF, B)
@@ -60,7 +60,7 @@ class Fragments(NamedTuple):
 
 @dataclass(frozen=True)
 class Multiplier:
-    """What a lane of a multiplying warp keeps over the k-tiles of a work tile. base: shared address of the stages."""
+    """What a lane of an MMA warp keeps over the k-tiles of a work tile. base: shared address of the stages."""
 
     config: GemmConfig
     tile: WarpTile
@@ -69,7 +69,7 @@ class Multiplier:
     offsets: LaneOffsets
 
     def scale_fragments(self, stage: Int32, atom: int) -> ScaleFragments:
-        """The scales of an atom along K."""
+        """Loads the scale factors of one atom along K."""
         (count_a, count_b), tile = self.config.counts, self.tile
         tCrSFA = cute.make_rmem_tensor(cute.make_layout(count_a), Uint32)  # (A)
         tCrSFB = cute.make_rmem_tensor(cute.make_layout((tile.halves, count_b)), Uint32)  # (HALF, B)
@@ -82,8 +82,8 @@ class Multiplier:
         return ScaleFragments(tCrSFA, tCrSFB)
 
     def fragments(self, stage: Int32, k: int) -> Fragments:
-        """The operands for k-block ``k``. Stages start where the swizzle repeats, so that what it changes in an offset
-        leaves them alone."""
+        """Loads the operands of k-block ``k``. Every stage starts where the swizzle repeats, so that adding a stage's
+        address does not change the swizzled bits of an offset."""
         (count_a, count_b), tile = self.config.counts, self.tile
         load_a, load_b = (load_unpacked if unpacked else load_matrices for unpacked in self.config.unpacked)
         tCrA = cute.make_rmem_tensor(cute.make_layout((4, tile.m_tiles, count_a)), Uint32)  # (WORD, MMA_M, A)
@@ -102,7 +102,7 @@ class Multiplier:
         return Fragments(tCrA, tCrB)
 
     def multiply_block(self, k: int, operands: Fragments, scales: ScaleFragments, acc: cute.Tensor) -> None:
-        """The MMAs of k-block ``k`` of every product."""
+        """Issues the MMAs of k-block ``k`` for every product."""
         config, (tCrA, tCrB) = self.config, operands
         byte = k * config.kind.scales % ATOM_COLS
         formats = config.a_format, config.b_format
@@ -120,13 +120,13 @@ class Multiplier:
 
     @cute.jit
     def release(self, stage: Int32):
-        """Says that this warp has read a stage."""
+        """Signals that this warp has read a stage."""
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             mbarrier.arrive(self.ring.empty(stage))
 
     def multiply_stage(self, index: Int32, acc: cute.Tensor) -> None:
-        """All of a stage; it is released once it is in registers."""
+        """Multiplies a stage, and releases it once all of its operands are in registers."""
         stage = self.base + index * StagePlan(self.config).bytes
         for k in range(self.config.blocks_k):
             atom, byte = divmod(k * self.config.kind.scales, ATOM_COLS)
@@ -137,7 +137,7 @@ class Multiplier:
 
 
 def lane_offsets(config: GemmConfig, tile: WarpTile, tile_n: Int32) -> LaneOffsets:
-    """The offsets of a lane in tile ``tile_n`` along N."""
+    """A lane's offsets in tile ``tile_n`` along N."""
     at, blocks, twos = StagePlan(config).offsets, config.blocks_k, tile.pairs // 2
     count_a, count_b = config.counts
     tAsA = cute.make_rmem_tensor(cute.make_layout((blocks, count_a)), Int32)  # (MMA_K, A)
@@ -168,7 +168,7 @@ def multiply(
     acc: cute.Tensor,
     at: PipelineState,
 ) -> PipelineState:
-    """Sums the k-tiles of a work tile in ``acc``; returns the state after them."""
+    """Accumulates the k-tiles of a work tile in ``acc``, and returns the pipeline state after them."""
     clear(acc)
     multiplier = Multiplier(config, tile, ring, base, lane_offsets(config, tile, work.n))
     for _ in cutlass.range(work.k_count, unroll=1):

@@ -1,10 +1,9 @@
-"""GEMM of packed weights for any number of rows of x, on 16-bit ``mma.sync``: the kernel of ``sm90/wgmma``, whose
-multiplications are those of single warps.
+"""GEMM of packed weights on 16-bit ``mma.sync``, for any number of rows of x: ``sm90/wgmma`` with warp-level MMAs.
 
-A warp decodes the slab of sixteen rows of the weight that it has on sm_90a, too, in the same registers, for operand A
-of an ``m16n8k16`` is a warp's part of a ``wgmma``'s; it reads all rows of x of the stage by ``ldmatrix``, operand B of
-as many instructions as there are eights of rows. Results lie in registers as those of a ``wgmma``: loads, shares of
-the work, sums over CTAs, gates and stores are the same.
+A warp decodes the same slab of sixteen rows of the weight as on sm_90a, to the same registers: operand A of an
+``m16n8k16`` is one warp's part of a ``wgmma``'s. By ``ldmatrix`` it reads all rows of x of the stage, operand B of one
+instruction for each eight rows. Accumulators lie in registers as those of a ``wgmma`` do, so that loads, shares of the
+work, sums over CTAs, gates and stores are the same.
 """
 
 from __future__ import annotations
@@ -27,34 +26,34 @@ from ..sm90.grouped import GroupedWgmma
 from ..sm90.wgmma import WgmmaGemm
 
 STEPS_BYTES = 64
-"""Bytes of two steps of a row of x: what an ``ldmatrix`` reads of eight rows."""
+"""Bytes of two steps of a row of x: what an ``ldmatrix`` reads of each of eight rows."""
 
 
 @dataclass(frozen=True)
 class WarpProducts(Products):
-    """A lane's accumulators, (REGISTER, MMA_COLUMNS of x). x: bytes from a stage's x to the row of sixteen bytes whose
-    address the lane gives to the first ``ldmatrix``."""
+    """A lane's accumulators, (REGISTER, MMA_COLUMNS of x), and its products. x: bytes from a stage's x to the row of
+    sixteen bytes whose address the lane gives to its first ``ldmatrix``."""
 
     asynchronous: ClassVar[bool] = False
 
     x: Int32
 
     def multiply(self, packed: PackedLane, tile: int, part: int, stage: Int32, k_tile: Int32 | int) -> None:
-        """Adds the products of a packed tile, decoded two steps at a time."""
+        """Adds the products of a packed tile, which it decodes two steps at a time."""
         cfg, acc, columns = self.config, self.acc, cute.size(self.acc, mode=[1])
-        # of the 64 columns of x that belong to the tile, a multiple of 1024 bytes
+        # the 64 columns of x that belong to the tile start at a multiple of 1024 bytes
         tile_of_x = self.memory.sX.iterator.toint() + stage * cfg.x_bytes + part * (cfg.x_bytes // cfg.stage_tiles)
         for pair in range(STEPS // 2):
             a = [decode_step(packed, 2 * pair + i, cfg.weights) for i in range(2)]
-            # not a sum: ptxas would add up the uniform part of each address anew
+            # an exclusive or, since ptxas would compute the uniform part of a sum again for each address
             first = tile_of_x ^ (self.x ^ (pair * STEPS_BYTES))
             for n in range(0, columns, 2):
-                # of eight rows of x the two registers of either step
+                # for each eight rows of x, the two registers of either step
                 both = [
                     (j, load_matrices(first + j * (MMA_COLUMNS * ROW_BYTES))) for j in range(n, min(n + 2, columns))
                 ]
                 for i in range(2):
-                    # results that the next instruction does not wait for
+                    # consecutive instructions do not depend on one another's results
                     for j, b in both:
                         sums = mma_m16n8k16(a[i], b[2 * i : 2 * i + 2], [acc[r, j] for r in range(4)], cfg.dtype)
                         for r, value in enumerate(sums):
@@ -62,10 +61,10 @@ class WarpProducts(Products):
 
 
 class _ByWarps:
-    """Makes products of ``mma.sync`` where ``WgmmaGemm`` makes those of ``wgmma``."""
+    """A mixin that makes the products of ``mma.sync`` where ``WgmmaGemm`` makes those of ``wgmma``."""
 
     def products(self, memory: OperandMemory, columns: int, group: Int32, thread: Int32) -> WarpProducts:
-        """Registers of a thread for a work tile of so many rows of x."""
+        """A thread's products for a work tile of ``columns`` rows of x."""
         acc = cute.make_rmem_tensor((4, columns // MMA_COLUMNS), Float32)
         row_tile, slab = group // 2, (group % 2) * 4 + (thread % WARPGROUP) // WARP
         # chunk c of row r of a swizzled tile lies at chunk c ^ r
@@ -83,4 +82,4 @@ class GroupedPackedGemm(_ByWarps, GroupedWgmma):
 
 
 class RoutedPackedGemm(_ByWarps, RoutedWgmma):
-    """The host function and the kernel of one ``GroupedWgmmaConfig`` of sm_120a whose rows are slots."""
+    """The host function and the kernel of one ``GroupedWgmmaConfig`` of sm_120a, whose rows are slots."""

@@ -1,21 +1,21 @@
-"""Which rows and columns of a CTA's tile a warp and a lane have.
+"""The rows and columns of a CTA's tile that a warp and a lane have.
 
-``mma.sync`` leaves open which row of the tile is row g of an instruction, and which column is column i. Both are chosen
-so that shared memory is read without bank conflicts and a lane ends up with neighbours of a row. Lane 4g + q:
+``mma.sync`` leaves open which row of the tile is row g of an instruction, and which column is column i. This module
+chooses both so that loads of shared memory have no bank conflicts and a lane gets neighbours of a row. Lane 4g + q:
 
-* rows: an instruction's rows g and g + 8 are rows of two of the four 32-row blocks of a scale atom, 8r + g in each. The
-  scales of the atom's rows 8r … 8r + 7 of every block are 128 contiguous bytes, in the order in which the lanes want
-  them: lane 4g + q loads word 4g + q.
-* columns: an instruction's columns 2q and 2q + 1 are a pair of run q, sixteen contiguous columns of the tile; of the
-  eight instructions along N, tile (x, t) takes pair t ^ q of half x of the run. So the eight rows that an ``ldmatrix``
-  reads differ modulo 8, as do the scales that the 32 lanes load; and of the results of four instructions a lane has
-  eight contiguous columns of a row, in an order that two exchanges of registers restore. Tiles of 32 columns have runs
-  of one half, and those of 16 runs of two pairs, of which tile t takes pair t ^ (q / 2).
+* rows: an instruction's rows g and g + 8 are row 8r + g of two of the four 32-row blocks of a scale atom. The scales of
+  the atom's rows 8r … 8r + 7 of all blocks are 128 contiguous bytes, in the order in which the lanes need them: lane
+  4g + q loads word 4g + q.
+* columns: an instruction's columns 2q and 2q + 1 are one pair of run q, which is sixteen contiguous columns of the
+  tile. Of the eight instructions along N, instruction (x, t) takes pair t ^ q of half x of the run. The eight rows that
+  an ``ldmatrix`` reads then differ modulo 8, and so do the scales that the 32 lanes load. From four instructions a lane
+  gets eight contiguous columns of a row, in an order that two exchanges of registers restore. In tiles of 32 columns a
+  run has one half; in tiles of 16 it has two pairs, of which instruction t takes pair t ^ (q / 2).
 
-Warps lie 4 along M and 2 along N where a tile has 128 columns, and 8 along M where it has fewer.
+There are 4 warps along M and 2 along N where a tile has 128 columns, and 8 along M where it has fewer.
 
-Rows are (ROW, GROUP, BLOCK) : (1, 8, 32), columns (COLUMN, WARP, RUN) : (1, run, tile_n / 4). Written so in CuTe they
-take one to three more instructions before the loop, or the same ones in another order; sums are as short as they get.
+Rows are (ROW, GROUP, BLOCK) : (1, 8, 32), columns are (COLUMN, WARP, RUN) : (1, run, tile_n / 4). Written as CuTe
+layouts they take up to three more instructions ahead of the loop; as sums they are as short as they get.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CHUNK_BYTES = 16
 
 @dataclass(frozen=True)
 class WarpTile:
-    """The part of a lane. ``m``, ``n``: of the warp; g, q: of the lane."""
+    """A lane's part of the tile. m, n: the warp's place in the tile; lane: 4g + q."""
 
     config: GemmConfig
     m: Int32
@@ -54,17 +54,17 @@ class WarpTile:
 
     @property
     def m_tiles(self) -> int:
-        """Instructions along M."""
+        """MMA instructions along M."""
         return CTA_ROWS // (16 * warps_m(self.config))
 
     @property
     def run(self) -> int:
-        """Contiguous columns of a row in one lane: sixteen are a block of NVFP4, and 32 bytes of a 16-bit output."""
+        """Contiguous columns of a row in one lane: sixteen are a block of NVFP4, or 32 bytes of a 16-bit output."""
         return self.config.epi_tile_n
 
     @property
     def pairs(self) -> int:
-        """Pairs of columns in a half of a run: of each pair an instruction."""
+        """Pairs of columns in a half of a run; each pair belongs to another instruction."""
         return min(4, self.run // 2)
 
     @property
@@ -72,45 +72,45 @@ class WarpTile:
         return self.run // (2 * self.pairs)
 
     def turn(self, run: Int32) -> Int32:
-        """What instruction t of ``run`` is turned with: it takes pair t ^ turn."""
+        """The value by which instruction t of ``run`` is permuted: it takes pair t ^ turn."""
         return run if self.pairs == 4 else run >> 1
 
     @property
     def first_block(self) -> Int32:
-        """The first 32-row block of the warp; its instructions take two each."""
+        """The first 32-row block of the warp; each of its instructions takes two blocks."""
         return (self.m >> 2) * 2
 
     @property
     def group(self) -> Int32:
-        """The warp's eight rows of every block."""
+        """The warp's group of eight rows in every block."""
         return self.m & 3
 
     def row(self, m_tile: int, half: int) -> Int32:
-        """A row of the lane's results: row g (half 0) or g + 8 (half 1) of instruction ``m_tile``."""
+        """The tile's row of the lane's results: row g (half 0) or g + 8 (half 1) of instruction ``m_tile``."""
         return (self.first_block + (2 * m_tile + half)) * BLOCK_ROWS + self.group * GROUP_ROWS + self.g
 
     @property
     def column(self) -> Int32:
-        """The first of the lane's run."""
+        """The first column of the lane's run."""
         return self.q * (self.config.tile_n // 4) + self.n * self.run
 
-    # Data is swizzled: bits 4 to 6 of an address have bits 7 to 9 added to them. So k-blocks and pairs differ from the
-    # first in bits that an exclusive or changes, wherever a stage starts.
+    # Data is swizzled: bits 7 to 9 of an address are added to its bits 4 to 6, without carry. The offsets of k-blocks
+    # and pairs therefore differ from the first one's in bits that an exclusive or flips, wherever a stage starts.
 
     @staticmethod
     def k_bits(k: int) -> int:
-        """What k-block ``k`` changes in an address of data."""
+        """The bits of a data offset that k-block ``k`` flips."""
         return k * MMA_BYTES
 
     @staticmethod
     def pair_bits(two: int) -> int:
-        """What instructions 2 · ``two`` and 2 · ``two`` + 1 along N change: pair t ^ turn has bit 1 turned."""
+        """The bits that instructions 2 · ``two`` and 2 · ``two`` + 1 along N flip: bit 1 of pair t ^ turn."""
         return two * 4 * (TILE_BYTES + CHUNK_BYTES)
 
     @property
     def a_offset(self) -> Int32:
         """Bytes from A to the row of 16 bytes whose address this lane gives to ``ldmatrix`` for the first k-block of
-        the first instruction along M: matrices are rows g, rows g + 8 of the first half of K, then of the second."""
+        the first instruction along M. Its matrices are rows g and g + 8 of the first half of K, then of the second."""
         i, matrix = self.lane & 7, self.lane >> 3
         row = (self.first_block + (matrix & 1)) * BLOCK_ROWS + self.group * GROUP_ROWS + i
         return row * TILE_BYTES + ((matrix >> 1) ^ i) * CHUNK_BYTES
@@ -122,8 +122,8 @@ class WarpTile:
 
     @property
     def b_offset(self) -> Int32:
-        """Bytes from B to such a row, for instructions (x, t) = (0, 0) and (0, 1): matrices are the two halves of K of
-        the first, then of the second."""
+        """Bytes from B to such a row, for instructions (x, t) = (0, 0) and (0, 1). The matrices are the two halves of K
+        of the first instruction, then of the second."""
         i, matrix = self.lane & 7, self.lane >> 3
         run, within = i >> 1, i & 1
         first = run * (self.config.tile_n // 4) + self.n * self.run
@@ -137,14 +137,14 @@ class WarpTile:
 
     @property
     def sfa_offset(self) -> Int32:
-        """Bytes from an atom of A's scales to this lane's word: quad lanes 2j and 2j + 1 have those of rows g and g + 8
-        of instruction j."""
+        """Bytes from an atom of A's scales to this lane's word. Lanes 2j and 2j + 1 of a quad have the scales of rows g
+        and g + 8 of instruction j."""
         block = self.first_block + (self.q & (2 * self.m_tiles - 1))
         return (self.group * GROUP_ROWS + self.g) * _ROW_OF_BLOCK + block * _BLOCK
 
     def sfb_offset(self, tile_n: Int32) -> Int32:
-        """Bytes from an atom of B's scales to this lane's word for x = 0: that of column g of instruction q (of q & 1
-        where there are two). A narrow tile may start in the middle of an atom; ``tile_n``: which tile it is."""
+        """Bytes from an atom of B's scales to this lane's word for x = 0: the scales of column g of instruction q (q &
+        1 where there are two). tile_n: index of the tile, since a narrow tile may start in the middle of an atom."""
         run, within = self.g >> 1, self.g & 1
         pair = (self.q & (self.pairs - 1)) ^ self.turn(run)
         column = run * (self.config.tile_n // 4) + self.n * self.run + 2 * pair + within
@@ -159,11 +159,11 @@ class WarpTile:
 
 
 def warps_m(config: GemmConfig) -> int:
-    """Warps along M."""
+    """The number of warps along M."""
     return MMA_WARPS // max(1, config.tile_n // WARP_COLUMNS)
 
 
 def warp_tile(config: GemmConfig, warp: Int32, lane: Int32) -> WarpTile:
-    """The part of a lane of a warp."""
+    """The part of lane ``lane`` of warp ``warp``."""
     along_m = warps_m(config)
     return WarpTile(config, warp & (along_m - 1), warp // along_m if along_m < MMA_WARPS else Int32(0), lane)

@@ -1,1 +1,1 @@
-"""How one block is quantized, rule by rule, in registers."""
+"""The quantization of one block in registers, rule by rule."""

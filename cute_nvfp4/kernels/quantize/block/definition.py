@@ -1,4 +1,4 @@
-"""A block of 16 elements under an E4M3 scale, step by step as ``cute_nvfp4.quantization.blocks`` defines it.
+"""A block of 16 elements under an E4M3 scale, computed as ``cute_nvfp4.quantization.blocks`` defines it.
 
 This is the slow path, which is always right.
 """
@@ -24,7 +24,7 @@ from .records import BlockContext, BlockResult, Candidates, Draw, GlobalFactor
 
 
 def to_f32(config: QuantizeConfig, words: Sequence[Uint32]) -> list[Float32]:
-    """The elements of a block."""
+    """The elements of a block in fp32."""
     if config.dtype == "float32":
         return [f32_from_bits(word) for word in words]
     unpack = bf16x2_to_f32 if config.dtype == "bfloat16" else f16x2_to_f32
@@ -32,34 +32,34 @@ def to_f32(config: QuantizeConfig, words: Sequence[Uint32]) -> list[Float32]:
 
 
 def from_f32(config: QuantizeConfig, values: Sequence[Float32]) -> tuple[Uint32, ...]:
-    """The words of elements: ``values`` rounded once to the dtype of x."""
+    """The words of a block: ``values``, rounded once to the dtype of x."""
     if config.dtype == "float32":
         return tuple(f32_bits(x) for x in values)
     return tuple(f32x2_to_16bit(low, high, config.dtype) for low, high in zip(values[0::2], values[1::2]))
 
 
 def max_abs(values: Sequence[Float32]) -> Float32:
-    """The largest magnitude, NaN if there is one."""
+    """The largest magnitude of ``values``; NaN if one of them is."""
     return reduce(max_abs_f32, values)
 
 
 def largest_magnitude(config: QuantizeConfig, words: Sequence[Uint32]) -> Float32:
-    """The largest magnitude of a block, NaN if it holds one."""
+    """The largest magnitude of a block; NaN if it contains one."""
     if config.dtype == "float32":
         return max_abs(to_f32(config, words))
     return max_abs_halves(words, config.dtype)
 
 
 def wanted_scale(config: QuantizeConfig, largest: Float32, factor: GlobalFactor) -> Float32:
-    """The scale before it is rounded to E4M3.
+    """The scale of a block before it is rounded to E4M3.
 
-    A subnormal quotient may be off by a bit; times the inverse, 2**100 at most, it is zero in E4M3 all the same.
+    A subnormal quotient may be off by a bit, but times the inverse, at most 2**100, it is zero in E4M3 all the same.
     """
     return mul_rn(div_rn_constant(largest, config.top), factor.inverse)
 
 
 def candidate_scales(config: QuantizeConfig, wanted: Float32) -> Candidates:
-    """The candidate scales of a block: one, or the two of 4/6."""
+    """The candidate scales of a block: one, or 4/6's two."""
     if config.choice:
         pair = f32x2_to_e4m3x2(wanted, mul_rn(wanted, Float32(1.5)))
         codes = (Uint32(pair) & Uint32(0xFF), Uint32(pair) >> Uint32(8))
@@ -79,21 +79,21 @@ def ordered_sum(values: Sequence[Float32]) -> Float32:
 
 
 def block_error(choice: str, difference: Sequence[Float32]) -> Float32:
-    """The error that the 4/6 rule ``choice`` compares, step by step."""
+    """The error that the 4/6 rule ``choice`` compares, by the definition."""
     if choice == "abs_max":
         return max_abs(difference)
     return ordered_sum([abs_f32(d) if choice == "mae" else mul_rn(d, d) for d in difference])
 
 
 def decode(words: Sequence[Uint32], arch: Architecture) -> list[Float32]:
-    """Values of the E2M1 codes in ``words``."""
+    """The values of the E2M1 codes in ``words``."""
     return [x for word in words for pair in e2m1x8_to_f16x2(word, arch) for x in f16x2_to_f32(pair)]
 
 
 def residuals(
     config: QuantizeConfig, x: Sequence[Float32], words: Sequence[Uint32], value: Float32, factor: GlobalFactor
 ) -> list[Float32]:
-    """What the codes in ``words`` under the scale ``value`` are off by, times the global scale's shift."""
+    """The errors of the codes in ``words`` under the scale ``value``, times the global scale's shift."""
     return [
         sub_rn(mul_rn(mul_rn(q, value), factor.significand), mul_rn(a, factor.shift))
         for q, a in zip(decode(words, config.arch), x)
@@ -103,7 +103,7 @@ def residuals(
 def encode_elements(
     config: QuantizeConfig, x: Sequence[Float32], value: Float32, factor: GlobalFactor, draw: Draw | None = None
 ) -> list[Uint32]:
-    """Two words of codes under the scale ``value``. ``draw``: for stochastic rounding."""
+    """Two words of codes under the scale ``value``. draw: for stochastic rounding."""
     inverse = rcp_rn(mul_rn(factor.value, value))
     if config.stochastic:
         x = stochastic(config, [mul_rn(a, inverse) for a in x], draw)
@@ -115,7 +115,7 @@ def encode_elements(
 def try_candidate(
     config: QuantizeConfig, x: Sequence[Float32], value: Float32, factor: GlobalFactor, draw: Draw | None = None
 ) -> tuple[list[Uint32], Float32]:
-    """Words of codes under the scale ``value``, and the error of the block."""
+    """The words of codes under the scale ``value``, and the block's error."""
     words = encode_elements(config, x, value, factor, draw)
     return words, block_error(config.choice, residuals(config, x, words, value, factor))
 
@@ -124,7 +124,7 @@ def try_candidate(
 def _try_in_turn(
     config: cutlass.Constexpr, x: tuple[Float32, ...], candidates: Candidates, factor: GlobalFactor
 ) -> BlockResult:
-    """The better of the two candidates of 4/6, by a loop: half the instructions, where few blocks need them."""
+    """The better of 4/6's two candidates, by a loop, which takes half the instructions where few blocks need them."""
     code, value = candidates.codes[0], candidates.values[0]
     taken, first, second, least = candidates.codes[0], Uint32(0), Uint32(0), Float32(0.0)
     for turn in cutlass.range(2, unroll=1):
@@ -140,10 +140,10 @@ def _try_in_turn(
 def by_definition(
     config: QuantizeConfig, words: Sequence[Uint32], largest: Float32, context: BlockContext, index: Int64
 ) -> BlockResult:
-    """A block of finite numbers, step by step.
+    """The block of finite elements, by the definition.
 
-    ``index``: of its first element in the result, for stochastic rounding; the second candidate of 4/6 draws from the
-    stream after the first's.
+    index: of its first element in the result, for stochastic rounding. 4/6's second candidate draws from the stream
+    after the first's.
     """
     x, factor = to_f32(config, words), context.factor
     candidates = candidate_scales(config, wanted_scale(config, largest, factor))

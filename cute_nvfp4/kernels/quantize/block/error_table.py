@@ -1,17 +1,16 @@
-"""Errors of single elements under the scales that ``optimal`` tries, looked up in shared memory (bf16 only).
+"""The error table: errors of single bf16 elements under the scales that ``optimal`` tries, in shared memory.
 
-A bf16 number has eight significant bits, and a block's candidates are an octave of scales: what an element's error is
-under all of them depends on its bits and on where the octave begins, one of eight significands m. There is a table for
-each m, of squares (y − q)² · scale² as f16, eight candidates an entry, and a second one of the two scales below them,
-under which the largest elements are clipped. So a block's eight errors are 16 loads of 16 bytes, summed in fp32 by the
-tensor cores, where each would take some 60 instructions.
+A bf16 value has eight significant bits, and a block's candidates are an octave of scales. An element's errors under all
+of them depend on its bits and on where the octave begins, which is one of eight significands m. Each m has a table of
+squares (y − q)² · scale² in f16, with eight candidates in an entry, and a second table of the two scales below the
+octave, under which the largest elements are clipped. A block's eight errors therefore are 16 loads of 16 bytes, which
+the tensor cores sum in fp32; computed, each would take some 60 instructions.
 
-* Numbers are taken times 2⁻ᵉ, e being the exponent of the octave's first scale, so that bits less 128 · e index the
-  table. It begins where all candidates make zero of a number. Its first entry holds zeros: what smaller numbers add to
-  an error is the same under all candidates, at most top² / 12 together. It ends where the largest number of a block can
-  be, 7 · scale.
-* Entries are rounded to eleven bits: sums are off by 2⁻¹¹ of themselves, besides what :mod:`.optimal`
-  says of estimates.
+* Elements are taken times 2⁻ᵉ, where e is the exponent of the octave's first scale: their bits less 128 · e index the
+  table. It begins where all candidates round an element to zero. Its first entry holds zeros, since what smaller
+  elements add to an error is the same under all candidates, at most top² / 12 together. It ends at the largest
+  possible element of a block, 7 · scale.
+* Entries are rounded to eleven bits: sums have a relative error of 2⁻¹¹, besides that of estimates in :mod:`.optimal`.
 """
 
 from __future__ import annotations
@@ -36,19 +35,19 @@ from .scale_table import scale_value
 
 SIGNIFICANDS = range(8, 16)
 _ONE_F16 = 0x3C00
-# 7 · m / 8 is that many bf16 numbers above the first entry, and a few less
+# 7 · m / 8 is that many bf16 values above the first entry, or a few less
 ENTRIES = 664
 _ENTRY_BYTES, _LOWER_BYTES = 16, 4
 _TABLE_BYTES, _LOWER_TABLE_BYTES = ENTRIES * _ENTRY_BYTES, ENTRIES * _LOWER_BYTES
-# of the first entry's number and the octave's first scale: no more than 1/4 of the second scale below it
+# ratio of the first entry's value to the octave's first scale: at most 1/4 of the second scale below that one
 _FLOOR = 0.2
-# errors are in units of (global scale · 2**e)² / 4096: small squares are normal in binary16, and large ones below 65504
+# the unit of errors is (global scale · 2**e)² / 4096: small squares are normal in binary16, large ones below 65504
 ERROR_UNIT = 4096.0
 _LARGEST = 6.0
 
 
 class Lookup(NamedTuple):
-    """Where a lane's block looks: ``numbers``, (8) words of two, not below ``floor``; the table of its octave."""
+    """A block's lookup: ``numbers``, (8) words of two magnitudes, not below ``floor``; and the table of its octave."""
 
     numbers: tuple[Uint32, ...]
     floor: Int32
@@ -56,16 +55,16 @@ class Lookup(NamedTuple):
 
 
 def _floor(least: Float32, factor: GlobalFactor) -> Uint32:
-    """The bits of the first entry's number, of a bf16, for an octave that begins with the scale ``least``."""
+    """The bf16 bits of the first entry's value, for an octave that begins with the scale ``least``."""
     return f32_bits(mul_rn(mul_rn(factor.value, least), Float32(_FLOOR))) >> Uint32(16)
 
 
 def _squares(x: Float32, inverses: Sequence[Float32], factors: Sequence[Float32]) -> list[Float32]:
-    """((y − E2M1(y)) · factor)², y = x · inverse, for each pair of these. x is positive."""
+    """((y − E2M1(y)) · factor)² with y = x · inverse, for each inverse and factor. x is positive."""
     found = []
     for inverse, factor in zip(inverses, factors):
         y = mul_rn(x, inverse)
-        # half the power of two in y, at least 1/2, is a unit in the last place of 2**22 times that power
+        # half of y's power of two (at least 1/2) is the unit in the last place of 2**22 times that power
         power = f32_from_bits(cutlass.max(f32_bits(y) & Uint32(0x7F800000), Uint32(0x3F800000)))
         rounder = mul_rn(power, Float32(2.0**22))
         q = cute.arch.fmin(sub_rn(add_rn(y, rounder), rounder), Float32(_LARGEST))
@@ -83,11 +82,11 @@ def fill_error_table(
     thread: Int32,
     lane: Int32,
 ) -> ErrorTable:
-    """Allocates the tables and writes them; all threads of a CTA do this together. all_inverses: 1 / (global · m)."""
+    """Allocates and writes the tables, by all threads of a CTA together. all_inverses: 1 / (global scale · m)."""
     count = len(SIGNIFICANDS)
     errors = smem.allocate_array(cutlass.Uint8, count * _TABLE_BYTES, byte_alignment=16).toint()
     lower = smem.allocate_array(cutlass.Uint8, count * _LOWER_TABLE_BYTES, byte_alignment=16).toint()
-    # a warp's entries are all of one table; warps that are too many for an equal share have none
+    # a warp's entries all belong to one table; warps that do not divide evenly among the tables have no entries
     warp = cute.arch.make_warp_uniform(thread // WARP)
     first, part, parts = warp % count, warp // count, config.warps // count
     inverses, significands = [], []
@@ -116,7 +115,7 @@ def fill_error_table(
 def _below(
     inverses: Sequence[Float32], significands: Sequence[Float32], first: Int32, n: int
 ) -> tuple[Float32, Float32]:
-    """Inverse and significand of the ``n``-th scale below the octave: half of the octave's last but n − 1."""
+    """Inverse and significand of the ``n``-th scale below the octave: half of the octave's ``n``-th from the end."""
     place = (first - n) & 7
     inverse, m = inverses[0], significands[0]
     for i in range(1, len(SIGNIFICANDS)):
@@ -126,7 +125,8 @@ def _below(
 
 
 def lookup(words: Sequence[Uint32], lowest: Int32, regular: Boolean, factor: GlobalFactor, table: ErrorTable) -> Lookup:
-    """``lowest``: the code of the octave's first scale. If not ``regular``, all numbers are the first entry's."""
+    """The lookup of a block. lowest: the code of the octave's first scale. If not ``regular``, all entries are
+    first."""
     floor = Int32(_floor(scale_value(Uint32(lowest)), factor))
     floor = cutlass.select_(regular, floor, Int32(0x7FFF))
     both = Uint32(floor) * Uint32(0x00010001)
@@ -135,16 +135,16 @@ def lookup(words: Sequence[Uint32], lowest: Int32, regular: Boolean, factor: Glo
 
 
 def _sums(addresses: Sequence[Int32], num_bytes: int, ones: Uint32) -> list[Float32]:
-    """Sums over 16 entries of ``num_bytes``, of f16: 8 of 16 bytes, of 4 bytes two."""
+    """The sums of 16 entries of f16, each of ``num_bytes``: eight sums of 16-byte entries, two of 4-byte entries."""
     entries = [load_shared(address, num_bytes) for address in addresses]
     if num_bytes == _LOWER_BYTES:
-        # four elements at a time: sums of two pairs, each of two elements
+        # four elements at a time, as two pairs of two
         sums = [Float32(0.0)] * 4
         for i in range(0, 16, 4):
             sums = sum_halves([entry[0] for entry in entries[i : i + 4]], ones, sums)
         return [add_rn(sums[0], sums[2]), add_rn(sums[1], sums[3])]
     low, high = [Float32(0.0)] * 4, [Float32(0.0)] * 4
-    # an entry at a time: of two, their words would have to be moved to where one instruction wants them
+    # one entry at a time: the words of two entries would have to be moved to the registers of one instruction
     for entry in entries:
         low = mma_m16n8k8_f16(entry[:2], ones, low)
         high = mma_m16n8k8_f16(entry[2:], ones, high)
@@ -152,19 +152,19 @@ def _sums(addresses: Sequence[Int32], num_bytes: int, ones: Uint32) -> list[Floa
 
 
 def octave_errors(found: Lookup, table: ErrorTable) -> list[Float32]:
-    """The block's errors under the eight scales of its octave, by their significands."""
+    """The block's errors under the eight scales of its octave, in the order of their significands."""
     start = table.errors + (found.table - found.floor) * _ENTRY_BYTES
     return _sums(_addresses(found, Uint32(start), Uint32(_ENTRY_BYTES)), _ENTRY_BYTES, table.ones)
 
 
 def lower_errors(found: Lookup, table: ErrorTable, wanted: Boolean) -> list[Float32]:
-    """The block's errors under the two scales below its octave; if not ``wanted`` other values, of one address."""
+    """The block's errors under the two scales below its octave; if not ``wanted``, arbitrary values of one address."""
     start = cutlass.select_(wanted, table.lower + (found.table - found.floor) * _LOWER_BYTES, table.lower)
     step = cutlass.select_(wanted, Uint32(_LOWER_BYTES), Uint32(0))
     return _sums(_addresses(found, Uint32(start), step), _LOWER_BYTES, table.ones)
 
 
 def _addresses(found: Lookup, start: Uint32, step: Uint32) -> list[Int32]:
-    """start + step · number, for each element."""
+    """start + step · bits, for each element."""
     upper = step << Uint32(8)
     return [Int32(add_product_of_half(word, b, start)) for word in found.numbers for b in (step, upper)]

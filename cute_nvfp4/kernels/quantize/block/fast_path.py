@@ -1,15 +1,16 @@
-"""A block of 16 elements of a 16-bit type under one E4M3 scale by the fast path, cheaper than the definition's steps.
+"""The fast path for a block of 16 elements of a 16-bit type under one E4M3 scale.
 
-It gives the same bits, or says that the block is undecided; the kernel then takes the slow path (:mod:`.definition`).
+It gives the definition's bits with fewer instructions, or says that the block is undecided; the kernel then takes the
+slow path (:mod:`.definition`).
 
-* What depends on a scale alone is in a table in shared memory (:mod:`.scale_table`).
-* Where no instruction converts to E2M1, products y = x · (1 / (global scale · scale)), times 2⁻¹⁴, are cut to binary16,
-  in which E2M1's codes are bits 9 to 11, subnormals included; half a unit is added, and that is rounding, except where
-  y is exactly a tie, which must go to the even code. y comes from an x of 8 (bf16) or 11 (f16) significant bits: only
-  one significand can give a given tie. It is found by multiplying, and tried, for each scale. With scales under
-  which only those ties are possible that go down, everything is multiplied by a little less.
+* A table in shared memory has what depends on a scale only (:mod:`.scale_table`).
+* Where no instruction converts to E2M1, products y = x · (1 / (global scale · scale)), times 2⁻¹⁴, are truncated to
+  binary16, in which bits 9 to 11 are E2M1's codes, subnormals included. Adding half a unit rounds them, except where y
+  is exactly a tie, which must go to the even code. Since x has 8 (bf16) or 11 (f16) significant bits, only one
+  significand can give a certain tie; for each scale the table's code computes it and tries it. Under scales that only
+  have ties that go down, the table's reciprocal is a little smaller.
 
-4/6, which tries two scales, is in :mod:`.four_six_fast_path`.
+:mod:`.four_six_fast_path` is 4/6's, which tries two scales.
 """
 
 from __future__ import annotations
@@ -41,22 +42,22 @@ from .scale_table import LEAST_WANTED
 
 
 class Encoded(NamedTuple):
-    """Scaled elements, and their codes: f16x2 of which the codes are bits, or words of codes."""
+    """Scaled elements and their codes: either f16x2 that contain the codes, or words of codes."""
 
     codes: list[Uint32]
     products: list[Float32]
 
 
 def hidden_constants(config: QuantizeConfig, powers: Powers) -> HiddenConstants:
-    """1, 2**16 and 2**31 from the kernel's argument."""
-    # from another lane: what the compiler does not know to be uniform it keeps where products can have it; but searches
-    # have no register to spare
+    """1, 2**16 and 2**31, from the kernel's argument."""
+    # The compiler keeps a value that it does not know to be uniform where products can have it, so 1 comes from another
+    # lane; but searches have no register to spare.
     one = Uint32(powers.one) if config.tries_all_scales else per_lane(Uint32(powers.one))
     return HiddenConstants(one, Uint32(powers.two_to_16), one << Uint32(31))
 
 
 def elements(config: QuantizeConfig, words: Sequence[Uint32], constants: HiddenConstants) -> list[Float32]:
-    """A block's elements in fp32."""
+    """The elements of a block in fp32."""
     if config.dtype == "bfloat16":
         pairs = (bf16x2_to_f32_by_product(word, constants.two_to_16, constants.sign) for word in words)
         return [a for pair in pairs for a in pair]
@@ -64,14 +65,14 @@ def elements(config: QuantizeConfig, words: Sequence[Uint32], constants: HiddenC
 
 
 def cut_to_f16(y: Sequence[Float32]) -> list[Uint32]:
-    """``y`` in f16x2, toward zero."""
+    """``y`` in f16x2, truncated."""
     return [f32x2_to_f16x2_rz(low, high) for low, high in zip(y[0::2], y[1::2])]
 
 
 def encode_scaled(
     config: QuantizeConfig, x: Sequence[Float32], scale: Callable[[Float32], Float32], one: Uint32
 ) -> Encoded:
-    """The codes of ``scale(x)``: within f16x2 where no instruction converts to E2M1, else in words."""
+    """The codes of ``scale(x)``: in f16x2 where no instruction converts to E2M1, else in words."""
     y = [scale(a) for a in x]
     if config.rounds_in_f16:
         return Encoded([add_by_fma(half, HALF_UNIT, one) for half in cut_to_f16(y)], y)
@@ -79,13 +80,13 @@ def encode_scaled(
 
 
 def pack(config: QuantizeConfig, codes: Sequence[Uint32]) -> list[Uint32]:
-    """Two words of the codes of :func:`encode_scaled`."""
+    """Two words of codes, from :func:`encode_scaled`'s."""
     return [pack_e2m1_halves(codes[i : i + 4]) for i in (0, 4)] if config.rounds_in_f16 else list(codes)
 
 
 @cute.jit
 def _encode(config: cutlass.Constexpr, x: tuple[Float32, ...], reciprocal: Float32, context: BlockContext):
-    """Two words of codes of x · reciprocal, an entry of the table: step by step if ties are possible."""
+    """Two words of codes of x · reciprocal (an entry of the table), by the definition if ties are possible."""
     first, second = Uint32(0), Uint32(0)
     if context.table.ties != 0:
         first = Uint32(scaled_to_e2m1x8(x[:8], reciprocal, config.arch))
@@ -97,7 +98,7 @@ def _encode(config: cutlass.Constexpr, x: tuple[Float32, ...], reciprocal: Float
 
 
 def one_scale(config: QuantizeConfig, words: Sequence[Uint32], largest: Float32, context: BlockContext) -> BlockResult:
-    """A block under the one scale of its rule."""
+    """Quantizes a block under the one scale of its rule."""
     table = context.table
     x = elements(config, words, context.constants)
     wanted = wanted_scale(config, largest, context.factor)
@@ -111,6 +112,6 @@ def one_scale(config: QuantizeConfig, words: Sequence[Uint32], largest: Float32,
     else:
         found = encode_scaled(config, x, lambda a: mul_rn(a, reciprocal), context.constants.one).codes
         decided = Boolean(True)
-    # a product with zero keeps its sign, but under a scale of zero all codes are zero
+    # a product with zero keeps its sign; under a scale of zero all codes are zero
     words = tuple(Uint32(cutlass.select_(code == Uint32(0), Uint32(0), word)) for word in found)
     return BlockResult(code, words, decided)

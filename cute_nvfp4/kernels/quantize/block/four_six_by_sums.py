@@ -1,11 +1,12 @@
-"""4/6 decided by sums of errors in any order, wherever the definition's order of steps cannot change the outcome.
+"""4/6 decided by sums of errors in any order, wherever the order of the definition cannot change the outcome.
 
-Errors are taken in units of the scale, r = element − y. Which element a tie is rounded to makes no difference to them,
-so that where no instruction converts to E2M1, y · 2⁻¹⁴ cut to binary16 and rounded half up will do (:mod:`.fast_path`).
+Errors are in units of the scale: r = element − y. They do not depend on which element a tie is rounded to. Where no
+instruction converts to E2M1, y · 2⁻¹⁴ therefore may be truncated to binary16 and rounded half up (:mod:`.fast_path`).
 
-How far off that is, with n elements: y, three roundings away from x / (global scale · scale) and at most 7, by ε = 2⁻¹⁹
-at most, which covers what the definition rounds, too; so a sum S of squares by 2 ε √(n S) + n ε², a sum of magnitudes
-by n ε; and adding up by less than 2⁻¹⁶ of it. Candidates whose errors differ by more than twice that compare alike.
+Bounds, for n elements: y has three roundings from x / (global scale · scale) and is at most 7, so it is off by at most
+ε = 2⁻¹⁹, which covers the definition's roundings, too. A sum S of squares then is off by 2 ε √(n S) + n ε², a sum of
+magnitudes by n ε; adding up is off by less than 2⁻¹⁶ of the sum. Candidates whose errors differ by more than twice that
+compare alike.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from .fast_path import cut_to_f16
 from .records import BlockResult, GlobalFactor
 from .scale_table import LEAST_WANTED, UNIT, is_usable, largest_wanted
 
-# sums of errors that are added side by side
+# sums of errors that are accumulated side by side
 CHAINS = 4
 _EPSILON = 2.0**-19
 _LEAST_DIFFERENCE = 2.0**-14
 
 
 def decides_by_sums(config: QuantizeConfig) -> bool:
-    """Whether this decides for ``config``: largest errors are often equal, and random codes are not the nearest."""
+    """Whether this decides for ``config``. abs_max has equal errors often, and random codes are not the nearest."""
     return config.fast_path and config.choice in ("mse", "mae") and not config.stochastic
 
 
 def multipliers(config: QuantizeConfig, values: Sequence[Float32], factor: GlobalFactor) -> list[Float32]:
-    """What elements are multiplied by before :func:`add_errors`, for the scales ``values``."""
+    """The factors of elements for :func:`add_errors` under the scales ``values``."""
     inverses = [rcp_rn(mul_rn(factor.value, value)) for value in values]
     return inverses if config.arch.has_fp4_convert else [mul_rn(inverse, Float32(UNIT)) for inverse in inverses]
 
@@ -45,7 +46,7 @@ def multipliers(config: QuantizeConfig, values: Sequence[Float32], factor: Globa
 def add_errors(
     config: QuantizeConfig, x: Sequence[Float32], multiplier: Float32, sums: Sequence[Float32]
 ) -> list[Float32]:
-    """``sums`` with the errors of ``x`` added to them in turn."""
+    """``sums``, with the errors of ``x`` added to them in turn."""
     y = [mul_rn(a, multiplier) for a in x]
     if config.arch.has_fp4_convert:
         words = [f32_to_e2m1x8(y[i : i + 8]) for i in range(0, len(y), 8)]
@@ -69,7 +70,7 @@ def compare(
     factor: GlobalFactor,
     n: int,
 ) -> tuple[Boolean, Boolean]:
-    """(whether 4 is better, whether that is certain), from the sums of both candidates over ``n`` elements."""
+    """(whether 4 is better, whether that is certain), from both candidates' sums over ``n`` elements."""
     unit = 1.0 if config.arch.has_fp4_convert else UNIT
     squares = [mul_rn(v, v) for v in values]
     weights = squares if config.choice == "mse" else values
@@ -77,20 +78,20 @@ def compare(
     distance = abs_f32(sub_rn(weighted[0], weighted[1]))
     clear = distance > mul_rn(cute.arch.fmax(weighted[0], weighted[1]), Float32(_LEAST_DIFFERENCE))
     if config.choice == "mse":
-        # (8 ε)² n S scale⁴, and S large enough for n ε² to be a small part of that
+        # (8 ε)² n S scale⁴; S must be large enough for n ε² to be a small part of it
         bounds = [mul_rn(error, square) for error, square in zip(weighted, squares)]
         bound = mul_rn(cute.arch.fmax(bounds[0], bounds[1]), Float32(n * (8 * _EPSILON * unit) ** 2))
         enough = cute.arch.fmax(sums[0], sums[1]) > Float32(64 * n * (_EPSILON * unit) ** 2)
         clear = clear & enough & (mul_rn(distance, distance) > bound)
     else:
         clear = clear & (distance > mul_rn(cute.arch.fmax(values[0], values[1]), Float32(4 * n * _EPSILON * unit)))
-    # such scales round by a sixth at most, so that no element is further from zero than 7
+    # in this range a scale is rounded by at most a sixth, so that no element is further from zero than 7
     inside = (wanted >= Float32(LEAST_WANTED)) & (wanted <= largest_wanted(is_usable(factor._replace(valid=Int32(1)))))
     return weighted[1] < weighted[0], clear & inside
 
 
 def by_sums(config: QuantizeConfig, words: Sequence[Uint32], largest: Float32, factor: GlobalFactor) -> BlockResult:
-    """A block of finite numbers."""
+    """Quantizes a block of finite elements."""
     x = to_f32(config, words)
     wanted = wanted_scale(config, largest, factor)
     codes, values = candidate_scales(config, wanted)

@@ -1,7 +1,7 @@
-"""One undecided block of 4/6 by the definition, by the whole warp: an element under one scale a lane.
+"""One undecided block of 4/6, quantized by the definition by a whole warp: each lane has one element and one scale.
 
-Few blocks are undecided, and the last of them keeps all others waiting at the end of a kernel; this takes a fraction of
-the time that one lane needs. Lanes 0 to 15 try the scale of six, the others that of four; steps and orders are those of
+Few blocks are undecided, and the last of them makes all others wait at the end of a kernel; a warp takes a fraction of
+the time of one lane. Lanes 0 to 15 try the 6's scale, the others the 4's. Steps and orders are those of
 :mod:`.definition`.
 """
 
@@ -27,7 +27,7 @@ _INFINITY_BITS = 0x7F800000
 
 
 def _error(config: QuantizeConfig, d: Float32, lane: Int32) -> Float32:
-    """The error of a block under the scale that the lane tries, ``d`` being the lane's residual."""
+    """The error of a block under the scale that the lane tries. d: the lane's residual."""
     if config.choice == "abs_max":
         largest = abs_f32(d)
         for distance in (8, 4, 2, 1):
@@ -43,7 +43,7 @@ def _error(config: QuantizeConfig, d: Float32, lane: Int32) -> Float32:
 
 
 def by_whole_warp(config: QuantizeConfig, address: Int64, lane: Int32, factor: GlobalFactor) -> BlockResult:
-    """The block at ``address``, in every lane."""
+    """The quantized block at ``address``, in every lane."""
     place = mod(lane, 16)
     word = load_global(address + Int64(div(place, 2) * 4), 4)[0]
     low, high = bf16x2_to_f32(word) if config.dtype == "bfloat16" else f16x2_to_f32(word)

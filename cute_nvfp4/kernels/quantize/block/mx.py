@@ -23,7 +23,7 @@ _FRACTION, _HALF = (1 << _MANTISSA_BITS) - 1, 1 << (_MANTISSA_BITS - 1)
 
 
 def scale_code(config: QuantizeConfig, largest: Float32) -> Uint32:
-    """The code 0 … 254 for a block of which the largest magnitude, finite, is given."""
+    """The scale's code, 0 … 254, for a block whose largest magnitude is ``largest``, which is finite."""
     kind = ELEMENTS[config.element]
     if config.exponent == "rceil":
         bits = f32_bits(div_rn(largest, Float32(config.top)))
@@ -42,7 +42,7 @@ def scale_code(config: QuantizeConfig, largest: Float32) -> Uint32:
 
 
 def encode(config: QuantizeConfig, values: Sequence[Float32], factor: Float32) -> list[Uint32]:
-    """Words of codes of value · factor, rounded to nearest."""
+    """The words of the codes of value · factor, rounded to nearest."""
     if config.element == "e2m1":
         return [scaled_to_e2m1x8(values[i : i + 8], factor, config.arch) for i in range(0, len(values), 8)]
     products = [mul_rn(a, factor) for a in values]
@@ -52,7 +52,7 @@ def encode(config: QuantizeConfig, values: Sequence[Float32], factor: Float32) -
 def mx_block(
     config: QuantizeConfig, words: Sequence[Uint32], largest: Float32, seed: Seed | None, index: Int64
 ) -> tuple[Uint32, list[Uint32]]:
-    """(scale code, words of codes) of a block of finite numbers; ``index``: that of its first element in the result."""
+    """(scale code, words of codes) of a block of finite elements. index: of its first element in the result."""
     x = to_f32(config, words)
     code = scale_code(config, largest)
     # 2**(127 - code), subnormal for code 254

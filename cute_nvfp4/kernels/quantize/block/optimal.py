@@ -1,18 +1,19 @@
-"""The rule ``optimal``: of all E4M3 scales the one under which a block's sum of squares is least, in registers.
+"""The rule ``optimal`` in registers: of all E4M3 scales, the one with a block's least sum of squared errors.
 
-Errors are estimated, all elements of a block together, in fp32 (:mod:`.optimal_estimates`) or from a table of the
-errors of all bf16 numbers (:mod:`.optimal_by_table`); the definition's steps (:mod:`.optimal_definition`) decide where
-estimates are closer than all roundings together, or where something is out of the ordinary.
+Errors are estimated for all elements of a block together, in fp32 (:mod:`.optimal_estimates`) or from a table of the
+errors of all bf16 values (:mod:`.optimal_by_table`). The definition (:mod:`.optimal_definition`) decides where
+estimates are closer than all roundings together, and in irregular cases.
 
-* With y = x / (global scale · scale), a scale under which all |y| < 3.5 is not better than half of it, whose
-  values between -3 and 3 include its own. So eight scales are candidates, an octave, one for each significand
-  m = 8 … 15: those under which the largest |y| is in [3.5, 7), where nothing saturates. Smaller ones are tried as long
-  as the error of the largest element alone, clipped to 6, is no more than the best.
-* y · 2⁻¹⁴ is cut to binary16, in which E2M1's codes are bits 9 to 11, subnormals included; half a unit is added, and
-  that is rounding, ties aside. The tensor cores subtract four of these values at a time from the products in fp32.
-* An estimate is off by at most 2⁻¹⁸ · top · √E + 2⁻¹⁹ · E, ``top`` being the largest magnitude: y has three roundings,
-  the definition's products and differences two, the sum in the tensor cores is allowed one: 2⁻²¹ |y| in all, of which
-  the sum of squares has 2 Σ |d| 2⁻²¹ |y| ≤ 2⁻²⁰ √E · √(Σ y²), and √(Σ y²) ≤ 4 max |y|; sums are off by 2⁻¹⁹.
+* With y = x / (global scale · scale), a scale under which all |y| < 3.5 is no better than half of it, whose values
+  between −3 and 3 include those of the scale. The candidates therefore are an octave of eight scales, one for each
+  significand m = 8 … 15: those under which the largest |y| is in [3.5, 7), where nothing saturates. Smaller scales are
+  tried as long as the error of the largest element alone, clipped to 6, does not exceed the best error.
+* y · 2⁻¹⁴ is truncated to binary16, in which bits 9 to 11 are E2M1's codes, subnormals included. Adding half a unit
+  rounds it, ties aside. The tensor cores subtract four of these values at a time from the products in fp32.
+* An estimate is off by at most 2⁻¹⁸ · top · √E + 2⁻¹⁹ · E, where ``top`` is the largest magnitude. y has three
+  roundings, the definition's products and differences two, and the sum in the tensor cores is allowed one: 2⁻²¹ |y| in
+  all. Of that the sum of squares gets 2 Σ |d| 2⁻²¹ |y| ≤ 2⁻²⁰ √E · √(Σ y²), where √(Σ y²) ≤ 4 max |y|; sums are off by
+  2⁻¹⁹.
 """
 
 from __future__ import annotations
@@ -54,18 +55,18 @@ from .optimal_estimates import (
 from .records import BlockContext, Draw, GlobalFactor, OptimalScales
 from .scale_table import NONE, ODD, RAISING, scale_value
 
-# products of this magnitude and more would round to more than E2M1 has
+# products of this magnitude or more would be rounded to more than E2M1's largest value
 _LARGEST_PRODUCT = 7.0
 _NAN = 0x7FFFFFFF
-# the exponents that windows may begin with; from the larger one on some scales of them do not exist
+# the exponents with which windows may begin; at the largest, some of the window's scales do not exist
 _LEAST_EXPONENT, _LARGEST_EXPONENT = -6, 8
 _LARGEST_GLOBAL_SCALE = 2.0**100
-# estimates closer than this part of top · √E + E, for which stands top² / 16 + 5 E, which is not less, are not decided;
-# nor if scales twice as large are between them
+# estimates that are closer than this part of top · √E + E are undecided; top² / 16 + 5 E, which is not less, stands for
+# that sum. The second is for estimates under a scale and twice that scale
 _NEAR, _NEAR_DOUBLE = 2.0**-17, 2.0**-16
-# least E, in parts of top²: estimates are off by 2**-11 · E at most, less than ``ERROR_MARGIN`` allows for
+# least E, in parts of top²: below it estimates may be off by more than ``ERROR_MARGIN`` allows for, 2**-11 · E
 _LEAST_PART = 2.0**-14
-# elements that are nearer than this to 1/2 or 3/2 (1/4 - 2**-8, in units of 2**-24) are not almost ties
+# elements nearer than this to 1/2 or 3/2 (1/4 − 2**-8, in units of 2**-24) are not almost ties
 _CLEAR = 0xFC
 
 
@@ -80,8 +81,8 @@ class _Window(NamedTuple):
 class _Found(NamedTuple):
     """The result of the search.
 
-    code: of the best scale. decided: 0 if it may be wrong. lowest: the least code that may be the right one. inside:
-    whether products with the reciprocal of its scale are below 7. multiplier: that reciprocal times 2**-14.
+    code: of the best scale. decided: 0 if it may be wrong. lowest: the least code that may be right. inside: whether
+    products with the reciprocal of its scale are below 7. multiplier: that reciprocal times 2**-14.
     """
 
     code: Uint32
@@ -92,18 +93,18 @@ class _Found(NamedTuple):
 
 
 class _Tie:
-    """How ties are to be rounded under a scale."""
+    """The ways to round ties under a scale."""
 
-    # half up, because no element can be a tie that goes down (1/4, 5/4, 5/2, 5)
+    # half up: no element can be a tie that goes down (1/4, 5/4, 5/2, 5)
     HALF_UP = 0
-    # some can, and are told apart from their neighbours when they are cut to binary16
+    # to even: some element can, and truncation to binary16 separates it from its neighbours
     TO_EVEN = 1
-    # step by step
+    # by the definition
     BY_DEFINITION = 2
 
 
 def optimal_scales(config: QuantizeConfig, factor: GlobalFactor, lane: Int32) -> OptimalScales:
-    """What depends on the global scale alone. Only one significand of elements can give a tie under a scale."""
+    """The values that depend on the global scale only. Under a scale only one significand of elements can be a tie."""
     divisor = mul_rn(factor.value, (mod(lane, 8) + 8).to(Float32))
     inverse = rcp_rn(divisor)
     all_inverses = tuple(cute.arch.shuffle_sync(inverse, i) for i in range(len(SIGNIFICANDS)))
@@ -113,7 +114,7 @@ def optimal_scales(config: QuantizeConfig, factor: GlobalFactor, lane: Int32) ->
     even = beside = Boolean(False)
     for tie in (1.0, 1.25):
         below = f32_bits(mul_rn(divisor, Float32(tie))) & Uint32(0xFFFFFFFF << spare & 0xFFFFFFFF)
-        # on or before the tie, on or after it, and the next
+        # the last value up to the tie, the first value from it on, and the next
         for step in range(3):
             product = mul_rn(f32_from_bits(below + Uint32(step << spare)), inverse)
             even = even | (product == Float32(tie))
@@ -125,7 +126,7 @@ def optimal_scales(config: QuantizeConfig, factor: GlobalFactor, lane: Int32) ->
 def _window(
     x: Sequence[Float32], least_scale: Float32, inverses: Sequence[Float32], regular: Boolean, units: Units
 ) -> _Window:
-    """The best of the eight scales from ``least_scale`` on. An error is infinity or NaN where there is none."""
+    """The best of the eight scales from ``least_scale`` on; the error of a missing scale is infinity or NaN."""
     bits = f32_bits(least_scale)
     exponent = Int32(bits >> Uint32(MANTISSA_BITS)) - BIAS
     significand = f32_from_bits((bits & Uint32((1 << MANTISSA_BITS) - 1)) | Uint32((BIAS + 3) << MANTISSA_BITS))
@@ -138,12 +139,12 @@ def _window(
         low = significand <= Float32(float(m))
         chosen = cutlass.select_(low, scale, half)
         if m == 15:
-            # 480, which E4M3 does not have
+            # E4M3 has no 480
             missing = cutlass.select_(low, exponent, exponent + 1) >= _LARGEST_EXPONENT
             chosen = cutlass.select_(missing, nan, chosen)
         weight = cutlass.select_(low, Float32(float(m * m)), Float32(float(4 * m * m)))
         error = mul_rn(squares(x, mul_rn(inverses[i], chosen), units), weight)
-        # the lowest bits say which
+        # the lowest bits are the index of the scale
         keys.append((f32_bits(error) & Uint32(0xFFFFFFF8)) | Uint32(i))
     best, second = two_least(keys)
     unit = power(exponent - 3)
@@ -154,7 +155,7 @@ def _window(
 
 
 def _code_from(bits: Uint32) -> Int32:
-    """The E4M3 code of the least scale not below a number of 2**-6 … 448, of which these are the bits."""
+    """The E4M3 code of the least scale that is not below a value in 2**-6 … 448, from that value's bits."""
     return Int32((bits + Uint32((1 << 20) - 1)) >> Uint32(20)) - ((BIAS - 7) << 3)
 
 
@@ -166,7 +167,7 @@ def _search(
     largest: Float32,
     context: BlockContext,
 ) -> _Found:
-    """Searches by estimates; all lanes of a warp go together."""
+    """Searches by estimates. All lanes of a warp call it together."""
     factor, scales = context.factor, context.optimal
     units = Units(context.constants.one, diagonal(MINUS_ONE_F16, cute.arch.lane_idx()))
     # in units of the global scale
@@ -193,12 +194,12 @@ def _search(
     unclear = regular & twice & ~_has_clear_halves(x, multiplier)
     if cute.arch.vote_any_sync(unclear):
         if cutlass.const_expr(config.error_table):
-            # without codes of 1/2 and 3/2 twice the scale has the same errors, bit by bit; and if one of the others is
+            # without codes of 1/2 and 3/2, twice the scale has the same errors, bit by bit; and if another element is
             # 1/2 or 3/2 there, four times the scale has more
             halves = _has_halves(x, multiplier, units.one) != 0
             unclear = unclear & (halves | ~_has_clear_halves(x, mul_rn(multiplier, Float32(0.5))))
             if cute.arch.vote_any_sync(unclear):
-                # the table leaves out what is zero under all candidates
+                # the table leaves out elements that are zero under all candidates
                 error = error_of(x, code, scales.inverse, units)
                 certain = certain & _is_certain(x, code, multiplier, spread, error, unclear, units)
         else:
@@ -219,9 +220,9 @@ def _is_certain(
     unclear: Boolean,
     units: Units,
 ) -> Boolean:
-    """Whether twice the scale of ``code``, or four times if that gives the same, is surely worse, or ``unclear`` is not
-    set; ``error``: under the scale itself."""
-    # without codes of 1/2 and 3/2 the elements are those under twice the scale: so are the errors, bit by bit
+    """Whether ``unclear`` is not set, or twice the scale of ``code`` (four times, if twice gives the same) is certainly
+    worse. error: under the scale itself."""
+    # without codes of 1/2 and 3/2, the elements are those under twice the scale, and so are the errors, bit by bit
     unlike = unclear & (_has_halves(x, multiplier, units.one) != 0)
     limit = fma_rn(spread, Float32(_NEAR_DOUBLE), error)
     above = _scaled_up(x, code, multiplier, units, 4)
@@ -232,13 +233,13 @@ def _is_certain(
 
 
 def _scaled_up(x: Sequence[Float32], code: Int32, multiplier: Float32, units: Units, times: int) -> Float32:
-    """The error under a scale 2 or 4 times as large as that of ``code``."""
+    """The error under the scale that is ``times`` (2 or 4) times the scale of ``code``."""
     value = mul_rn(scale_value(Uint32(code)), Float32(float(times)))
     return mul_rn(squares(x, mul_rn(multiplier, Float32(1 / times)), units), mul_rn(value, value))
 
 
 def _has_halves(x: Sequence[Float32], multiplier: Float32, one: Uint32) -> Uint32:
-    """Not 0 if some element of x · multiplier, in units of 2**-14 and of magnitude below 7, is 1/2 or 3/2."""
+    """Nonzero if some element of x · multiplier, in units of 2**-14 and of magnitude below 7, is 1/2 or 3/2."""
     found = Uint32(0)
     for half in cut_to_f16(products(x, multiplier)):
         code = add_by_fma(half, HALF_UNIT, one)
@@ -247,9 +248,9 @@ def _has_halves(x: Sequence[Float32], multiplier: Float32, one: Uint32) -> Uint3
 
 
 def _has_clear_halves(x: Sequence[Float32], multiplier: Float32) -> Boolean:
-    """Whether some element is 1/2 or 3/2, and is not almost a tie: a little less and a little more are, too.
+    """Whether some element is 1/2 or 3/2 and not almost a tie: a little less and a little more round to it, too.
 
-    It would be 0, 1 or 2 under twice the scale, and its square larger by (1/4 − |d|) · scale² ≥ 2⁻⁹ · scale².
+    Under twice the scale it would be 0, 1 or 2, and its square larger by (1/4 − |d|) · scale² ≥ 2⁻⁹ · scale².
     """
     least = Uint32(0x7BFF7BFF)
     for half in cut_to_f16(products(x, multiplier)):
@@ -266,8 +267,8 @@ def optimal(
     index: Int64,
     valid: Boolean,
 ):
-    """(scale code, two words of codes, whether these are for the caller to :func:`search`) of a block, if its numbers
-    are finite. Only with a table of errors something is left. All lanes of a warp go together."""
+    """(scale code, two words of codes, whether the caller has to :func:`search` the block) of a block of finite
+    elements. Only the error table leaves blocks to the caller. All lanes of a warp call it together."""
     factor = context.factor
     x = tuple(to_f32(config, words))
     found = _search(config, words, x, largest, context)
@@ -299,9 +300,9 @@ def optimal(
 
 @cute.jit
 def _encode_in_f16(x: tuple[Float32, ...], multiplier: Float32, tie: Uint32, one: Uint32):
-    """Two words of codes of x · multiplier, in units of 2**-14, of magnitude below 7; ``tie``: of its scale."""
+    """Two words of codes of x · multiplier, in units of 2**-14 and of magnitude below 7. tie: of its scale."""
     even = tie & Uint32(_Tie.TO_EVEN)
-    # half a unit, or a bit less of it where ties of even codes go down, and odd ones are raised
+    # half a unit, or one bit less where ties at even codes go down and odd codes are raised
     unit = Uint32(HALF_UNIT) - even * Uint32(0x00010001)
     # (8): f16x2, two elements each
     halves = cute.make_rmem_tensor(8, Uint32)

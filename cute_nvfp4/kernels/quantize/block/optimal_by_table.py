@@ -1,4 +1,4 @@
-"""Estimates of ``optimal`` from the table of errors (:mod:`.error_table`), and in fp32 where they are too close."""
+"""Estimates of ``optimal`` from the error table (:mod:`.error_table`), or in fp32 where they are too close."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from .optimal_estimates import INFINITY, UNIT_EXPONENT, Estimated, Units, below,
 from .records import BlockContext
 from .scale_table import scale_value
 
-# entries are off by 2**-11 of themselves: estimates nearer than this part of the best (and of top², for what is not in
-# them) are not decided
+# entries have a relative error of 2**-11: estimates that are nearer than this part of the best (and of top², for the
+# elements that they leave out) are undecided
 _NEAR, _NEAR_TOP = 2.0**-10 + 2.0**-13, 2.0**-18
-# scales below the octave that the table has; and by how much less, in parts of top², the squares of 15 numbers of
-# scale / 5 can be under the next one: scale' · (scale / 5 − scale' / 4) each, scale' ≥ 8 / 11 · scale ≥ 8 / 77 · top
+# scales below the octave in the table; and, in parts of top², by how much less the squares of 15 elements of scale / 5
+# can be under the next one: scale' · (scale / 5 − scale' / 4) each, scale' ≥ 8 / 11 · scale ≥ 8 / 77 · top
 _LOWER, _LEFT_OUT = 2, 1 / 128
 _EXPONENT_BIAS = 7
 
 
 def _clipped(top: Float32, unit: Float32, code: Int32, best: Float32) -> Boolean:
-    """:func:`may_be_better` in units of the table."""
+    """:func:`may_be_better`, in units of the table."""
     value = mul_rn(scale_value(Uint32(cutlass.max(code, 0))), unit)
     error = fma_rn(value, Float32(-6.0), top)
     return mul_rn(mul_rn(error, error), Float32(1 / ERROR_MARGIN)) <= best
@@ -40,8 +40,8 @@ def by_table(
     context: BlockContext,
     units: Units,
 ) -> Estimated:
-    """The best scale of a block. top: the largest magnitude, in units of the global scale; lowest: code of the octave's
-    first scale. All lanes of a warp go together."""
+    """The best scale of a block. top: the largest magnitude, in units of the global scale; lowest: the code of the
+    octave's first scale. All lanes of a warp call it together."""
     table, inverses = context.errors, context.optimal.inverse
     lowest = cutlass.select_(regular, lowest, Int32(64))
     exponent = (lowest >> 3) - _EXPONENT_BIAS
@@ -52,7 +52,7 @@ def by_table(
     code = lowest + Int32((least - Uint32(lowest)) & Uint32(7))
     best, next_best = f32_from_bits(least), f32_from_bits(second)
 
-    # two scales below the octave
+    # the two scales below the octave
     scaled_top = mul_rn(top, unit)
     wanted = regular & _clipped(scaled_top, unit, lowest - 1, best)
     lower = []
@@ -62,10 +62,11 @@ def by_table(
         next_best = cute.arch.fmin(next_best, cute.arch.fmax(best, error))
         code = cutlass.select_(error < best, lowest - 1 - n, code)
         best = cute.arch.fmin(best, error)
-    # subnormal scales are not for the fast path; nor is one that does not exist
+    # the fast path takes no subnormal scale, and no scale that does not exist
     regular = regular & (~wanted | (lowest >= 8 + _LOWER)) & (code <= LARGEST_CODE)
     top_squared = mul_rn(scaled_top, scaled_top)
-    # what the table leaves out, at most scale / 5 each, may be a little less under smaller scales yet
+    # elements that the table leaves out, at most scale / 5 each, may have a little less error under still smaller
+    # scales
     reach = fma_rn(top_squared, Float32(_LEFT_OUT), best)
     more = wanted & regular & _clipped(scaled_top, unit, lowest - 1 - _LOWER, reach)
     limit = fma_rn(top_squared, Float32(_NEAR_TOP), mul_rn(best, Float32(1 + _NEAR)))
@@ -75,7 +76,7 @@ def by_table(
     next_best = f32_from_bits(Uint32(INFINITY))
     below_all = lowest - 1 - _LOWER
     if cute.arch.vote_any_sync(again):
-        # what is near the best, bit by bit, in fp32
+        # scales whose estimates are near the best, one bit for each, are estimated in fp32
         mask = Uint32(0)
         for i, error in enumerate([*(f32_from_bits(key) for key in keys), *lower]):
             mask = mask | cutlass.select_(again & (error <= limit), Uint32(1 << i), Uint32(0))
@@ -93,7 +94,7 @@ def by_table(
 
 @cute.jit
 def _nearest(x: tuple[Float32, ...], lowest: Int32, mask: Uint32, inverses: Float32, units: Units) -> Estimated:
-    """The best of the scales that ``mask`` has bits for: of the octave, by significands, then of those below it."""
+    """The best of the scales whose bits ``mask`` has: the octave's, by significand, then those below it."""
     infinity = f32_from_bits(Uint32(INFINITY))
     code, best, next_best = Int32(64), infinity, infinity
     while cute.arch.vote_any_sync(mask != 0):

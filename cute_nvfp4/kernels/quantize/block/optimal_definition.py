@@ -20,27 +20,27 @@ from .records import Draw, GlobalFactor
 from .scale_table import scale_value
 
 LARGEST_CODE = 0x7E
-# relative margins on errors and on scales, as in ``quantization.search``: wider costs time, never bits
+# relative margins of errors and of scales, as in ``quantization.search``: wider margins cost time, and change no bits
 ERROR_MARGIN, _SCALE_MARGIN = 1 + 2.0**-10, 2.0**-10
 _NONE = 0xFFFFFFFF
-# blocks of a warp that it takes one after the other, rather than each lane its own
+# blocks of a warp up to which it takes one after the other; above, each lane takes its own
 _FEW = 8
 
 
 class _Error(NamedTuple):
-    """The error of a block, and the part of it that elements have which are 0 under this scale and all larger ones."""
+    """A block's error, and the part of it from elements that are 0 under this scale and all larger ones."""
 
     total: Float32
     lost: Float32
 
 
 def _nearest(config: QuantizeConfig) -> QuantizeConfig:
-    """Errors are compared as if elements were rounded to the nearest, whatever is done with the winner."""
+    """``config`` with rounding to nearest: the search compares errors so, whatever rounds the winner's elements."""
     return replace(config, stochastic=False)
 
 
 def _evaluate(config: QuantizeConfig, x: Sequence[Float32], code: Uint32, factor: GlobalFactor) -> _Error:
-    """The error under a scale, step by step."""
+    """The error under a scale, by the definition."""
     value = scale_value(code)
     _, error = try_candidate(_nearest(config), x, value, factor)
     quarter = mul_rn(mul_rn(factor.value, value), Float32((1 - _SCALE_MARGIN) / 4))
@@ -60,10 +60,11 @@ def search_by_lanes(
     first: Int32,
     last: Int32,
 ) -> Uint32:
-    """The best scale's code, by the definition: the candidates ``first`` … ``last``, ascending, after the formula's.
+    """The code of the best scale, by the definition: of the formula's scale, and the candidates ``first`` … ``last``.
 
-    Below a first one the largest element is clipped so much that its error alone exceeds the formula's; after a
-    last one, elements that become zero have more of an error than the best, or all do. All lanes go together.
+    Below a certain first candidate the largest element is clipped so much that its error alone exceeds the formula's.
+    After a certain last one, the elements that become zero have more than the best error, or all elements are zero. All
+    lanes of a warp call it together.
     """
     x = to_f32(config, words)
     best, least, code = _start(config, x, largest, factor, first)
@@ -88,9 +89,9 @@ def _search_by_warp(
     factor: GlobalFactor,
     wanted: Boolean,
 ) -> Uint32:
-    """Searches for the lanes' ``wanted`` blocks, one after the other by the whole warp, a scale a lane.
+    """Searches the lanes' ``wanted`` blocks one after the other, by the whole warp, with one scale in each lane.
 
-    One block takes a tenth of the time, which all others may have to wait for at the end of a kernel.
+    One block takes a tenth of the time of one lane, for which all others may wait at the end of a kernel.
     """
     lane = cute.arch.lane_idx()
     found = Uint32(0)
@@ -106,7 +107,7 @@ def _search_by_warp(
             error, lost = _evaluate(config, x, candidate, factor)
             bits = Uint32(cutlass.select_(error < least, f32_bits(error), Uint32(_NONE)))
             smallest = ~Uint32(max_lanes(~bits))
-            # of equals the smallest scale; those past the last are the last
+            # of equal errors the smallest scale's wins; candidates past the last repeat the last
             better = Uint32(cute.arch.vote_ballot_sync((bits == smallest) & (smallest != Uint32(_NONE))))
             any_better = better != Uint32(0)
             winner = cutlass.min(code + lowest_bit(better), LARGEST_CODE)
@@ -127,7 +128,7 @@ def search(
     factor: GlobalFactor,
     wanted: Boolean,
 ) -> Uint32:
-    """The best scale's code of the lanes' ``wanted`` blocks, by the quicker of the two ways. All lanes go together."""
+    """The codes of the best scales of the lanes' ``wanted`` blocks, by the faster way. All lanes call it together."""
     best = Uint32(0)
     if cute.arch.popc(Uint32(cute.arch.vote_ballot_sync(wanted))) <= _FEW:
         best = _search_by_warp(config, words, largest, factor, wanted)
@@ -140,24 +141,24 @@ def search(
 def _start(
     config: QuantizeConfig, x: Sequence[Float32], largest: Float32, factor: GlobalFactor, first: Int32
 ) -> tuple[Uint32, Float32, Int32]:
-    """The formula's scale, its error, and the first scale that may be better, but not before ``first``."""
+    """The formula's scale, its error, and the code of the first scale that may be better, at least ``first``."""
     best = Uint32(candidate_scales(_nearest(config), wanted_scale(config, largest, factor)).codes[0])
     least = _evaluate(config, x, best, factor).total
     reach = sub_rn(mul_rn(largest, factor.shift), mul_rn(cute.math.sqrt(least), Float32(ERROR_MARGIN)))
     lowest = cute.arch.fmax(mul_rn(reach, Float32((1 - _SCALE_MARGIN) / 6)), Float32(0.0)) / factor.significand
-    # one less than the nearest code is below it
+    # one less, because the nearest code may be above the bound
     code = Int32(Uint32(f32x2_to_e4m3x2(lowest, Float32(0.0))))
     return best, least, cutlass.max(code - 1, first)
 
 
 def _no_larger_one(candidate: Uint32, lost: Float32, least: Float32, largest: Float32, factor: GlobalFactor) -> Boolean:
-    """Whether no scale larger than ``candidate`` is better: what it makes zero has more of an error, or all is zero."""
+    """Whether no scale above ``candidate`` is better: the elements that it zeroes have more error, or all are zero."""
     nothing = mul_rn(largest, Float32(5.0)) < mul_rn(factor.value, scale_value(candidate))
     return (lost > mul_rn(least, Float32(ERROR_MARGIN))) | nothing
 
 
 def lowest_bit(mask: Uint32) -> Int32:
-    """The number of the lowest bit that is set; 32 if there is none."""
+    """The index of the lowest bit that is set; 32 if none is."""
     return Int32(cute.arch.popc((mask & (~mask + Uint32(1))) - Uint32(1)))
 
 

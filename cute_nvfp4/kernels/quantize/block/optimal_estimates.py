@@ -1,4 +1,4 @@
-"""Estimates in fp32 of a block's error under a scale, all elements together: what :mod:`.optimal` compares."""
+"""Estimates, in fp32, of a block's error under a scale, for all elements together; :mod:`.optimal` compares them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .fast_path import cut_to_f16
 from .optimal_definition import ERROR_MARGIN
 from .scale_table import scale_value
 
-# products are times this in binary16, where the smallest normal number then is E2M1's
+# the exponent of the unit of products in binary16, in which E2M1's smallest normal value is the smallest normal value
 UNIT_EXPONENT, _SIX_F16X2 = -14, 0x0E000E00
 BIAS, MANTISSA_BITS = 127, 23
 INFINITY = 0x7F800000
@@ -27,15 +27,15 @@ LEAST_NORMAL_CODE = 8
 
 
 class Units(NamedTuple):
-    """1, which the compiler does not know (:class:`HiddenConstants`), and −1 on a diagonal."""
+    """1, hidden from the compiler (:class:`HiddenConstants`), and −1 on a diagonal."""
 
     one: Uint32
     minus_one: Uint32
 
 
 class Estimated(NamedTuple):
-    """What estimates say: the best scale's code, its error and the next one; the scale below all that were tried;
-    whether all went its ordinary way. Errors are in units of (global scale · 2**-14)²."""
+    """The result of estimates: the best scale's code, its error and the next error; the code below all scales tried;
+    whether every step was regular. Errors are in units of (global scale · 2**-14)²."""
 
     code: Int32
     best: Float32
@@ -45,12 +45,12 @@ class Estimated(NamedTuple):
 
 
 def power(exponent: Int32) -> Float32:
-    """2**exponent, a normal number."""
+    """2**exponent, for the exponent of a normal number."""
     return f32_from_bits(Uint32(exponent + BIAS) << Uint32(MANTISSA_BITS))
 
 
 def two_least(keys: Sequence[Uint32]) -> tuple[Uint32, Uint32]:
-    """The least of ``keys``, and the next."""
+    """The two least of ``keys``."""
     least, second = cutlass.min(keys[0], keys[1]), cutlass.max(keys[0], keys[1])
     for key in keys[2:]:
         second = cutlass.min(second, cutlass.max(least, key))
@@ -59,12 +59,12 @@ def two_least(keys: Sequence[Uint32]) -> tuple[Uint32, Uint32]:
 
 
 def products(x: Sequence[Float32], multiplier: Float32) -> list[Float32]:
-    """x · multiplier, in units of 2**-14."""
+    """x · multiplier. The multiplier includes 2**-14."""
     return [mul_rn(a, multiplier) for a in x]
 
 
 def squares(x: Sequence[Float32], multiplier: Float32, units: Units, clip: bool = False) -> Float32:
-    """Σ (y − E2M1(y))², y = x · multiplier, in units of 2**-14. |y| < 7, unless ``clip``. Ties go either way."""
+    """Σ (y − E2M1(y))² of y = x · multiplier, in units of 2**-28. |y| < 7, unless ``clip``. Ties go either way."""
     y = products(x, multiplier)
     halves = cut_to_f16(y)
     if clip:
@@ -78,19 +78,19 @@ def squares(x: Sequence[Float32], multiplier: Float32, units: Units, clip: bool 
 
 
 def multiplier_of(code: Int32, inverses: Float32) -> Float32:
-    """1 / (global scale · scale) · 2**-14 of a normal scale; ``inverses``: the lanes' in :class:`OptimalScales`."""
+    """1 / (global scale · scale) · 2**-14 for a normal scale. inverses: the lanes' in :class:`OptimalScales`."""
     inverse = cute.arch.shuffle_sync(inverses, mod(code, 8))
     return mul_rn(inverse, power((10 + UNIT_EXPONENT) - (code >> 3)))
 
 
 def error_of(x: Sequence[Float32], code: Int32, inverses: Float32, units: Units) -> Float32:
-    """The error under a normal scale."""
+    """The error under the normal scale ``code``."""
     value = scale_value(Uint32(code))
     return mul_rn(squares(x, multiplier_of(code, inverses), units, clip=True), mul_rn(value, value))
 
 
 def may_be_better(top: Float32, code: Int32, best: Float32) -> Boolean:
-    """Whether the error that the largest element has for being clipped leaves a chance."""
+    """Whether the scale ``code`` can be better, by the error of the largest element alone, which it clips."""
     clipped = fma_rn(scale_value(Uint32(cutlass.max(code, 0))), Float32(-6.0 * 2.0**UNIT_EXPONENT), top)
     return mul_rn(mul_rn(clipped, clipped), Float32(1 / ERROR_MARGIN)) <= best
 
@@ -99,14 +99,14 @@ def may_be_better(top: Float32, code: Int32, best: Float32) -> Boolean:
 def below(
     x: tuple[Float32, ...], top: Float32, start: Estimated, more: Boolean, inverses: Float32, units: Units
 ) -> Estimated:
-    """Tries scales from ``start.lower`` down, as far as the largest element alone is no worse than the best.
+    """Tries scales from ``start.lower`` down, while the error of the largest element alone does not exceed the best.
 
-    more: whether there is one to try. top: the largest magnitude, in units of the global scale.
+    more: whether there is a scale to try. top: the largest magnitude, in units of the global scale.
     """
     code, best, next_best, lower, regular = start
     top = mul_rn(top, Float32(2.0**UNIT_EXPONENT))
     while cute.arch.vote_any_sync(more):
-        # lanes that are done, or have nothing to do, evaluate something
+        # lanes without a scale to try evaluate any scale
         error = error_of(x, cutlass.select_(more, lower, Int32(64)), inverses, units)
         error = cutlass.select_(more, error, f32_from_bits(Uint32(INFINITY)))
         next_best = cute.arch.fmin(next_best, cute.arch.fmax(best, error))
@@ -114,7 +114,7 @@ def below(
         best = cute.arch.fmin(best, error)
         lower = cutlass.select_(more, lower - 1, lower)
         more = more & may_be_better(top, lower, best)
-        # subnormal scales are not for the fast path
+        # the fast path takes no subnormal scale
         regular = regular & ((lower >= LEAST_NORMAL_CODE) | (cutlass.select_(more, Int32(0), Int32(1)) != 0))
         more = more & (lower >= LEAST_NORMAL_CODE)
     return Estimated(code, best, next_best, lower, regular)

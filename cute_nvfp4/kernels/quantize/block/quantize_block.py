@@ -1,4 +1,4 @@
-"""The scale and the codes of one block in the registers of one thread: the fast path, or the slow one."""
+"""The scale and the codes of one block, in the registers of one thread, by the fast or the slow path."""
 
 from __future__ import annotations
 
@@ -27,15 +27,14 @@ def quantize_block(
 ) -> tuple[Uint32, tuple[Uint32, ...]]:
     """(scale code, words of codes) of a block.
 
-    ``words``: its elements as they lie in memory. ``index``: of its first element in the result, for stochastic
-    rounding.
+    words: its elements as they lie in memory. index: of its first element in the result, for stochastic rounding.
     """
     words, config = rotated_words(config, words, context.signs), config.after_rotation
     return encode_block(config, tuple(words), largest_magnitude(config, words), context, index)
 
 
 def estimated_block(config: QuantizeConfig, words: Sequence[Uint32], context: BlockContext) -> BlockResult:
-    """A block by ``optimal`` with its table of errors; what is undecided is for :func:`searched_block`."""
+    """A block by ``optimal`` with its error table; :func:`searched_block` quantizes those that stay undecided."""
     largest = largest_magnitude(config, words)
     valid = (largest < Float32(_INFINITY)) & (context.factor.valid != 0)
     code, codes, undecided = optimal(config, tuple(words), largest, context, None, valid)
@@ -47,7 +46,7 @@ def estimated_block(config: QuantizeConfig, words: Sequence[Uint32], context: Bl
 def searched_block(
     config: QuantizeConfig, words: Sequence[Uint32], context: BlockContext, wanted: Boolean
 ) -> BlockResult:
-    """A block by the definition of ``optimal``, where ``wanted``. All lanes of a warp go together."""
+    """A block by the definition of ``optimal``, where ``wanted``. All lanes of a warp call it together."""
     words, factor = tuple(words), context.factor
     code = search(config, words, largest_magnitude(config, words), factor, wanted)
     return BlockResult(code, encode(config, words, code, factor, None), Boolean(True))
@@ -61,7 +60,7 @@ def encode_block(
     context: BlockContext,
     index: Int64 | None,
 ):
-    """Quantizes a block of elements that are rotated already, if at all; ``largest``: their largest magnitude."""
+    """Quantizes a block whose elements need no rotation any more. largest: their largest magnitude."""
     valid = (largest < Float32(_INFINITY)) & (context.factor.valid != 0)
     nan_scale = NAN_E4M3
     if cutlass.const_expr(config.scale == "ue8m0"):

@@ -1,4 +1,4 @@
-"""The records that the rules of a block pass to each other, in the registers of one thread."""
+"""Records that the rules of a block pass to one another, in the registers of one thread."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..arguments import Seed
 
 
 class GlobalFactor(NamedTuple):
-    """The global scale and what follows from it.
+    """The global scale and values that follow from it.
 
     value: 1 where the scale is out of range. significand: value · shift, in [1, 2). shift: a power of two. valid: 0
-    where the scale is out of range; all results are NaN then. Rules that compare no errors use no significand.
+    where the scale is out of range; all results then are NaN. Rules that compare no errors use no significand.
     """
 
     value: Float32
@@ -24,9 +24,9 @@ class GlobalFactor(NamedTuple):
 
 
 class HiddenConstants(NamedTuple):
-    """1, 2**16 and 2**31 from a kernel's argument: the compiler does not know them, so their products stay products.
+    """1, 2**16 and 2**31 from a kernel's argument, hidden from the compiler, so that products with them stay products.
 
-    The integer pipe has half the lanes of the FMA pipe and more to do: products take over its sums, shifts and choices.
+    The integer pipe has half as many lanes as the FMA pipe, and more work: products replace sums, shifts and selects.
     """
 
     one: Uint32
@@ -37,8 +37,8 @@ class HiddenConstants(NamedTuple):
 class ScaleTable(NamedTuple):
     """The table of :mod:`.scale_table` in shared memory.
 
-    address: of its entries, one for each E4M3 code. limit: up to which wanted scale the fast path goes. ties: not 0 if
-    ties go both ways under some scale.
+    address: of its entries, one for each E4M3 code. limit: the largest wanted scale of the fast path. ties: nonzero if
+    under some scale some ties go up and others down.
     """
 
     address: Int32
@@ -49,8 +49,8 @@ class ScaleTable(NamedTuple):
 class OptimalScales(NamedTuple):
     """What the search for the best scale needs of each significand m = 8 … 15 of a scale.
 
-    all_inverses: 1 / (global scale · m). inverse: that of the lane's m = 8 + lane % 8. ties: how ties are rounded under
-    scales with the lane's m (:func:`.optimal.optimal_scales`).
+    all_inverses: 1 / (global scale · m). inverse: the one for the lane's m = 8 + lane % 8. ties: how ties are rounded
+    under scales with the lane's m (:func:`.optimal.optimal_scales`).
     """
 
     all_inverses: tuple[Float32, ...]
@@ -59,7 +59,7 @@ class OptimalScales(NamedTuple):
 
 
 class ErrorTable(NamedTuple):
-    """The tables of :mod:`.error_table`: their addresses in shared memory, and 1 on a diagonal."""
+    """The addresses of the tables of :mod:`.error_table` in shared memory, and 1 on a diagonal."""
 
     errors: Int32
     lower: Int32
@@ -67,9 +67,9 @@ class ErrorTable(NamedTuple):
 
 
 class BlockContext(NamedTuple):
-    """What all blocks of a matrix share; a field is None where the configuration has no use for it.
+    """What all blocks of a matrix share; a field is None where the configuration does not use it.
 
-    minus_one: −1 on a diagonal, the operand B of :func:`add_diagonal`. signs: bit i is set where the rotation
+    minus_one: −1 on a diagonal, which is operand B of :func:`add_diagonal`. signs: bit i is set where the rotation
     multiplies its element i by −1.
     """
 
@@ -84,7 +84,7 @@ class BlockContext(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """Where random bits come from: the seed, the index of the first element in the result, and the stream."""
+    """A source of random bits: the seed, the index of the first element in the result, and the stream."""
 
     seed: Seed
     index: Int64
@@ -92,14 +92,14 @@ class Draw(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """Candidate scales of a block, one or the two of 4/6 (six first): E4M3 codes and values."""
+    """The candidate scales of a block, one or 4/6's two (the 6's first): E4M3 codes and values."""
 
     codes: tuple[Uint32, ...]
     values: tuple[Float32, ...]
 
 
 class BlockResult(NamedTuple):
-    """A quantized block: the code of its scale, the words of its elements' codes, whether these are surely right."""
+    """A quantized block: the code of its scale, the words of its codes, and whether they are certainly right."""
 
     code: Uint32
     words: tuple[Uint32, ...]

@@ -1,11 +1,11 @@
-"""What the fast path looks up for a scale: a table in shared memory, an entry for each E4M3 code.
+"""The scale table of the fast path: in shared memory, one entry for each E4M3 code.
 
 An entry starts with 1 / (global scale · scale) in fp32. Where no instruction converts to E2M1, it is times 2⁻¹⁴, and a
-little less under scales under which ties are possible that go down (:mod:`.fast_path` says why).
+little smaller under scales that have ties which go down (:mod:`.fast_path` gives the reason).
 
-For 4/6 three words follow (:class:`TableEntry`; :mod:`.four_six_fast_path` derives weight and margin). NaN as weight
-or margin makes every comparison false: where ties spoil the entry, where too small a scale was rounded too much, and
-where no entry is good.
+4/6 has three more words (:class:`TableEntry`; :mod:`.four_six_fast_path` derives weight and margin). A NaN as weight or
+margin makes every comparison false: where ties spoil the entry, where a scale is so small that it was rounded too much,
+and where no entry is usable.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from ..config import WARP, QuantizeConfig
 from .records import GlobalFactor, ScaleTable
 
 ENTRIES, NAN_CODE, _LARGEST_CODE = 128, 0x7F, 0x7E
-# 4/6: bytes from the entries for the 6 to those for the 4
+# 4/6: bytes from the 6's entries to the 4's
 FOURS = 16 * ENTRIES
-# products are times this in binary16, where the smallest normal number then is E2M1's
+# the unit of products in binary16, in which E2M1's smallest normal value is the smallest normal value
 UNIT = 2.0**-14
-# less by more than roundings can make up, and by less than elements that are not ties are away from them
+# lowered by more than roundings can make up for, and by less than the distance of other elements from a tie
 _LOWERED_UNIT, _NEAR = UNIT * (1 - 2.0**-22), 2.0**-20
-# how far below a tie numbers are cut to the last number in binary16 before it, and more
+# the most by which values below a tie lie below it that are truncated to the last binary16 value before it, and more
 _BESIDE = 2.0**-8
-# scales wanted in this range are not cut off, nor rounded so far that a product would round to more than E2M1 has; and
-# the code from which on all of them are so
+# wanted scales in this range are neither clipped nor rounded so far that a product would exceed E2M1's range; and the
+# first code from which on that holds
 LEAST_WANTED, LARGEST_WANTED = 3.5 * 2.0**-9, 464.0
 _FIRST_CODE = 4
-# global scales up to this keep the reciprocals of scales times UNIT normal
+# up to this global scale, the reciprocals of scales times UNIT are normal
 _PLAIN_GLOBAL_SCALE = 2.0**100
-# bits of a significand in fp32 that x does not have
+# bits that x's significand lacks in fp32
 _SPARE_BITS = {"bfloat16": 16, "float16": 13}
-# 4/6: parts of the weight, under scales without ties that are nearly met, and under others
+# 4/6: margins as parts of the weight, under scales without near ties, and under other scales
 _MARGINS = {
     "mse": (2 * (80 * 2.0**-24) ** 2 * 2.0**16, 2 * (248 * 2.0**-24) ** 2 * 2.0**16),
     "mae": (320 * 2.0**-24, 992 * 2.0**-24),
     "abs_max": (20 * 2.0**-24, 62 * 2.0**-24),
 }
-# raised codes, by the bits of them that are added: none (the sign alone, so that -0 stays), odd ones, all but zero
+# which codes are raised, as the bits of them that are added: none (the sign alone, so that -0 stays), odd, nonzero ones
 NONE, ODD, NONZERO = 0x80008000, 0x82008200, CODE_AND_SIGN
-# 2**-9 in f16x2, by which those bits are multiplied: an odd code's then is a unit in the last place of binary16, or
-# half of one, which is as good under all ones
+# 2**-9 in f16x2, the factor of those bits: an odd code's bits become a unit in the last place of binary16, or half of
+# one, which is as good where all lower bits are ones
 RAISING = 0x18001800
 _NAN = float("nan")
 
@@ -61,10 +61,10 @@ _NAN = float("nan")
 class TableEntry(NamedTuple):
     """An entry for 4/6.
 
-    reciprocal: 1 / (global scale · scale), see above. weight: of the error: the scale, or its square for squares.
-    margin: how much of the difference between two weighted errors may be due to rounding under this scale. raised:
-    which codes with all ones after them are to be raised, where some ties go up and others down under one scale: the
-    bits of a code that, times ``RAISING``, are added to it.
+    reciprocal: 1 / (global scale · scale), as above. weight: the factor of the error: the scale, or its square for
+    squares. margin: the part of a difference of two weighted errors that rounding under this scale may cause. raised:
+    the bits of a code that, times ``RAISING``, are added to it where all its lower bits are ones, under scales that
+    have both ties that go up and ties that go down.
     """
 
     reciprocal: Float32
@@ -74,14 +74,14 @@ class TableEntry(NamedTuple):
 
 
 def load_entry(address: Int32) -> TableEntry:
-    """The entry for 4/6 at an address in shared memory."""
+    """The entry for 4/6 at ``address`` in shared memory."""
     reciprocal, weight, margin, raised = load_shared(address, 16)
     return TableEntry(f32_from_bits(reciprocal), f32_from_bits(weight), f32_from_bits(margin), raised)
 
 
 class _NearTie(NamedTuple):
-    """Whether an element may be a tie of one kind, or almost, and must go up; or down; whether one that is not a tie
-    may be cut to the number before it in binary16."""
+    """Elements near one kind of tie. up, down: whether an element may be a tie, or almost one, that must go up, or
+    down; beside: whether one that is not a tie may be truncated to the binary16 value before it."""
 
     up: Boolean
     down: Boolean
@@ -89,8 +89,8 @@ class _NearTie(NamedTuple):
 
 
 class _Ties(NamedTuple):
-    """Under a scale, whether elements that are ties, or almost, must go up; whether the entry is to be lowered, as any
-    must go down; the entry's ``raised``; and whether no mask does it."""
+    """The ties under a scale. any_up: whether some, or near ones, must go up; lowered: whether the reciprocal is to be
+    lowered, since some must go down; mask: the entry's ``raised``; spoiled: whether no mask is right."""
 
     any_up: Boolean
     lowered: Boolean
@@ -101,8 +101,8 @@ class _Ties(NamedTuple):
 def _near(config: QuantizeConfig, divisor: Float32, inverse: Float32, kind: int) -> _NearTie:
     """The ties of elements of a 16-bit type times ``inverse`` = 1 / ``divisor``.
 
-    Ties 1/4 (kind 0), 5/4, 5/2 and 5 (1) go down; 3/4 (2), 7/4 and 7/2 (3) go up, as all do that are cut and rounded
-    half up.
+    The ties 1/4 (kind 0), 5/4, 5/2 and 5 (kind 1) go down; 3/4 (2), 7/4 and 7/2 (3) go up, as every tie does that is
+    truncated and rounded half up.
     """
     tie, spare = 1.0 + kind / 4, _SPARE_BITS[config.dtype]
     bits = f32_bits(mul_rn(divisor, Float32(tie))) + Uint32(1 << (spare - 1))
@@ -114,9 +114,9 @@ def _near(config: QuantizeConfig, divisor: Float32, inverse: Float32, kind: int)
 
 
 def _ties(config: QuantizeConfig, divisor: Float32, inverse: Float32) -> _Ties:
-    """How elements under one scale round.
+    """The ties under one scale.
 
-    There are too many f16 numbers: those next to a tie are cut to the same binary16. All is encoded step by step then.
+    In f16 the values next to a tie are truncated to the same binary16 value. The definition then encodes all elements.
     """
     up, down, beside = zip(*(_near(config, divisor, inverse, kind) for kind in range(4)))
     any_up, any_down = up[0] | up[1] | up[2] | up[3], down[0] | down[1] | down[2] | down[3]
@@ -129,14 +129,14 @@ def _ties(config: QuantizeConfig, divisor: Float32, inverse: Float32) -> _Ties:
 
 
 def _refined(global_scale: Float32, value: Float32, divisor: Float32, inverse: Float32) -> Float32:
-    """1 / (global scale · value), rounded nearly once; ``inverse`` is 1 / ``divisor``, which is the product rounded."""
+    """1 / (global scale · value) with nearly one rounding. ``inverse`` is 1 / ``divisor``, the rounded product."""
     lost = fma_rn(global_scale, value, -divisor)
     remainder = fma_rn(-lost, inverse, fma_rn(-divisor, inverse, Float32(1.0)))
     return fma_rn(remainder, inverse, inverse)
 
 
 class _WeightAndMargins(NamedTuple):
-    """Bits of the weight of an entry for 4/6, and of its margins for the 6 and for the 4."""
+    """The bits of an entry's weight, and of its margins for the 6 and for the 4."""
 
     weight: Uint32
     six: Uint32
@@ -146,7 +146,7 @@ class _WeightAndMargins(NamedTuple):
 def _weight_and_margins(
     config: QuantizeConfig, code: Int32, value: Float32, inexact: Boolean, unusable: Boolean
 ) -> _WeightAndMargins:
-    """Weight and margins of an entry for 4/6; ``inexact``: whether the reciprocal is not the refined one."""
+    """Weight and margins of an entry for 4/6. inexact: whether the reciprocal is not the refined one."""
     not_weight = cutlass.select_(unusable | ((code > 0) & (code < _FIRST_CODE)), Float32(_NAN), Float32(0.0))
     unit = UNIT if config.rounds_in_f16 else 1.0
     plain, other = _MARGINS[config.choice]
@@ -154,23 +154,23 @@ def _weight_and_margins(
     if config.choice == "mse":
         weight, unit = mul_rn(value, value), unit * unit
     margin = mul_rn(weight, cutlass.select_(inexact, Float32(other * unit), Float32(plain * unit)))
-    # zeros are certain to be zeros
+    # a block of zeros is certain
     margin = cutlass.select_(code == 0, Float32(-1.0), margin)
-    # and if the 6's scale is the largest, the 4's is the same
+    # if the 6's scale is the largest one, the 4's is the same
     of_six = cutlass.select_(code == _LARGEST_CODE, Float32(-float("inf")), margin)
     return _WeightAndMargins(*(f32_bits(add_rn(part, not_weight)) for part in (weight, of_six, margin)))
 
 
 @cute.jit
 def fill_table(config: cutlass.Constexpr, smem: SmemAllocator, factor: GlobalFactor, thread: Int32) -> ScaleTable:
-    """Allocates the table and writes the entries of all scales; all threads of a CTA do this together.
+    """Allocates the table and writes the entries of all scales, by all threads of a CTA together.
 
-    Where ties go both ways under any scale (or the global scale is too large) and only one scale is tried, the table
-    has plain reciprocals, which are for conversions that heed ties.
+    With one candidate scale, the table has plain reciprocals, for conversions that heed ties, where under any scale
+    some ties go up and others down, or where the global scale is too large.
     """
     threads = Int32(WARP * config.warps)
     size = 16 if config.choice else 4
-    # (ENTRIES) of ``size`` bytes, for 4/6 twice; and (WARPS): what each warp found of ties
+    # (ENTRIES) of ``size`` bytes, for 4/6 twice; and (WARPS): whether a warp has found ties of both kinds
     tables = 2 if config.choice else 1
     table = smem.allocate_array(cutlass.Uint8, ENTRIES * size * tables, byte_alignment=16).toint()
     flags = smem.allocate_array(cutlass.Uint32, config.warps, byte_alignment=16).toint()
@@ -179,7 +179,7 @@ def fill_table(config: cutlass.Constexpr, smem: SmemAllocator, factor: GlobalFac
     for code in cutlass.range(thread, ENTRIES, threads, unroll=1):
         value = scale_value(code)
         divisor = mul_rn(factor.value, value)
-        # of zero and NaN nothing is kept; their reciprocals would take long
+        # the reciprocals of zero and NaN are not kept, and would take long
         inverse = rcp_rn(cutlass.select_((code > 0) & (code < NAN_CODE), divisor, factor.value))
         entry, raised, unusable, inexact = inverse, Uint32(NONE), ~usable, Boolean(True)
         if cutlass.const_expr(config.rounds_in_f16):
@@ -189,7 +189,7 @@ def fill_table(config: cutlass.Constexpr, smem: SmemAllocator, factor: GlobalFac
                 entry = cutlass.select_(inexact, inverse, _refined(factor.value, value, divisor, inverse))
             entry = entry * cutlass.select_(ties.lowered, Float32(_LOWERED_UNIT), Float32(UNIT))
             found = cutlass.select_((raised != Uint32(NONE)) & (code < NAN_CODE), Int32(1), found)
-        # everything is zero under a scale of zero; for 4/6 the sign tells it apart
+        # all elements are zero under a scale of zero; 4/6 recognises its entry by the sign
         nothing = Float32(-0.0 if config.choice else 0.0)
         words = [f32_bits(cutlass.select_(value == Float32(0.0), nothing, entry))]
         if cutlass.const_expr(config.choice != ""):
@@ -219,15 +219,15 @@ def fill_table(config: cutlass.Constexpr, smem: SmemAllocator, factor: GlobalFac
 
 
 def scale_value(code: Any) -> Float32:
-    """The number that an E4M3 code stands for."""
+    """The value of an E4M3 code."""
     return f16x2_to_f32(e4m3x2_to_f16x2(Uint16(code)))[0]
 
 
 def is_usable(factor: GlobalFactor) -> Boolean:
-    """Whether the fast path is possible under this global scale."""
+    """Whether the fast path works under this global scale."""
     return (factor.value <= Float32(_PLAIN_GLOBAL_SCALE)) & (factor.valid != 0)
 
 
 def largest_wanted(usable: Boolean) -> Float32:
-    """Up to which wanted scale the fast path goes."""
+    """The largest wanted scale of the fast path."""
     return cutlass.select_(usable, Float32(LARGEST_WANTED), Float32(-1.0))
