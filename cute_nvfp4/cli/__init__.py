@@ -1,1 +1,1 @@
-"""The ``cute-nvfp4`` command: one file a subcommand. Heavy modules are imported when a command runs."""
+"""The ``cute-nvfp4`` command, one file for each subcommand. Heavy modules are imported when a command runs."""

@@ -70,7 +70,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def interpreter(version: tuple[int, int, int]) -> Finding:
-    """Judges the version of Python: older than the oldest cannot work, newer than the newest was not tried."""
+    """Judges the version of Python: one below the oldest cannot work, one above the newest is untested."""
     text, (oldest, newest) = ".".join(map(str, version)), PYTHON
     if oldest <= version[:2] <= newest:
         return Finding("packages", "python", "ok", text)
@@ -79,23 +79,23 @@ def interpreter(version: tuple[int, int, int]) -> Finding:
 
 
 def _torch() -> Finding:
-    """Names the build of torch; one that cannot be imported is told with its error."""
+    """Names the build of torch, or the error with which its import fails."""
     try:
         import torch
-    except Exception as error:  # a library or a package that is missing: the user must be told
+    except Exception as error:  # a missing library or package: the user must see which
         advice = "pip install --force-reinstall torch, with the versions of constraints.txt"
         return Finding("packages", "torch", "fail", _describe(error), advice)
     return torch_build(torch.__version__, torch.version.cuda)
 
 
 def torch_build(version: str, cuda: str | None) -> Finding:
-    """Says which build of torch ``version`` is; ``cuda`` is the release of CUDA that it was built for, if any."""
+    """Names the build of torch ``version``. cuda: the release of CUDA that it was built for, or None."""
     build = f"build for CUDA {cuda}" if cuda else "CPU build"
     return Finding("packages", "torch", "ok", f"{version}, {build}")
 
 
 def triton(version: str | None) -> Finding:
-    """Says whether Triton is there; nothing in this package needs it."""
+    """Says whether Triton is installed; nothing in this package needs it."""
     if version is None:
         advice = "only submissions of Triton and the Triton baseline of benchmarks/gemm.py need it: pip install triton"
         return Finding("packages", "triton", "note", "not installed", advice)
@@ -103,7 +103,7 @@ def triton(version: str | None) -> Finding:
 
 
 def libraries(versions: dict[str, str | None]) -> Finding:
-    """Judges which of the DSL's library wheels are installed: one of them, never both."""
+    """Judges which of the DSL's library wheels are installed: it must be one of them, never both."""
     installed = {package: version for package, version in versions.items() if version is not None}
     text = ", ".join(f"{package.rsplit('-', 1)[1]} {version}" for package, version in installed.items())
     name = "DSL libraries"
@@ -145,23 +145,23 @@ def _compilers() -> Iterator[Finding]:
 
 
 def _tried(area: str, name: str, check: Callable[[str], tuple[str, str]], arch: str, advice: str) -> Finding:
-    """What ``check`` finds, its status and in words; or the error that it ends in, with ``advice``."""
+    """The status and the words that ``check`` returns; if it raises, the error, with ``advice``."""
     try:
         return Finding(area, name, *check(arch))
-    except Exception as error:  # whatever is broken, the user must be told, not shown a traceback
-        # of another release of the DSL the error says what to install
+    except Exception as error:  # whatever is broken, the user must see its message and not a traceback
+        # if the release of the DSL is wrong, the error itself says what to install
         return Finding(area, name, "fail", _describe(error), "" if wrong_dsl() else advice)
 
 
 def _compile(arch: str) -> tuple[str, str]:
-    """Compiles the probe."""
+    """Compiles the probe for ``arch``."""
     from ..ops.probe import compile_probe
 
     return "ok", f"a small kernel: {len(compile_probe(arch).cubin)} bytes of cubin"
 
 
 def driver_version() -> str:
-    """The newest CUDA that the driver of this machine supports, such as ``13.0``; empty where there is no driver."""
+    """The newest CUDA that this machine's driver supports, such as ``13.0``; "" without a driver."""
     number = ctypes.c_int()
     try:
         failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
@@ -171,7 +171,8 @@ def driver_version() -> str:
 
 
 def driver(version: str, built: str | None) -> Finding:
-    """Says whether a driver is there, and what it means for a torch that was ``built`` for CUDA, or for none."""
+    """Says whether there is a driver, and what follows for a torch that was ``built`` for a CUDA release, or for
+    none."""
     if version:
         advice = "" if built else "torch's CPU build does not use it: kernels run there with a build of torch for CUDA"
         return Finding("runs on", "driver", "note" if advice else "ok", f"CUDA {version}", advice)
@@ -211,7 +212,7 @@ def _simulator() -> Iterator[Finding]:
 
 
 def _simulate(arch: str) -> tuple[str, str]:
-    """Runs the probe in the simulator."""
+    """Runs the probe in the simulator and compares its results."""
     import torch
 
     from ..ops.probe import probe

@@ -1,4 +1,4 @@
-"""``cute-nvfp4 doctor``: what is installed, what compiles, what can run here."""
+"""``cute-nvfp4 doctor``: what is installed, what compiles, and what runs on this machine."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def evaluate(
 
 
 def _judge(evaluation: Evaluation, json: str) -> bool:
-    """Runs one submission and shows what it did; whether it passed."""
+    """Runs one submission and shows its results; returns whether it passed."""
     from ..harness.errors import SubmissionError
     from ..harness.profile_report import write_report
     from ..harness.protocol import report, report_refusal
@@ -158,7 +158,7 @@ def _judge(evaluation: Evaluation, json: str) -> bool:
 def _compare(
     paths: list[Path], prepare: Callable[[Path], Evaluation], task: Task, json: str, html: Path | None
 ) -> bool:
-    """Runs submissions one after the other and shows what they did side by side; whether all passed."""
+    """Runs submissions one after the other and shows their results side by side; returns whether all passed."""
     from ..harness.comparison import compare
     from ..harness.comparison_page import write_page
     from ..harness.comparison_report import print_comparison
@@ -168,7 +168,7 @@ def _compare(
 
     comparison = compare(paths, prepare, _run)
     run = comparison.run if len(paths) == 1 else None
-    if len(paths) == 1:  # the protocol knows of one submission
+    if len(paths) == 1:  # the protocol has one submission only
         report(run) if run else report_refusal(SubmissionError(comparison.contestants[0].refusal))
     if json:
         write_json(run.to_dict() if run else comparison.to_dict(), json)
@@ -180,7 +180,7 @@ def _compare(
 
 
 def duration(seconds: float) -> str:
-    """What is said of a case that is expected to take so long; "" of a short one."""
+    """The expected duration of a case, as the end of a progress line; "" if it is short."""
     if seconds < 20:
         return ""
     return f", about {seconds:.0f} s here" if seconds < 90 else f", about {seconds / 60:.0f} minutes here"
@@ -208,7 +208,7 @@ def _run(evaluation: Evaluation) -> RunResult:
                 about = duration(result.expected_s) if result.expected_s is not None else ""
                 progress.update(line, description=f"case {result.index}: {spec(result.case)}{about}")
                 return
-            if state != "done":  # how far a long launch has come
+            if state != "done":  # the progress of a long launch
                 progress.update(line, description=f"case {result.index}: {state}")
                 return
             progress.advance(line)

@@ -1,4 +1,4 @@
-"""``cute-nvfp4 eval --json-lines``: an event a line on standard output, as it happens."""
+"""``cute-nvfp4 eval --json-lines``: prints one event a line on standard output, as it happens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _tell(event: BaseModel) -> None:
-    """Prints an event; whole, as several threads may have one."""
+    """Prints an event in one write, since several threads may print events."""
     from ..sim.observe.json_text import json_text
 
     sys.stdout.write(json_text(event.model_dump(), indent=None) + "\n")
@@ -27,7 +27,7 @@ def _tell(event: BaseModel) -> None:
 
 @contextlib.contextmanager
 def told_errors() -> Iterator[None]:
-    """Tells an error of the library as an event, and goes on with it."""
+    """Prints an error of the library as an event, and raises it again."""
     from ..errors import CuteNvfp4Error
     from ..harness.lines import Failed
 
@@ -41,11 +41,11 @@ def told_errors() -> Iterator[None]:
 def judge_lines(
     paths: Sequence[Path | None], prepare: Callable[[Path | None], Evaluation], profiles: Path | None
 ) -> bool:
-    """Judges submissions one after the other, and tells events; whether all passed. One that cannot be loaded takes no
-    other with it. The file ``profiles`` gets what ``--report`` is for.
+    """Judges submissions one after the other and prints events; returns whether all passed. A submission that cannot be
+    loaded does not stop the others. profiles: the file of ``--report``, or None.
 
     Raises:
-        HarnessError: what was asked for cannot be.
+        HarnessError: the request is impossible.
     """
     from ..harness.errors import SubmissionError
     from ..harness.lines import Failed
@@ -58,7 +58,7 @@ def judge_lines(
         try:
             run = _judge(prepare(path))
             passed &= run.passed
-            if len(paths) == 1:  # the protocol knows of one submission
+            if len(paths) == 1:  # the protocol has one submission only
                 report(run)
             if profiles is not None:
                 write_report(run, profiles, stderr())
@@ -71,7 +71,7 @@ def judge_lines(
 
 
 def _judge(evaluation: Evaluation):
-    """Runs one submission."""
+    """Runs one submission and prints its events."""
     from ..harness.lines import CaseName, Started, Working, case_line, ended
     from ..harness.schema import spec
 

@@ -1,4 +1,4 @@
-"""The options of ``cute-nvfp4 eval``: their types, and what ``--help`` says of them."""
+"""The options of ``cute-nvfp4 eval``: their types and their help texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``cute-nvfp4 explain``: a compiled kernel line by line of Python, beside its PTX and SASS, with what each costs."""
+"""``cute-nvfp4 explain``: a compiled kernel, line by line of Python, beside its PTX and SASS, with what each costs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .explain_target import Ran, Target
 
 SCHEMA = 1
-"""The number of what ``--json`` writes; it grows when a key changes its meaning."""
+"""The version of what ``--json`` writes; it grows when a key changes its meaning."""
 _LINES = 8
 
 
@@ -87,7 +87,7 @@ def explain(
 
 
 def _chosen(ran: list[Ran], target: Target, number: int | None) -> list[Ran]:
-    """The launch that is asked for, or the first of each kernel."""
+    """The requested launch, or the first launch of each kernel."""
     if not ran:
         fail(f"{target.name} launched no kernel", 2)
     if number is None:
@@ -104,7 +104,7 @@ def _explained(ran: Ran) -> Explanation:
 
 
 def _write_report(chosen: list[Ran], path: Path) -> None:
-    """Writes the profiles of launches."""
+    """Writes the profiles of the launches to ``path``."""
     from ..sim.profile import profile
     from ..sim.profile.page import written
 

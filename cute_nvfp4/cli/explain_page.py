@@ -1,4 +1,4 @@
-"""Explained kernels as text, and as a page in which a click on a line shows what came of it."""
+"""Explained kernels as text, and as a page in which a click on a line shows its PTX and SASS."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REASONS, _BELOW = 3, 6
 
 
 def text_lines(e: Explanation, number: int, most: int | None) -> Iterator[str]:
-    """The ``most`` expensive lines of Python, all for None, each with its PTX and the SASS of that."""
+    """The ``most`` expensive lines of Python (all for None), each with its PTX, and the PTX with its SASS."""
     yield f"{number}. {e.kernel}"
     yield f"   grid {e.grid} block {e.block}" + ("" if e.cluster == (1, 1, 1) else f" cluster {e.cluster}")
     timed = f", {e.microseconds:.2f} us modelled on {e.clock.upper()} without the launch" if e.microseconds else ""
@@ -36,7 +36,7 @@ def text_lines(e: Explanation, number: int, most: int | None) -> Iterator[str]:
 
 
 def _below(e: Explanation, python: Row, most: int | None) -> Iterator[str]:
-    """PTX instructions of a line, each with its machine code."""
+    """The PTX instructions of a line, each with its machine code."""
     found = sorted(e.below("ptx", python), key=lambda row: -row.cost.share)
     for ptx in found[:most]:
         yield f"           PTX  {ptx.cost.where:>5}  {_cut(ptx.cost.text, 64):64} {ptx.cost.executed:>10,}"
@@ -63,8 +63,8 @@ def _cut(line: str, most: int) -> str:
 
 
 class Shown(NamedTuple):
-    """A line of the page: ``row`` is None for one that only stands around others; ``python`` is the ``id`` of its line
-    of Python, ``ptx`` that of its PTX instruction, "" for none."""
+    """A line of the page. row: None for a context line without cost; python, ptx: the ``id`` of its line of Python and
+    of its PTX instruction, "" for none."""
 
     row: Row | None
     where: str
@@ -76,7 +76,7 @@ class Shown(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """What the page shows of one kernel: lines of Python by file, PTX and SASS."""
+    """The page's content for one kernel: lines of Python by file, PTX and SASS."""
 
     kernel: Explanation
     files: list[tuple[str, list[Shown]]]
@@ -85,7 +85,7 @@ class Layers(NamedTuple):
 
 
 def write_page(explained: Sequence[Explanation], title: str, path: Path) -> None:
-    """Writes one file that needs no other."""
+    """Writes the page to ``path``, as one file that needs no other."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("cute_nvfp4.cli", "")
@@ -115,7 +115,7 @@ def _layers(e: Explanation) -> Layers:
 
 
 def _with_context(name: str, found: dict[int, Shown]) -> Iterator[Shown]:
-    """The lines that cost something with the text as it stands in the file, and those around them."""
+    """The lines that cost something, with their text in the file, and the lines around them."""
     near = {n for line in found for n in range(max(1, line - _AROUND), line + _AROUND + 1)}
     before = None
     for n in sorted(near):

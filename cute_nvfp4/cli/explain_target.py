@@ -1,4 +1,4 @@
-"""What ``cute-nvfp4 explain`` runs: a program, a submission, or an operation by its name; and what it launched."""
+"""Runs what ``cute-nvfp4 explain`` explains (a program, a submission, or an operation) and records its launches."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ SHAPES = {
     "grouped_gemm": (128, 1024, 1024),
     "quantize": (512, 1, 1024),
 }
-"""(m, n, k) of each operation, where nobody asks for others; grouped_gemm has two groups of that shape."""
+"""(m, n, k) of each operation unless the user gives sizes; grouped_gemm has two groups of that shape."""
 
 
 class Ran(NamedTuple):
-    """A launch that has ended."""
+    """A launch that has ended, with its program and its result."""
 
     program: Program
     launch: Launch
@@ -39,7 +39,7 @@ class Ran(NamedTuple):
 
 @dataclass
 class Kept(Here):
-    """Runs launches as ``Here`` does and keeps them, while it is ``on``."""
+    """Runs launches as ``Here`` does, and keeps them while it is ``on``."""
 
     ran: list[Ran] = field(default_factory=list)
     on: bool = True
@@ -57,8 +57,8 @@ class Kept(Here):
 
 @dataclass(frozen=True)
 class Target:
-    """What is run: ``name`` is a path or an operation; ``problem``, a ``task`` file and ``case`` are for submissions,
-    ``sizes`` (m, n, k) for operations, None for the usual ones, ``arguments`` for programs."""
+    """What to run. name: a path or an operation. problem, task (a file), case: for submissions; sizes (m, n, k): for
+    operations, None for those of ``SHAPES``; arguments: for programs."""
 
     name: str
     arch: str
@@ -70,10 +70,10 @@ class Target:
 
 
 def launches(target: Target) -> list[Ran]:
-    """Runs the target in a simulated GPU, without checks; with the clock of its architecture, where there is one.
+    """Runs the target in a simulated GPU, without checks, and with the clock of its architecture if there is one.
 
     Raises:
-        HarnessError: there is no such file or operation, or nobody says which problem a submission is for.
+        HarnessError: there is no such file or operation, or the problem of a submission is unknown.
     """
     from ..harness.evaluation import clock_for
     from ..runtime.compile import uncached
@@ -88,7 +88,7 @@ def launches(target: Target) -> list[Ran]:
 
 
 def _runner(target: Target) -> Callable[[Kept], None]:
-    """What runs the target within a session."""
+    """The function that runs the target within a session."""
     if target.name in SHAPES:
         return lambda kept: _operation(target, kept)
     path = Path(target.name)
@@ -109,7 +109,7 @@ def _runner(target: Target) -> Callable[[Kept], None]:
 
 
 def _problem(target: Target, named: str | None) -> Any:
-    """The problem of a submission: that of a task file in the public format, or ours that it or the user names."""
+    """The problem of a submission: that of a task file in the public format, or the one that it or the user names."""
     from ..harness.folder.task import is_folder, read_folder
     from ..harness.problem import get_problem
 
@@ -123,7 +123,7 @@ def _problem(target: Target, named: str | None) -> Any:
 
 
 def _cases(problem: Any, task: Path | None) -> list[dict[str, Any]]:
-    """The test cases: a folder's own, those of the file ``task`` for one of our problems, or that problem's."""
+    """The test cases: a folder's own, those of the file ``task``, or the problem's."""
     from ..harness.folder.task import FolderProblem
     from ..harness.schema import load_task
 
@@ -143,7 +143,7 @@ def _program(target: Target) -> None:
 
 
 def _submission(path: Path, problem: Any, case: dict[str, Any], kept: Kept) -> None:
-    """One call of ``custom_kernel`` on a test case's public data."""
+    """Makes one call of ``custom_kernel`` on the public data of a test case."""
     from ..harness import provided
     from ..harness.folder.task import FolderProblem
 
@@ -157,12 +157,12 @@ def _submission(path: Path, problem: Any, case: dict[str, Any], kept: Kept) -> N
         specification = importlib.util.spec_from_file_location("submission", path.resolve())
         module = importlib.util.module_from_spec(specification)
         specification.loader.exec_module(module)
-        kept.ran.clear()  # launched before
+        kept.ran.clear()  # drops launches that were made before the call
         module.custom_kernel(data)
 
 
 def _data(problem: Any, case: dict[str, Any]) -> tuple:
-    """The ``data`` of one of our problems, on the device."""
+    """The ``data`` of one of the harness's problems, on the device."""
     import torch
 
     tensors = problem.generate(case, case["seed"], "public")
@@ -177,7 +177,7 @@ _PROVIDED = ("task", "utils", "reference")
 
 @contextlib.contextmanager
 def _imports(*folders: Path) -> Iterator[None]:
-    """Within it modules of ``folders`` are found; what a submission is provided with is forgotten afterwards."""
+    """Makes modules of ``folders`` importable, and forgets the modules provided for a submission afterwards."""
     before, modules = list(sys.path), {name: sys.modules.pop(name, None) for name in _PROVIDED}
     sys.path[:0] = map(str, folders)
     importlib.invalidate_caches()
@@ -192,7 +192,7 @@ def _imports(*folders: Path) -> Iterator[None]:
 
 
 def _operation(target: Target, kept: Kept) -> None:
-    """One call of an operation on random operands, which are made before anything is kept."""
+    """Makes one call of an operation on random operands; launches that make operands are not kept."""
     import torch
 
     from .. import gated_gemm, gemm, gemv, grouped_gemm, prepare_weight, quantize

@@ -1,4 +1,4 @@
-"""``cute-nvfp4 inspect``: what a kernel compiles to, with no GPU."""
+"""``cute-nvfp4 inspect``: what a kernel compiles to, without a GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..runtime.inspection import Access, KernelReport
     from ..target import Architecture
 
-# problems that stand for a kernel unless sizes are given: (m, n, k)
+# the problem of each kernel unless the user gives sizes: (m, n, k)
 _KERNELS = {"gemv": (7168, 1, 16384), "gemm": (128, 7168, 16384), "quantize": (8192, 1, 8192)}
 _DTYPES = ("bfloat16", "float16", "float32")
 
@@ -87,7 +87,7 @@ def inspect(
 
 
 def _compile(arch: str, m: int, k: int, batch: int, scales: str) -> tuple[CompiledKernel, str]:
-    """The kernel that ``gemv`` would run on this problem, and the configuration it chose, in words."""
+    """The kernel that ``gemv`` would run on this problem, and its configuration in words."""
     from ..ops.gemv import compile_gemv
 
     compiled, config = compile_gemv(arch, m=m, k=k, batch=batch, scales=scales)
@@ -123,7 +123,7 @@ def _compile_quantize(
 
 
 def _compile_gemm(arch: str, m: int, n: int, k: int, batch: int) -> tuple[CompiledKernel, str, dict[str, Any]]:
-    """The kernel that ``gemm`` would run on this problem, its plan in words, and where everything lies."""
+    """The kernel that ``gemm`` would run on this problem, its plan in words, and its plans of memory and pipelines."""
     from ..kernels.gemm.limits import shared_plan
     from ..kernels.gemm.sm100 import memory_plan as sm100
     from ..kernels.gemm.sm120 import memory_plan as sm120
@@ -157,7 +157,7 @@ def _compile_gemm(arch: str, m: int, n: int, k: int, batch: int) -> tuple[Compil
 def _compile_packed(
     target: Architecture, m: int, n: int, k: int, batch: int
 ) -> tuple[CompiledKernel, str, dict[str, Any]]:
-    """Kernel, plan and places of ``gemm`` with a prepared weight of n rows and x of m, in bfloat16."""
+    """The kernel, plan and memory of ``gemm`` with x of m rows and a prepared weight of n rows, in bfloat16."""
     from ..kernels.gemm.packed.pipelines import stream_pipelines, wgmma_pipelines
     from ..ops.prepared_weight.gemm import STREAM, WGMMA
     from ..planning.packed import PackedProblem, choose
@@ -184,7 +184,7 @@ def _compile_packed(
 
 
 def _edges(graph: tuple[Edge, ...]) -> dict[str, dict[str, str]]:
-    """The pipelines in words, by name."""
+    """The pipelines by name: producer, consumer, and the arrivals of each barrier in words."""
     return {
         edge.name: {"producer": edge.producer, "consumer": edge.consumer}
         | {barrier: str(arrivals) for barrier, arrivals in edge.arrivals.items()}
@@ -193,7 +193,7 @@ def _edges(graph: tuple[Edge, ...]) -> dict[str, dict[str, str]]:
 
 
 def _show_plan(plan: dict[str, Any]) -> None:
-    """Memory, and the arrivals that complete each phase of each barrier."""
+    """Prints the plans of memory, the MMA loop, and the arrivals that complete each phase of each barrier."""
     from rich.text import Text
 
     console = stdout()

@@ -1,6 +1,6 @@
-"""What each ``--json`` writes, as pydantic models, which are made of the records that the commands write.
+"""The output of each ``--json`` as pydantic models, which are derived from the records that the commands write.
 
-A test reads the commands' real output by them.
+A test validates the commands' real output with them.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ STRICT = ConfigDict(extra="forbid")
 
 
 def made(name: str, about: str, /, **fields: Any) -> Model:
-    """A model whose fields are all there, and no others; a field ``schema`` would hide a method of pydantic's."""
+    """A model with exactly these fields, all required. A field ``schema`` would hide a method of pydantic's."""
     found = {f"{key}_" if hasattr(BaseModel, key) else key: (kind, Field(alias=key)) for key, kind in fields.items()}
     return create_model(name, __doc__=about, __config__=STRICT, **found)
 
 
 def of_record(record: type, name: str = "", without: tuple[str, ...] = (), /, **more: Any) -> Model:
-    """The model of a dataclass or of a named tuple as a dictionary: its fields but ``without``, and ``more``."""
+    """The model of a dataclass or named tuple as a dictionary: its fields except ``without``, and ``more``."""
     kinds = {key: kind for key, kind in _hints(record).items() if key in _fields(record) and key not in without}
     return made(name or record.__name__, record.__doc__ or "", **{k: of_type(t) for k, t in kinds.items()}, **more)
 
 
 def of_type(kind: Any) -> Any:
-    """The type with the models of the records within it."""
+    """``kind``, with every record in it replaced by its model."""
     if dataclasses.is_dataclass(kind):
         return _cached(kind)
     arguments = typing.get_args(kind)
@@ -55,7 +55,7 @@ def _fields(record: type) -> tuple[str, ...]:
 
 
 def _hints(record: type) -> dict[str, Any]:
-    """The types of a record's fields; names that a module imports for its checker alone are those of the simulator."""
+    """The types of a record's fields. Names that its module imports for type checkers only are the simulator's."""
     from ..sim.checks.findings import Finding
     from ..sim.observe.l2 import L2Traffic
     from ..sim.observe.timing import Timing
@@ -249,11 +249,11 @@ SCHEMAS: dict[str, tuple[str, Callable[[], Model]]] = {
     "support": ("support --json", support),
     "doctor": ("doctor --json", doctor),
 }
-"""Which output each schema is of, and what makes it."""
+"""By name of an output: the command that writes it, and the function that makes its model."""
 
 
 def in_words(model: Model) -> list[str]:
-    """The fields of a model, a line each."""
+    """The fields of a model, one on each line."""
     lines = []
     for name, field in model.model_fields.items():
         optional = "" if field.is_required() else "  (may be left out)"
@@ -284,7 +284,7 @@ _WORDS = {type(None): "null", str: "string", int: "integer", float: "number", bo
 
 
 def within(model: Model) -> Iterator[Model]:
-    """The models of a model's fields, and theirs, in order."""
+    """All models in a model's fields, depth first."""
     for field in model.model_fields.values():
         for inner in _models(field.annotation):
             yield inner
@@ -299,5 +299,5 @@ def _models(kind: Any) -> Iterator[Model]:
 
 
 def schema_of(name: str) -> dict[str, Any]:
-    """The JSON Schema of an output by its name in ``SCHEMAS``."""
+    """The JSON Schema of the output ``name`` of ``SCHEMAS``."""
     return SCHEMAS[name][1]().model_json_schema(by_alias=True)

@@ -1,4 +1,4 @@
-"""``cute-nvfp4 new``: writes a submission to begin with."""
+"""``cute-nvfp4 new``: writes a starter submission."""
 
 from __future__ import annotations
 

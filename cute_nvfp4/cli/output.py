@@ -1,4 +1,4 @@
-"""What every command shares: ``--json [FILE]``, consoles, and how an error is shown."""
+"""What all commands share: ``--json [FILE]``, consoles, and the display of errors."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ _PIPE_WIDTH = 140
 
 
 def stdout() -> Console:
-    """The console that results go to; into a pipe or a file, tables are not folded to 80 columns."""
+    """The console for results. In a pipe or a file, tables are not folded to 80 columns."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
 
 
 def stderr() -> Console:
-    """The console that progress and errors go to."""
+    """The console for progress and errors."""
     return Console(stderr=True, highlight=False)
 
 
 def say(text: str, style: str | None = None) -> None:
-    """Prints a line to standard error as it is: nothing in it is markup, and only the terminal folds it."""
+    """Prints a line to standard error as it is, without markup; only the terminal folds it."""
     stderr().print(text, style=style, markup=False, soft_wrap=True)
 
 
@@ -71,7 +71,7 @@ def write_json(content: dict, where: str) -> None:
 
 
 def check_writable(option: str, path: str) -> None:
-    """Ends the command now if the file cannot be written later."""
+    """Ends the command at once if it could not write the file later."""
     if not path or path == STDOUT:
         return
     there = Path(path).exists()

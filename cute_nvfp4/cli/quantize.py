@@ -1,4 +1,4 @@
-"""``cute-nvfp4 quantize``: a model's folder to one in NVFP4."""
+"""``cute-nvfp4 quantize``: makes an NVFP4 checkpoint of a model's folder."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def sim(
     """
     from ..sim.checks.findings import known
 
-    # before numpy is loaded: the simulator's products are small, and numpy's threads only fight with torch's
+    # before numpy is loaded: the simulator's products are small, and numpy's threads would only compete with torch's
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     chosen = _schedule(schedule, seed, several=schedules > 1)
     with shown_errors():
@@ -132,7 +132,7 @@ def sim(
 
 
 def _schedule(text: str, seed: int | None, several: bool) -> Schedule:
-    """The schedule of ``--schedule`` and ``--seed``; ``several``: there are to be more."""
+    """The schedule of ``--schedule`` and ``--seed``. several: whether ``--schedules`` asks for more than one."""
     from ..sim.machine.schedule import Schedule
 
     with shown_errors():
@@ -143,14 +143,14 @@ def _schedule(text: str, seed: int | None, several: bool) -> Schedule:
 
 
 def _exists(script: str) -> None:
-    """Refuses a program that is not there, which may be an option that nobody knows."""
+    """Refuses a program that does not exist, which may be an unknown option."""
     if not Path(script).is_file():
         kind = "option" if script.startswith("-") else "file"
         fail(f"there is no {kind} {script}" + (" (see --help)" if kind == "option" else ""), 2)
 
 
 def _clock(arch: str, timed: bool, name: str, figures: bool) -> str:
-    """The machine that times launches, "" for none. name: the one asked for; figures: there are some for it."""
+    """The machine whose clock times launches, "" for none. name: of ``--clock``; figures: whether it gets figures."""
     if (figures or name) and not timed:
         fail("--clock, --launch-us and --figure are for modelled times: they need --time", 2)
     if not timed:
@@ -165,7 +165,7 @@ def _clock(arch: str, timed: bool, name: str, figures: bool) -> str:
 
 
 def _figures(given: list[str]) -> dict[str, float]:
-    """The figures of "NAME=VALUE" words."""
+    """The figures in words of the form NAME=VALUE."""
     try:
         return {name: float(value) for name, value in (word.split("=") for word in given)}
     except ValueError:
@@ -173,7 +173,7 @@ def _figures(given: list[str]) -> dict[str, float]:
 
 
 def _run(options: Options) -> int:
-    """Runs the program in this process."""
+    """Runs the program in this process, and returns the exit status."""
     try:
         from ..harness import dsl_compat
         from ..runtime.session import simulated_gpu
@@ -249,7 +249,7 @@ def _run(options: Options) -> int:
 
 
 def _write_trace(trace: Trace, path: str) -> None:
-    """Writes the timeline; where the disk does not take it, the program's own outcome is still told."""
+    """Writes the timeline. If the disk refuses it, the command still reports the program's outcome."""
     try:
         trace.write(path)
     except OSError as error:
@@ -262,7 +262,7 @@ def _write_trace(trace: Trace, path: str) -> None:
 
 
 def _show_summary(options: Options, session: Session, status: int, outcome: str) -> None:
-    """One line about a program that came to its own end."""
+    """Prints one line about a program that was not stopped."""
     if outcome not in ("ended", "program failed"):
         return
     count = len(session.launches)
@@ -277,7 +277,7 @@ def _show_summary(options: Options, session: Session, status: int, outcome: str)
 
 
 class _Progress:
-    """One line to standard error for each launch, and a clock while a long one runs."""
+    """Prints a line to standard error for each launch, and the progress of a long one."""
 
     def __init__(self, quiet: bool) -> None:
         self._console, self._quiet = stderr(), quiet
@@ -285,7 +285,7 @@ class _Progress:
         self.every = 5.0 if self._console.is_terminal else 60.0  # seconds between two lines of a long launch
 
     def beat(self, line: str) -> None:
-        """How far a long launch has come."""
+        """Reports the progress of a long launch."""
         if self._status is not None:
             self._status.update(line)
         elif not self._quiet:

@@ -1,4 +1,4 @@
-"""The counters of ``cute-nvfp4 sim --counters`` as text: one block for launches that did the same, 80 columns wide."""
+"""The counters of ``cute-nvfp4 sim --counters`` as text of 80 columns, one block for all identical launches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 TITLE = "counted, not measured (M = 1,000,000; all of it is in --json)"
 MOST = 8
-"""Lines of code shown of each kind."""
+"""Most lines of code that are shown in each table."""
 MIN_WIDTH = 60
 _SOURCE = 22
 _NOISE = re.compile(
@@ -24,7 +24,7 @@ _COPY = re.compile(r"\.(shared|global)(?:::\w+)?\.(shared|global)(?:::\w+)?")
 
 
 class Row(NamedTuple):
-    """A line of a table: where the instruction comes from, its name, what was counted."""
+    """A line of a table: the source line of the instruction, its name, and its counts."""
 
     source: str
     name: str
@@ -42,7 +42,7 @@ def counter_lines(session: Session, width: int) -> Iterator[str]:
 
 
 def number(value: float) -> str:
-    """Seven characters in most cases: 131,072 or 4.56G."""
+    """A value in seven characters in most cases: 131,072 or 4.56G."""
     if isinstance(value, float) and value < 1000:
         return f"{value:.1f}"
     if value < 1_000_000:
@@ -55,7 +55,7 @@ def number(value: float) -> str:
 
 
 def short_opcode(text: str) -> str:
-    """The opcode of an instruction without the modifiers that do not tell it from its neighbours."""
+    """The opcode of an instruction without the modifiers that do not tell it from others."""
     name = _NOISE.sub("", text.split()[0].rstrip(";"))
     if "async.bulk" in name and (found := _COPY.search(name)):
         # PTX names the destination first
@@ -65,12 +65,12 @@ def short_opcode(text: str) -> str:
 
 
 def source_line(loc: str, line: int) -> str:
-    """``file.py:12``, or the line of the PTX where the compiler left no source."""
+    """``file.py:12``, or the line of the PTX if the compiler left no source line."""
     return PurePath(loc).name if loc else f"PTX:{line}"
 
 
 def _alike(launches: Iterable[LaunchRecord]) -> list[list[LaunchRecord]]:
-    """Launches of one kernel, shape and set of counts, in the order of the first; those without counts are left out."""
+    """Groups of launches with the same kernel, shape and counts, in order; launches without counts are left out."""
     groups: list[list[LaunchRecord]] = []
     for record in launches:
         if record.result is None:
@@ -141,7 +141,7 @@ def _tables(result: Result) -> Iterator[tuple[str, tuple[str, ...], list[Row]]]:
         tensor, lambda es: [sum(getattr(e, name) for e in es) for name in fields], lambda operations, *_: operations
     )  # fmt: skip
     memory = [m for m in result.memory if m.space == "global" and m.sectors]
-    # bytes a sector: 32 is all of it, more is lanes that share
+    # bytes for each sector: 32 is all of it, more means that lanes share it
     yield "global memory, most wasted bytes first", ("requests", "sectors", "sect/rq", "B/sect"), _merged(
         memory, _sectors, lambda requests, sectors, _, each: (32 * sectors - each * sectors, sectors)
     )  # fmt: skip
@@ -157,7 +157,7 @@ def _tables(result: Result) -> Iterator[tuple[str, tuple[str, ...], list[Row]]]:
 
 
 def _copies(engines: list[EngineCounter], threads: dict[int, int]) -> list[Row]:
-    """``cp.async`` is counted by thread, and its bytes with the memory instructions of its line."""
+    """Rows of copies. ``cp.async`` is counted by thread, and its bytes with the memory instructions of its line."""
 
     def sums(es: Sequence[EngineCounter]) -> list[float]:
         operations = sum(e.operations for e in es)
@@ -184,7 +184,7 @@ def _waits(counters: Sequence[WaitCounter]) -> list[float]:
 
 
 def _merged(items: Sequence[Any], sums: Callable[[Sequence[Any]], list], weight: Callable[..., Any]) -> list[Row]:
-    """Rows of instructions alike in opcode and source line (an unrolled loop), largest weight first."""
+    """Rows of instructions with the same opcode and source line (an unrolled loop), the largest weight first."""
     groups: dict[tuple[str, str], list[Any]] = {}
     for item in items:
         groups.setdefault((source_line(item.loc, item.line), short_opcode(item.instruction)), []).append(item)
@@ -214,7 +214,7 @@ def _table(title: str, heads: tuple[str, ...], rows: list[Row], width: int) -> I
 def _wrapped(title: str, parts: list[str], width: int) -> Iterator[str]:
     if parts:
         text = f"  {title}: " + ", ".join(p.replace(" ", "\0") for p in parts)
-        # a part is not broken in two
+        # the text is not broken within a part
         lines = textwrap.wrap(text, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
         yield from (line.replace("\0", " ") for line in lines)
 
@@ -224,7 +224,7 @@ def _cut(text: str, width: int) -> str:
 
 
 def _cut_name(text: str, width: int) -> str:
-    """The number of instructions at the end stays."""
+    """``text`` cut to ``width``, with the number of instructions at its end kept."""
     name, times, count = text.partition(" ×")
     return _cut(name, width - len(times + count)) + times + count
 

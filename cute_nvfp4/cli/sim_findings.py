@@ -1,4 +1,4 @@
-"""What the checks found in a run of ``cute-nvfp4 sim`` and went on past, class by class."""
+"""The findings that a run of ``cute-nvfp4 sim`` went on past, class by class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def show_findings(session: Session, quiet: bool) -> None:
-    """Every class of hazard in full with its first message, and, unless ``quiet``, a line for each class of warning."""
+    """Prints the first message of each class of hazard in full; unless ``quiet``, a line for each class of warning."""
     from ..sim.checks.findings import grouped
 
     found = session.findings()
@@ -30,7 +30,8 @@ def show_findings(session: Session, quiet: bool) -> None:
 
 
 def warning_lines(found: list[Finding]) -> list[str]:
-    """A line for each class: where it was found first, how often there, and at how many more instructions."""
+    """A line for each class of warning: its first place, how often it occurs there, and at how many other
+    instructions."""
     by: dict[str, list[Finding]] = {}
     for finding in found:
         if finding.severity == "warning":
@@ -44,7 +45,7 @@ def warning_lines(found: list[Finding]) -> list[str]:
 
 
 def place(finding: Finding) -> str:
-    """An instruction in a few words: its opcode, its line of the PTX, the file and line of its source."""
+    """An instruction in a few words: its opcode, its line in the PTX, the file and line of its source."""
     opcode = re.sub(r"^@!?\S+\s+", "", finding.instruction).partition(" ")[0]
     source = f", {re.sub(r'^.*/', '', finding.loc)}" if finding.loc else ""
     return f"{opcode} (PTX line {finding.line}{source})" if finding.line else finding.loc or "an earlier instruction"

@@ -1,4 +1,4 @@
-"""What ``cute-nvfp4 sim`` was asked for, and the command that asks for it again."""
+"""The options of ``cute-nvfp4 sim``, and the command that repeats a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 @dataclasses.dataclass
 class Options:
-    """What the command was asked for: the program, and the options of ``sim`` by their names."""
+    """The program to run, and the options of ``sim`` by their names."""
 
     script: str
     arguments: list[str]
@@ -31,7 +31,7 @@ class Options:
     dsl_compat: bool = False
 
     def command(self, schedule: str, extra: list[str] | None = None) -> list[str]:
-        """The command that repeats this run with one schedule."""
+        """The command that repeats this run under ``schedule``. extra: more options."""
         words = [sys.executable, "-m", "cute_nvfp4", "sim", "--arch", self.arch, "--schedule", schedule]
         words += [] if self.checks else ["--no-checks"]
         words += [] if self.benchmarks == "once" else ["--benchmarks", self.benchmarks]

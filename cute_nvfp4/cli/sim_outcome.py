@@ -1,4 +1,4 @@
-"""How a run of ``cute-nvfp4 sim`` ended: one block on standard error, and the exit status."""
+"""The outcome of a run of ``cute-nvfp4 sim``: a block on standard error, and the exit status."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HINTS = {
 
 
 def launch_line(record: LaunchRecord) -> str:
-    """A launch in one line."""
+    """A launch on one line."""
     launch = record.launch
     name = launch.kernel if len(launch.kernel) <= _NAME_WIDTH else launch.kernel[: _NAME_WIDTH - 1] + "…"
     cluster = "" if launch.cluster == (1, 1, 1) else f" cluster {launch.cluster}"
@@ -46,10 +46,10 @@ def show_outcome(
     full: bool = False,
     traced: bool = False,
 ) -> tuple[int, str]:
-    """Shows what stopped the program, if something did; returns the exit status and the outcome in words.
+    """Shows the error that stopped the program, if any; returns the exit status and the outcome in words.
 
-    ``status`` is the program's own, ``error`` what it raised, ``repeat`` the command that repeats the run; ``full``
-    adds the traceback to errors that have a place of their own, ``traced`` tells that a trace was written.
+    status: the program's own. error: what it raised. repeat: the command that repeats the run. full: adds the traceback
+    to errors that name a place themselves. traced: whether a trace was written.
     """
     from ..errors import SimError, TargetError
     from ..sim.session import outcome_of
@@ -88,7 +88,7 @@ def show_outcome(
 
 
 def _advice(found: BaseException, outcome: str) -> list[str]:
-    """What to do about it."""
+    """Lines of advice on the error ``found``."""
     from ..sim.errors import PtxSyntaxError, UnsupportedInstruction
 
     if outcome == "internal error":
@@ -129,7 +129,7 @@ def _comes_from(error: BaseException, cause: BaseException) -> bool:
 
 
 def _missing_package(error: BaseException) -> str:
-    """The package whose absence ended the program; a module missing from a package that is there is not one."""
+    """The missing package that ended the program; "" if only a module of an installed package is missing."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return ""
     package = error.name.partition(".")[0]
@@ -140,11 +140,11 @@ def _missing_package(error: BaseException) -> str:
 
 
 def show_traceback(error: BaseException, script: str) -> None:
-    """Shows a traceback as Python does, without the frames of this command."""
+    """Shows a traceback as Python does, without this command's frames."""
     at: TracebackType | None = error.__traceback__
     while at is not None and at.tb_frame.f_code.co_filename != script:
         at = at.tb_next
     at = at or error.__traceback__
-    # the DSL shows its own errors in its own way, and looks at the error's traceback
+    # the DSL shows its own errors by an excepthook, which reads the error's traceback
     show = traceback.print_exception if sys.excepthook is sys.__excepthook__ else sys.excepthook
     show(type(error), error.with_traceback(at), at)

@@ -1,4 +1,4 @@
-"""What ``cute-nvfp4 sim --json FILE`` writes; ``json_schema.simulation`` and ``schedules`` describe it."""
+"""The object that ``cute-nvfp4 sim --json FILE`` writes; ``json_schema.simulation`` and ``schedules`` describe it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCHEMA = 1
 
 
 def report(session: Session, run: dict[str, Any], error: BaseException | None) -> dict[str, Any]:
-    """The object for one run; ``run`` has the keys that only the command knows."""
+    """The object for one run. run: the keys that only the command knows."""
     failure = None
     if session.failure is not None:
         record, found = session.failure
@@ -37,7 +37,7 @@ def _launch(record: LaunchRecord, counted: bool) -> dict[str, Any]:
         "timing": None,
     }
     if record.result is not None:
-        # asdict copies what fields refer to; a timing refers to its launch, whose memory may be gone
+        # asdict copies what fields refer to, and a timing refers to its launch, whose memory may be freed
         counts = dataclasses.asdict(dataclasses.replace(record.result, findings=(), timing=None))
         del counts["findings"], counts["timing"]
         entry["warnings"] = list(record.result.warnings)

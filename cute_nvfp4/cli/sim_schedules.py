@@ -1,4 +1,4 @@
-"""``cute-nvfp4 sim --schedules N``: the program under several schedules, each in its own process."""
+"""``cute-nvfp4 sim --schedules N``: runs the program under several schedules, each in its own process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .sim_report import SCHEMA
 
 
 def run_schedules(options: Options, count: int, seed: int) -> int:
-    """Runs the program under ``count`` schedules and stops at the first that does not end well; its exit status."""
+    """Runs the program under ``count`` schedules, up to the first that fails; returns its exit status."""
     from ..sim.machine.schedule import adversarial
 
     reports = []
@@ -38,7 +38,7 @@ def run_schedules(options: Options, count: int, seed: int) -> int:
     if not status:
         say(f"all {count} schedules ended well, {time.perf_counter() - begin:.1f} s", "green")
     elif status not in (EXIT_HAZARD, EXIT_NOT_MODELLED, EXIT_INTERNAL):
-        # the others said so themselves
+        # runs with these statuses have printed the command themselves
         say(f"  repeat with: {shlex.join(options.command(schedule))}")
     if options.json:
         asked = {"script": options.script, "arguments": options.arguments, "arch": options.arch}
@@ -47,7 +47,7 @@ def run_schedules(options: Options, count: int, seed: int) -> int:
 
 
 def _run_one(options: Options, schedule: str, folder: Path, label: str, *, first: bool) -> Any:
-    """The finished process, and its seconds. The program's output is shown once, and of a run that fails."""
+    """The finished process, and its seconds. Only the first run's output is shown, and that of a run that fails."""
     extra = ["--quiet"] if options.quiet or not first else []
     extra += ["--json", str(folder / "report.json")] if options.json else []
     extra += ["--trace", options.trace] if options.trace else []
@@ -79,7 +79,7 @@ def _words(found: dict[str, Any]) -> str:
 
 
 def _show_output(done: subprocess.CompletedProcess) -> None:
-    """What a captured run printed; nothing where it went to the terminal."""
+    """Prints the output of a captured run; nothing for a run whose output went to the terminal."""
     sys.stdout.write((done.stdout or b"").decode(errors="replace"))
     sys.stdout.flush()
     sys.stderr.write((done.stderr or b"").decode(errors="replace"))

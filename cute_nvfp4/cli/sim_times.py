@@ -1,4 +1,4 @@
-"""The times of ``cute-nvfp4 sim --time`` as text: one line a launch."""
+"""The times of ``cute-nvfp4 sim --time`` as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_GAINS, LEAST_GAIN = 3, 0.01
 
 
 def time_line(session: Session) -> dict[str, Any]:
-    """The modelled time lines of all launches, for Perfetto, chrome://tracing."""
+    """The modelled timelines of all launches, in the format of Perfetto and chrome://tracing."""
     events = []
     for number, record in enumerate(
         r for r in session.launches if r.result is not None and r.result.timing is not None
@@ -25,7 +25,7 @@ def time_line(session: Session) -> dict[str, Any]:
 
 
 def time_lines(session: Session) -> Iterator[str]:
-    """What each launch would take, what bounds it, and what its warps waited for."""
+    """Lines for each launch: its modelled time, what bounds it, and what its warps wait for."""
     timed = [record for record in session.launches if record.result is not None and record.result.timing is not None]
     total = 0.0
     for record in timed:

@@ -1,4 +1,4 @@
-"""What runs where, as the package itself answers: each call is checked and planned for each architecture."""
+"""The support matrix, as the package itself answers: it checks and plans each call for each architecture."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from ..runtime.kernel import planning_only
 ARCHS = ("sm_100a", "sm_103a", "sm_90a", "sm_120a", "sm_121a")
 FORMATS = ("nvfp4", "mxfp4", "mxfp8")
 PLAIN = (*zip(FORMATS, FORMATS), ("mxfp8", "mxfp4"))
-"""Formats of a and of b where both are plain."""
+"""Formats of a and of b where both are plain block-scaled tensors."""
 _FP8 = torch.float8_e4m3fn
 _ROWS, _N, _K = 32, 256, 512
 
 
 @dataclass(frozen=True)
 class Question:
-    """One way to call an operation. form: how it is called, for a reader; call: makes the call."""
+    """One way to call an operation. form: that way in words, for a reader; call: makes the call."""
 
     operation: str
     operands: str
@@ -63,12 +63,12 @@ def _x(dtype: torch.dtype = torch.bfloat16, rows: int = _ROWS) -> torch.Tensor:
 
 @functools.cache
 def _weight(format: str, *batch: int, rows: int = _N) -> Any:
-    """A block-scaled operand, made by exact torch."""
+    """A block-scaled operand of ones, made by torch."""
     return quantize(torch.ones(*batch, rows, _K), format, backend="reference")
 
 
 def _times(a: str, b: str) -> str:
-    """How the table has a product of two formats."""
+    """A product of two formats, as the table writes it."""
     return f"{a.upper()} × {b.upper()}"
 
 
@@ -95,7 +95,7 @@ def _fp8_rows() -> Any:
 
 
 def _prepared(format: str, dtype: torch.dtype = torch.bfloat16, *batch: int, gated: bool = False) -> Any:
-    """A prepared weight, or one of gate and up."""
+    """A prepared weight; gated: one of gate and up."""
     up = (_weight(format, *batch),) if gated else ()
     return prepare_weight(_weight(format, *batch), *up, dtype=dtype, backend="sim")
 
@@ -142,7 +142,7 @@ def _grouped() -> Iterator[Question]:
 
 
 def _conversions() -> Iterator[Question]:
-    """Rows of ``quantize``, what is fused with it, and ``dequantize``."""
+    """Rows of ``quantize``, of the kernels fused with it, and of ``dequantize``."""
     options: dict[str, dict[str, Any]] = {
         "rule `max`": {},
         "rule `four_six_mse`": {"rule": "four_six_mse"},
@@ -172,14 +172,14 @@ def _conversions() -> Iterator[Question]:
 
 
 def rows() -> list[Question]:
-    """Every row of the matrix, those of an operation together."""
+    """Every row of the matrix, with the rows of an operation together."""
     found = [*_products(), *_gated(), *_grouped(), *_conversions()]
     operations = list(dict.fromkeys(row.operation for row in found))
     return sorted(found, key=lambda row: operations.index(row.operation))
 
 
 def ask(row: Question, arch: str) -> Answer:
-    """What the package says of ``row`` on ``arch``. Nothing is compiled or launched."""
+    """The package's answer to ``row`` on ``arch``. Nothing is compiled or launched."""
     with simulating(arch), planning_only():
         try:
             row.call()
@@ -189,5 +189,5 @@ def ask(row: Question, arch: str) -> Answer:
 
 
 def matrix() -> list[tuple[Question, dict[str, Answer]]]:
-    """Every row with what the package says of it on each architecture."""
+    """Every row, with the package's answer on each architecture."""
     return [(row, {arch: ask(row, arch) for arch in ARCHS}) for row in rows()]

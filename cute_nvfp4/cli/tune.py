@@ -1,5 +1,5 @@
-"""``cute-nvfp4 tune``: times plans of a GEMM on this GPU, or by the simulator's clock, and keeps the fastest; or ranks
-them by the model."""
+"""``cute-nvfp4 tune``: times the plans of a GEMM on this GPU, or by the simulator's clock, and stores the fastest; or
+ranks them by the model."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _benchmarks(name: str) -> list[tuple[int, int, int, int]]:
 
 
 class _Device(NamedTuple):
-    """Whose plans are ranked."""
+    """The device whose plans are ranked."""
 
     arch: Architecture
     sm_count: int
@@ -146,7 +146,7 @@ def _modelled_device(arch: str) -> _Device:
 
 
 def _ranked(problem: Problem, device: _Device) -> list[tuple[float, str, AnyPlan]]:
-    """Modelled µs and what bounds it, where the model says so, of every candidate, fastest first."""
+    """(modelled µs, what bounds it or "", plan) of every candidate, the fastest first."""
     if device.arch.generation == "sm90":
         from ..planning.packed import candidates, predict
 
@@ -177,7 +177,7 @@ def _record(problem: Problem, device: _Device) -> dict:
 
 
 def _gpu() -> _Device:
-    """A GPU that has tcgen05 or wgmma; ends the command with the reason if none."""
+    """This machine's GPU, if it has tcgen05 or wgmma; else the command ends with the reason."""
     import torch
 
     from ..errors import TargetError
@@ -248,7 +248,7 @@ def _note(runs: int, clock: str) -> str:
 
 @contextlib.contextmanager
 def _progress(what: str) -> Iterator[Callable[[str, int, int], None]]:
-    """Gives a function to report progress to: a line on standard error."""
+    """Shows progress on standard error, and yields the function that reports it."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

@@ -1,1 +1,1 @@
-"""Runs the hackathon's problems: data, isolated submissions, checks, timing, reports."""
+"""Runs the hackathon's problems: data, isolated submissions, checks, timing and reports."""

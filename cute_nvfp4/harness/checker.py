@@ -1,4 +1,4 @@
-"""Whether an output is right; runs in the harness's process only."""
+"""The check of an output against its reference; it runs only in the judge's process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from .problem import Expected
 from .schema import Tolerances
 
 _SHOWN = 3
-_AT_ONCE = 1 << 18  # elements: temporaries that stay in the caches
+_AT_ONCE = 1 << 18  # elements whose temporaries stay in the caches
 
 
 @dataclass(frozen=True)
 class Check:
-    """The verdict on one output, with its largest errors; NaN where a NaN or an infinity is out of place."""
+    """The verdict on one output, and its largest errors: NaN where a NaN or an infinity is wrong."""
 
     passed: bool
     message: str
@@ -24,9 +24,9 @@ class Check:
 
 
 def check_output(out: np.ndarray, expected: Expected, tolerances: Tolerances) -> Check:
-    """Compares ``out`` (the output's own dtype) with the exact result rounded once to that dtype.
+    """Compares ``out``, in its own dtype, with the exact result rounded once to that dtype.
 
-    Passes where NaN and infinities match in place and sign, and every finite element lies within
+    It passes if NaN and infinities match in place and sign, and every finite element lies within
     ``atol + rtol |ref| + sum_rtol * magnitude``.
     """
     if out.shape != expected.value.shape:
@@ -54,16 +54,16 @@ def _round(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _widen(value: np.ndarray) -> np.ndarray:
-    """``value`` in float64, exactly; by way of float32, which numpy converts float16 to far faster than to float64."""
+    """``value`` in float64, exactly. numpy converts float16 to float32 first much faster than to float64 directly."""
     return value.astype(np.float32).astype(np.float64) if value.dtype == np.float16 else value.astype(np.float64)
 
 
 def _compare(
     out: np.ndarray, value: np.ndarray, magnitude: np.ndarray | None, tolerances: Tolerances
 ) -> tuple[np.ndarray, float, float]:
-    """Which elements are wrong, and the largest absolute and relative error of the finite ones.
+    """The mask of wrong elements, and the largest absolute and relative error of the finite ones.
 
-    The errors are NaN where a NaN or an infinity is out of place.
+    The errors are NaN where a NaN or an infinity is wrong.
     """
     rounded, got = _round(value, out.dtype), _widen(out)
     finite = np.isfinite(got) & np.isfinite(rounded)

@@ -1,4 +1,4 @@
-"""Several submissions to one problem: what each was found to do, side by side."""
+"""Several submissions to one problem, compared side by side."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .timing import geometric_mean
 
 @dataclass(frozen=True)
 class Figure:
-    """One thing that is compared. ``kind`` is measured (on a GPU), modelled (by the simulator's clock), counted (by the
-    simulator) or compiled (read from the cubin): figures of different kinds share no column. ``of`` gives None where a
-    case has none; ``plotted`` figures are bars on the page."""
+    """One quantity to compare. kind: "measured" (on a GPU), "modelled" (by the simulator's clock), "counted" (by the
+    simulator) or "compiled" (read from the cubin); figures of different kinds share no column. of: the figure of a
+    case, None if it has none. plotted: whether the page shows bars of it."""
 
     key: str
     title: str
@@ -30,7 +30,7 @@ class Figure:
         return "-" if value is None else f"{value:,.{self.digits}f}"
 
     def ratio(self, value: float | None, first: float | None) -> str:
-        """How many times the first submission's it is, where that differs."""
+        """The ratio to the first submission's value; "" if they are equal."""
         return f"×{value / first:.2f}" if value is not None and first and value != first else ""
 
 
@@ -44,7 +44,7 @@ def _sectors_each(case: CaseResult) -> float | None:
 
 
 def _bytes_read(case: CaseResult) -> float | None:
-    """Sectors that threads' loads touch, request by request, and what TMA and bulk copies bring."""
+    """Sectors that threads' loads touch, request by request, plus the bytes of TMA and bulk copies."""
     if not case.launches:
         return None
     return 32 * case.counters.get("load_sectors", 0) + case.counters.get("async_load_bytes", 0)
@@ -62,7 +62,7 @@ def _mean_us(case: CaseResult) -> float | None:
 
 
 def _modelled_us(case: CaseResult) -> float | None:
-    """None of a case that has no part in a score: the time of a part of its work is not to be compared."""
+    """The modelled time; None for a case without a score, whose time leaves out a part of its work."""
     return None if case.unscored else case.modelled_us
 
 
@@ -86,12 +86,12 @@ FIGURES = (
 )
 
 TIMES = {"measured": FIGURES[0], "modelled": MODELLED}
-"""The figures that are times, by their kind."""
+"""The figures that are times, by kind."""
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """One submission: its run, or why it could not be loaded."""
+    """One submission: its run, or the reason why it cannot be loaded."""
 
     name: str
     path: Path
@@ -112,12 +112,12 @@ class Contestant:
         return None if self.run is None else self.run.cases[position]
 
     def figure(self, figure: Figure, position: int) -> float | None:
-        """The figure of the case at ``position``; None where it failed, for what a wrong kernel does tells nothing."""
+        """The figure of the case at ``position``; None if the case failed, as a wrong kernel's figures mean nothing."""
         case = self.case(position)
         return figure.of(case) if case is not None and case.passed else None
 
     def mean(self, figure: Figure) -> float | None:
-        """The geometric mean over the cases, as the contest has it; None unless every case has the figure."""
+        """The geometric mean over the cases, as in the contest; None unless every case has the figure."""
         if self.run is None:
             return None
         values = [self.figure(figure, position) for position in range(len(self.run.cases))]
@@ -137,7 +137,7 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Contestants that ran the same cases, in the order in which they were given."""
+    """Contestants that ran the same cases, in the given order."""
 
     contestants: Sequence[Contestant]
 
@@ -147,11 +147,11 @@ class Comparison:
 
     @property
     def run(self) -> RunResult | None:
-        """Any of the runs: what it says of problem, mode, device and cases is true of all."""
+        """Any of the runs: all have the same problem, mode, device and cases."""
         return next((contestant.run for contestant in self.contestants if contestant.run), None)
 
     def figures(self, kind: str, position: int | None = None) -> list[Figure]:
-        """The figures of a kind that somebody has, in the case at ``position`` or in any; counts if they are not 0."""
+        """The figures of a kind that some contestant has, in one case or in any; counts only if one is not 0."""
         places = range(len(self.run.cases) if self.run else 0) if position is None else [position]
 
         def known(figure: Figure) -> bool:
@@ -162,12 +162,12 @@ class Comparison:
 
     def times_faster(self, contestant: Contestant) -> dict[str, float | None]:
         """How many times faster than the first submission it is, by geometric means of measured and of modelled times;
-        None where one of the two has no such time."""
+        None where either has no such time."""
         pairs = {kind: (self.contestants[0].mean(of), contestant.mean(of)) for kind, of in TIMES.items()}
         return {kind: first / own if first and own else None for kind, (first, own) in pairs.items()}
 
     def to_dict(self) -> dict:
-        """JSON-ready; ``times_faster`` compares each submission with the first."""
+        """A JSON-ready dictionary. ``times_faster`` compares each submission with the first."""
         found = [one.to_dict() | {"times_faster": self.times_faster(one)} for one in self.contestants]
         return {"passed": self.passed, "submissions": found}
 
@@ -175,10 +175,10 @@ class Comparison:
 def compare(
     paths: Sequence[Path], prepare: Callable[[Path], Evaluation], run: Callable[[Evaluation], RunResult]
 ) -> Comparison:
-    """Judges one submission after the other. One that cannot be loaded takes no other with it.
+    """Judges one submission after the other. One that cannot be loaded does not stop the others.
 
     Raises:
-        HarnessError: what was asked for is impossible for all of them, or a file does not exist.
+        HarnessError: the request is impossible for all of them, or a file does not exist.
     """
     found = []
     for name, path, evaluation in zip(_names(paths), paths, [_prepared(prepare, path) for path in paths]):
@@ -192,7 +192,7 @@ def compare(
 
 
 def _prepared(prepare: Callable[[Path], Evaluation], path: Path) -> Evaluation | SubmissionError:
-    """Before anything runs: an option that is refused must not be refused after the first submission's minutes."""
+    """Validates a submission before any runs, so that a bad option is not refused after minutes of the first one."""
     try:
         return prepare(path)
     except SubmissionError as error:
@@ -200,7 +200,7 @@ def _prepared(prepare: Callable[[Path], Evaluation], path: Path) -> Evaluation |
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The shortest names that tell the submissions apart: those of files, else paths."""
+    """The shortest distinct names of the submissions: their files' names if those differ, else paths."""
     stems = [path.stem for path in paths]
     if len(set(stems)) == len(stems):
         return stems

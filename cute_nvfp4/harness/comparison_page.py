@@ -1,4 +1,4 @@
-"""A comparison as one HTML file that needs nothing else: tables, and bars as SVG."""
+"""A comparison as one self-contained HTML file: tables, and bars as SVG."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TEMPLATE = "comparison.html.j2"
 
 @dataclass(frozen=True)
 class Bar:
-    """``share``: of the longest bar of the case, from 0 to 1; None where there is nothing to draw."""
+    """One bar. share: of the longest bar of the case, from 0 to 1; None if there is nothing to draw."""
 
     name: str
     color: str
@@ -33,7 +33,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Panel:
-    """One figure as bars; each case has a scale of its own, as their sizes differ by orders of magnitude."""
+    """One figure as bars. Each case has its own scale, since cases differ by orders of magnitude."""
 
     title: str
     cases: list[tuple[str, list[Bar]]]
@@ -41,7 +41,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Row:
-    """A contestant's line of the first table. ``cells`` are geometric means, each with its ratio to the first's."""
+    """A contestant's row in the first table. cells: geometric means, each with its ratio to the first contestant's."""
 
     contestant: Contestant
     color: str
@@ -92,7 +92,7 @@ def _row(comparison: Comparison, position: int, figures: list[Figure]) -> Row:
 
 
 def _panels(comparison: Comparison, figures: list[Figure], task: Task) -> list[Panel]:
-    """The panels in which there is anything to draw."""
+    """The panels that have something to draw."""
     panels = [_panel(comparison, figure, task) for figure in figures if figure.plotted]
     return [panel for panel in panels if any(bar.share for _, bars in panel.cases for bar in bars)]
 
@@ -112,7 +112,7 @@ def _panel(comparison: Comparison, figure: Figure, task: Task) -> Panel:
 
 @dataclass(frozen=True)
 class LaunchRow:
-    """Launches that did the same, of one contestant in one case."""
+    """Identical launches of one contestant in one case."""
 
     name: str
     color: str
@@ -122,7 +122,7 @@ class LaunchRow:
 
 
 def _launches(comparison: Comparison, task: Task) -> list[tuple[str, list[LaunchRow]]]:
-    """The cases in which the simulator launched something, with what every contestant launched."""
+    """The cases in which the simulator launched kernels, with every contestant's launches."""
     found = []
     for position, case in enumerate(comparison.run.cases if comparison.run else []):
         rows = [

@@ -1,4 +1,4 @@
-"""Tables of a comparison, a column for each submission; a table for each kind of figure."""
+"""The tables of a comparison: one for each kind of figure, with a column for each submission."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TITLES = {
 
 
 def print_comparison(comparison: Comparison, task: Task, console: Console) -> None:
-    """Prints who is right, what was found side by side, and what failed and why."""
+    """Prints the verdicts, the figures side by side, and the failures with their reasons."""
     run = comparison.run
     where = f" · {run.mode} · {run.backend}{f', {run.arch}' if run.arch else ''} · {run.data} data" if run else ""
     console.print(Text(f"{task.name}{where}", "bold"))
@@ -47,7 +47,7 @@ def print_comparison(comparison: Comparison, task: Task, console: Console) -> No
 
 
 def _verdicts(comparison: Comparison) -> Table:
-    """A row for each submission: how many cases are right, its time, and how often faster it is than the first."""
+    """A row for each submission: cases that are right, its time, and how many times faster than the first it is."""
     table = table_of()
     table.add_column("submission")
     table.add_column("cases right")
@@ -67,7 +67,7 @@ def _verdicts(comparison: Comparison) -> Table:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """Why there are no modelled times where somebody may look for them, in a line each."""
+    """The reasons why expected modelled times are missing, one line each."""
     run = comparison.run
     if run is None:
         return []
@@ -85,8 +85,8 @@ def notes(comparison: Comparison) -> list[str]:
 
 
 def modelled_rows(comparison: Comparison, task: Task) -> list[tuple[str, str, list[tuple[str, str]]]]:
-    """The rows of modelled times: number and shape of a case, and each submission's time with its ratio to the first's;
-    last the scores, in the mode that has them."""
+    """The rows of modelled times: number and shape of a case, and each submission's time with its ratio to the first's.
+    In mode benchmark the scores come last."""
     run, contestants = comparison.run, comparison.contestants
     rows = [
         (str(case.index), shape_text(case.case, task), _with_ratios(comparison, MODELLED, position))
@@ -99,7 +99,7 @@ def modelled_rows(comparison: Comparison, task: Task) -> list[tuple[str, str, li
 
 
 def _modelled(comparison: Comparison, task: Task) -> Table:
-    """A row for each case, a column for each submission, and the scores below."""
+    """The table of modelled times: a row for each case, a column for each submission, the scores at the end."""
     table = table_of()
     table.add_column("#", justify="right")
     table.add_column("shape", no_wrap=not task.grouped)
@@ -113,7 +113,8 @@ def _modelled(comparison: Comparison, task: Task) -> Table:
 
 
 def _side_by_side(comparison: Comparison, kind: str, task: Task) -> Table:
-    """A row for each case and figure; from the second submission on with the ratio to the first."""
+    """The table of one kind: a row for each case and figure; from the second submission on with the ratio to the
+    first."""
     table = table_of()
     table.add_column("#", justify="right")
     table.add_column("shape", no_wrap=not task.grouped)

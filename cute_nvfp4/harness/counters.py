@@ -1,4 +1,4 @@
-"""What the simulator counted in the launches of a call."""
+"""The simulator's counters for the launches of a call."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Extent = tuple[int, int, int]
 
 
 class Launch(BaseModel):
-    """One launch of a kernel in the simulated GPU; ``seconds`` are of this machine and say nothing of a GPU.
+    """One launch of a kernel in the simulated GPU; ``seconds`` are this machine's and say nothing about a GPU.
 
-    ``modelled_us`` is what the clock says (docs/explanation/timing.md), never a measured time, where it was asked.
-    ``counters`` (see ``summary``) are empty where the launch was stopped. ``registers`` a thread and ``spills``
-    (instructions that read or write local memory) are those of the kernel's machine code, and ``profile`` is the
-    launch's details page (docs/how-to/profiling.md), where they were asked for.
+    ``modelled_us`` is the clock's time (docs/explanation/timing.md), which is never measured; None if not requested.
+    ``counters`` (see ``summary``) are empty if the launch was stopped. ``registers`` of a thread and ``spills``
+    (instructions that access local memory) are the machine code's, ``profile`` is the launch's details page
+    (docs/how-to/profiling.md); all three are None if not requested.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -75,12 +75,13 @@ def _inspected(cubin: bytes) -> dict[str, KernelReport]:
 
 
 def summary(result: Result) -> dict[str, int]:
-    """Sums over the instructions of a launch; kinds of which there were none are left out.
+    """Sums over the instructions of a launch; kinds without instructions are left out.
 
-    ``instructions`` are issued by warps. ``load``, ``store``, ``atomic`` are of global memory by threads:
-    ``…_requests`` of warps, ``…_sectors`` of 32 bytes, ``…_bytes`` of active lanes. ``shared_passes`` are the turns
-    of the banks, ``shared_ideal_passes`` those without conflicts. ``async_…`` are TMA and bulk copies, ``mma_…`` matrix
-    instructions, ``distinct_…_bytes`` sectors touched at least once, ``dram_read_bytes`` those of the modelled L2.
+    ``instructions`` are issued by warps. ``load``, ``store``, ``atomic`` are threads' accesses to global memory:
+    ``…_requests`` of warps, ``…_sectors`` of 32 bytes, ``…_bytes`` of active lanes. ``shared_passes`` are the passes
+    of the banks, ``shared_ideal_passes`` the passes without conflicts. ``async_…`` are TMA and bulk copies, ``mma_…``
+    MMA instructions. ``distinct_…_bytes`` are sectors touched at least once, ``dram_read_bytes`` the modelled L2's
+    reads.
     """
     found = {"warps": result.warps, "instructions": result.instructions}
 
@@ -110,7 +111,7 @@ def summary(result: Result) -> dict[str, int]:
 
 
 def totals(launches: Iterable[Launch]) -> dict[str, int]:
-    """Their number and the sums of their counters; empty where nothing was launched."""
+    """The number of launches and the sums of their counters; empty without launches."""
     found: dict[str, int] = {}
     for launch in launches:
         for name, value in ({"launches": 1} | launch.counters).items():

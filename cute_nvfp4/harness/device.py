@@ -1,8 +1,8 @@
-"""The simulated GPU of a submission: a process of the judge's that executes launches and writes down what it finds.
+"""The simulated GPU of a submission: a process of the judge that executes launches and records findings.
 
-``python -m cute_nvfp4.harness.device CONTROL_FD LAUNCHES_FD ARENA_FD ARENA_BYTES CALLS_BYTES``, started by ``gpu``. The
-submission's process compiles kernels and sends launches, as a driver does; the checks, the counters, the clock and the
-findings are here, where it cannot reach them. Memory is the arena's, mapped at one address in both processes.
+``gpu`` starts ``python -m cute_nvfp4.harness.device CONTROL_FD LAUNCHES_FD ARENA_FD ARENA_BYTES CALLS_BYTES``. Like a
+driver's client, the submission's process compiles kernels and sends launches. Checks, counters, clock and findings are
+here, out of its reach. Memory is the arena's, mapped at the same address in both processes.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from .mapped import BASE, Mapped
 from .work import Work
 
 MAX_LAUNCHES = 256
-"""Launches of a call that are reported one by one."""
+"""Most launches of a call that are reported one by one."""
 _MOST_BYTES = 256 << 20
-"""Of a message of the submission's process."""
+"""Most bytes of a message from the submission's process."""
 
 
 class Asked(BaseModel):
-    """A launch as the submission's process asks for it."""
+    """A launch, as the submission's process requests it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -73,7 +73,7 @@ class Asked(BaseModel):
 
 @dataclass
 class Ran:
-    """A launch and what became of it (``counters.Launch.of``)."""
+    """A launch and its result (``counters.Launch.of``)."""
 
     number: int
     launch: Captured
@@ -82,15 +82,15 @@ class Ran:
     result: Result | None = None
 
     def profile(self) -> Profile | None:
-        """None where the launch was stopped."""
+        """The profile; None if the launch was stopped."""
         return None if self.result is None else profile(self.program, self.launch, self.result)
 
 
 @dataclass
 class Call:
-    """What one request of the judge runs: how, and what was found in it. ``parts`` are the tensors that kernels may
-    touch: offset in the arena, size, name, whether they may be written. A ``profiled`` call
-    warms up first: the second half of its launches have a profile."""
+    """What one request of the judge runs, and its findings. parts: the tensors that kernels may touch, as offset in the
+    arena, size, name, and whether kernels may write to them. profiled: the first half of the launches warms up, and the
+    second half is profiled."""
 
     options: dict[str, Any]
     parts: list[tuple[int, int, str, bool]]
@@ -100,7 +100,7 @@ class Call:
     profiled: bool = False
 
     def told(self, inspect: bool) -> list[Launch]:
-        """The launches, as many as are told."""
+        """The launches to report, at most ``MAX_LAUNCHES``."""
         first = len(self.launches) // 2 if self.profiled else len(self.launches)
         return [
             Launch.of(ran, inspect=inspect, profile=ran.profile() if ran.number >= first else None)
@@ -114,7 +114,7 @@ class Call:
             yield from getattr(self.failure[1], "findings", ())
 
     def stopped(self, schedule: str) -> str:
-        """What stopped a launch, in the user's words; "" where none was."""
+        """The reason why a launch was stopped, in the user's words; "" if none was."""
         if self.failure is None:
             return ""
         ran, error = self.failure
@@ -122,7 +122,7 @@ class Call:
         how = f"; repeat it with --schedule {schedule}" if schedule else ""
         said, rest = str(error), []
         for text in grouped(self.findings(), "hazard"):
-            if said.rpartition(" [")[0] in text:  # the same, and at how many more instructions
+            if said.rpartition(" [")[0] in text:  # the same finding, at how many more instructions
                 said = text.removeprefix("hazard: ")
             else:
                 rest.append(text)
@@ -142,14 +142,15 @@ class Device:
     # the judge's requests
 
     def configure(self, *, arch: str, inspect: bool, allow: list[str], collect: bool, strict: bool, clock: str) -> dict:
-        """Options of ``sim.run`` for all launches to come; with ``inspect``, launches tell registers and spills."""
+        """Sets the options of ``sim.run`` for all later launches. inspect: whether launches report registers,
+        spills."""
         self._inspect, self._clock = inspect, clock
         self._options = {"allow": tuple(allow), "on_hazard": "collect" if collect else "raise", "strict": strict}
         self._options |= {"counters": True, "sm_count": Model.of(arch).sm_count}
         return {}
 
     def begin(self, *, schedule: str, trace: str, clocked: bool, profiled: bool, parts: list) -> dict:
-        """Launches from here on belong to one call."""
+        """Starts a call, to which later launches belong."""
         self._schedule, self._trace, self._traced = schedule, trace, Trace() if trace else None
         options = self._options | {"schedule": Schedule.parse(schedule), "trace": self._traced}
         options |= {"others": (self._heartbeat,)}
@@ -159,8 +160,8 @@ class Device:
         return {"late": late}
 
     def end(self, *, outputs: list[tuple[int, int]] | None = None) -> dict:
-        """What was found in the call, whose ``outputs`` (offset and size; None: the tensors that kernels may write)
-        launches should have made; launches that come after it are refused."""
+        """Ends the call and returns its findings; later launches are refused. outputs: offsets and sizes that launches
+        should have written; None for all tensors that kernels may write."""
         call, self._call = self._call, None
         if self._traced is not None:
             self._traced.write(self._trace)
@@ -173,12 +174,12 @@ class Device:
     # the submission's requests
 
     def program(self, *, name: str, ptx: str, cubin: str) -> dict:
-        """Takes the program of launches to come."""
+        """Registers the program of later launches."""
         self._programs[name] = Program.parse(ptx), bytes.fromhex(cubin)
         return {}
 
     def launch(self, **asked: Any) -> tuple[dict, list[np.ndarray]]:
-        """Runs a launch. What it touched goes back with its answer, for the order between streams."""
+        """Runs a launch. The answer includes the memory that it touched, for the order between streams."""
         call = self._call
         if call is None:
             self._late += 1
@@ -212,7 +213,7 @@ class Device:
         return {"instructions": ran.result.instructions, "touched": described}, arrays
 
     def _global_memory(self, regions: list[tuple[int, int, str]], call: Call) -> GlobalMemory:
-        """What kernels may touch: the judge's tensors, and what the submission has allocated behind them."""
+        """The memory that kernels may touch: the judge's tensors, and the submission's allocations on the heap."""
         memory, heap, end = GlobalMemory(), BASE + self._calls, BASE + self._memory.nbytes
         for base, size, name in regions:
             if heap <= base and base + size <= end:
@@ -226,7 +227,7 @@ _OF_JUDGE, _OF_WORKER = ("configure", "begin", "end"), ("program", "launch")
 
 
 def answer(device: Device, connection: Connection, known: tuple[str, ...]) -> None:
-    """Takes one request and answers it: errors of the simulator by name and text."""
+    """Receives one request and answers it; a simulator's error is sent as name and text."""
     request = json.loads(connection.recv_bytes(_MOST_BYTES))
     operation, arrays = request.pop("op"), []
     try:
@@ -234,7 +235,7 @@ def answer(device: Device, connection: Connection, known: tuple[str, ...]) -> No
             raise CuteNvfp4Error(f"no operation {operation!r}")
         told = getattr(device, operation)(**request)
         told, arrays = told if isinstance(told, tuple) else (told, [])
-    except Exception as error:  # the submission gets it as its own
+    except Exception as error:  # the submission's process raises it again
         told = {"error": type(error).__name__, "text": str(error)}
     connection.send_bytes(json.dumps(told).encode())
     for array in arrays:
@@ -242,7 +243,7 @@ def answer(device: Device, connection: Connection, known: tuple[str, ...]) -> No
 
 
 def main() -> None:
-    """Serves the launches of one submission, until its worker or the judge hangs up."""
+    """Serves the launches of one submission until its process or the judge closes the connection."""
     control, launches, arena, nbytes, calls = (int(argument) for argument in sys.argv[1:6])
     sandbox.shield()
     judge, worker = Connection(control), Connection(launches)
@@ -254,7 +255,7 @@ def main() -> None:
         for connection in wait(list(served)):
             try:
                 answer(device, connection, served[connection])
-            except (EOFError, OSError, ValueError):  # it ended, or sends what is no request
+            except (EOFError, OSError, ValueError):  # the process ended, or sent an invalid request
                 connection.close()
                 served.pop(connection)
 

@@ -1,4 +1,4 @@
-"""Names that the CuTe DSL has dropped since 4.2, for programs that were written for it then (``--dsl-compat``)."""
+"""Names that the CuTe DSL has dropped since 4.2, for programs that were written for it (``--dsl-compat``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 USED: dict[str, str] = {}
-"""The names that were asked for, and what stands for each."""
+"""The dropped names that a program has used, each with its present equivalent."""
 
 
 class _Capacities:
@@ -32,11 +32,11 @@ NAMES: dict[str, tuple[str, Callable[[ModuleType], Any]]] = {
     "cutlass.cute.arch.mbarrier_init_arrive_cnt": ("mbarrier_init", lambda arch: arch.mbarrier_init),
     "cutlass.utils.SMEM_CAPACITY": ("get_smem_capacity_in_bytes", lambda utils: _Capacities()),
 }
-"""Full name to what stands for it now, in words and made of the module."""
+"""By full name: the present equivalent in words, and a function that makes it from the module."""
 
 
 def install() -> None:
-    """Gives the DSL's modules these names, where they do not have them."""
+    """Adds these names to the DSL's modules that lack them."""
     for full in NAMES:
         module = importlib.import_module(full.rpartition(".")[0])
         if not isinstance(vars(module).get("__getattr__"), _Finder):
@@ -44,7 +44,7 @@ def install() -> None:
 
 
 class _Finder:
-    """What Python calls for a name that a module does not have."""
+    """A module's ``__getattr__``, which Python calls for a name that the module does not have."""
 
     def __init__(self, module: ModuleType, before: Callable[[str], Any] | None) -> None:
         self._module, self._before = module, before
@@ -60,7 +60,7 @@ class _Finder:
 
 
 def hint(error: BaseException) -> str:
-    """What to do about a name that is missing and listed here; "" for every other error."""
+    """Advice on a missing name that is listed here; "" for every other error."""
     name = getattr(error, "name", None)
     owner = getattr(getattr(error, "obj", None), "__name__", "")
     listed = isinstance(error, AttributeError) and f"{owner}.{name}" in NAMES

@@ -1,4 +1,4 @@
-"""What can be wrong with what a user hands to the harness, each with the exit code it ends in."""
+"""Errors in what a user gives to the harness, each with its exit code."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ EXIT_BAD_TEST_FILE = 113
 
 
 class HarnessError(CuteNvfp4Error):
-    """A run that cannot start; ``exit_code`` is what the process ends with."""
+    """A run that cannot start. exit_code: the process's exit code."""
 
     exit_code = EXIT_USAGE
 
 
 class CallFailed(Exception):
-    """A call that is no pass: ``verdict`` (of ``results.VERDICTS``) says in which way, ``details`` has the submission's
-    traceback and what it printed; ``unordered`` are hazards between streams that were found before it failed."""
+    """A call that does not pass. verdict: one of ``results.VERDICTS``; details: the submission's traceback and its
+    output; unordered: hazards between streams that were found before it failed."""
 
     def __init__(self, message: str, details: str = "", verdict: str = "refused", unordered: str = "") -> None:
         super().__init__(message)
@@ -27,12 +27,12 @@ class CallFailed(Exception):
 
 
 class TaskFileError(HarnessError):
-    """A task file, or a list of test cases, that cannot be used."""
+    """An invalid task file, or an invalid list of test cases."""
 
     exit_code = EXIT_BAD_TEST_FILE
 
 
 class SubmissionError(HarnessError):
-    """A submission that cannot be loaded: no such file, a syntax error, no ``custom_kernel``."""
+    """A submission that cannot be loaded: no such file, a syntax error, or no ``custom_kernel``."""
 
     exit_code = EXIT_CHECK_FAILED

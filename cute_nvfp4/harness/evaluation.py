@@ -1,4 +1,4 @@
-"""A run: what is asked for, whether that can be, and every case of it, one after the other or shared out."""
+"""A run: it validates the options, then runs every case, one after the other or in several processes."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ _GPU_MODES = ("benchmark", "leaderboard")
 
 @dataclass(frozen=True)
 class Options:
-    """What to run. ``case`` picks one case; ``seed`` replaces every case's own; ``timeout`` is seconds a request;
-    ``jobs`` processes share the cases (mode test without a GPU); with ``dsl_compat``, names that the DSL has
-    dropped are there (``dsl_compat``).
+    """What to run. case: the index of a single case; seed: replaces every case's seed; timeout: seconds for a request;
+    jobs: processes that share the cases (mode test without a GPU); dsl_compat: whether names that the DSL has dropped
+    exist (``dsl_compat``).
 
-    In the simulator: ``clock`` is the GPU that modelled times are of ("": that of ``arch``), ``schedules`` is how many
-    adversarial schedules each case runs under (mode test), ``schedule`` one of one's own, ``trace`` a file for the
-    timeline of the first case's first call, ``report`` one for the profile of every launch (mode profile); hazards of
-    the classes ``allow`` are warnings, and with ``collect`` none stops a launch, though the case fails; ``strict`` adds
-    warnings; with ``inspect``, launches tell registers and spills.
+    In the simulator: clock: the GPU of modelled times ("": that of ``arch``). schedules: the number of adversarial
+    schedules that each case runs under (mode test); schedule: the text of a single one. trace: a file for the timeline
+    of the first case's first call; report: a file for the profile of every launch (mode profile). allow: classes of
+    hazards that are only warnings; collect: no hazard stops a launch, but the case fails; strict: more warnings;
+    inspect: launches report registers and spills.
     """
 
     problem: str
@@ -72,10 +72,10 @@ class Options:
 
 
 def problem_of(options: Options) -> Problem | FolderProblem:
-    """The problem that is asked for: a known one, or that of a task file in the public format.
+    """The requested problem: a known one, or that of a task file in the public format.
 
     Raises:
-        HarnessError: an unknown problem, or a bad folder.
+        HarnessError: an unknown problem, or an invalid folder.
     """
     if options.task_file is not None and is_folder(options.task_file):
         return read_folder(options.task_file)
@@ -83,10 +83,10 @@ def problem_of(options: Options) -> Problem | FolderProblem:
 
 
 def task_of(options: Options) -> Task:
-    """The task that is asked for: shapes, tolerances, limits.
+    """The requested task: shapes, tolerances, limits.
 
     Raises:
-        HarnessError: an unknown problem, or a bad task file.
+        HarnessError: an unknown problem, or an invalid task file.
     """
     problem = problem_of(options)
     if isinstance(problem, FolderProblem):
@@ -96,11 +96,11 @@ def task_of(options: Options) -> Task:
 
 
 class Evaluation:
-    """A validated run: everything a user can get wrong has been refused by the time it exists.
+    """A validated run: the constructor refuses everything that a user can get wrong.
 
     Raises:
-        HarnessError: unknown problem, mode, backend, data kind or case number, a bad task file or submission, or
-            ``backend='cuda'`` without a GPU; its ``exit_code`` is the process's.
+        HarnessError: an unknown problem, mode, backend, data kind or case number, an invalid task file or submission,
+            or ``backend='cuda'`` without a GPU; its ``exit_code`` is the process's.
         TargetError: ``backend='sim'`` with another release of the DSL.
     """
 
@@ -145,7 +145,7 @@ class Evaluation:
             self._mixed = secrets.randbits(32)  # a submission must not know the data of a run with a score
 
     def _check_clock(self) -> None:
-        """Refuses a clock that was asked for and cannot be had."""
+        """Refuses a requested clock that does not exist, or that nothing uses."""
         if not self.clock:
             raise HarnessError("--clock is for modelled times: --backend sim with --mode benchmark or --report FILE")
         wanted = _arch_of(self.clock)
@@ -176,14 +176,14 @@ class Evaluation:
         return [numbered[self.options.case]]
 
     def _batch(self) -> int:
-        """How many calls, each on inputs of its own, a timed repeat makes; times are divided by it."""
+        """The number of calls, each on inputs of its own, in a timed repeat; times are divided by it."""
         limits = self.task.limits
         if self.options.mode not in _GPU_MODES:
             return 1
         return limits.batch if self.device == "cuda" else min(limits.batch, limits.cpu_batch)
 
     def _schedules(self) -> list[str]:
-        """The schedules of the simulator that every case runs under, as text; one is the default of it."""
+        """The simulator's schedules that every case runs under, as text; "" is the default schedule."""
         from ..sim.machine.schedule import Schedule, adversarial
 
         options = self.options
@@ -202,7 +202,7 @@ class Evaluation:
         return [str(Schedule.parse(options.schedule)) if options.schedule else ""]
 
     def _check_hazards(self) -> None:
-        """Refuses classes of hazards that do not exist, and any where nothing is simulated."""
+        """Refuses unknown classes of hazards, and any option for hazards where nothing is simulated."""
         from ..sim.checks.findings import known
 
         options = self.options
@@ -213,7 +213,7 @@ class Evaluation:
                 raise HarnessError(f"{name} is for the simulator: it needs --backend sim")
 
     def _check_report(self) -> None:
-        """Refuses a report that nobody could fill, or of a kind that nobody knows."""
+        """Refuses a report that no launch would fill, or whose format is unknown."""
         report = self.options.report
         if report is None:
             return
@@ -233,7 +233,7 @@ class Evaluation:
         return seed if self._mixed is None else mix_seed(seed, self._mixed)
 
     def run(self, progress: Progress = lambda result, state: None) -> RunResult:
-        """Runs every case; ``progress`` is told before and after each."""
+        """Runs every case. progress: called before and after each case."""
         run = RunResult(
             problem=self.problem.name,
             mode=self.options.mode,
@@ -268,7 +268,7 @@ class Evaluation:
         return run
 
     def _modes(self, run: RunResult) -> Modes:
-        """What runs the cases; on a GPU what they are timed with is measured first."""
+        """The object that runs the cases; on a GPU it first measures what times are compared with."""
         limits = self.task.limits
         modes = (FolderModes if self.of_folder else Modes)(
             problem=self.problem,
@@ -291,7 +291,7 @@ class Evaluation:
         return modes
 
     def _work(self, todo: Iterator[CaseResult], modes: Modes, run: RunResult, progress: Progress) -> None:
-        """Runs cases in a process of the submission until none is left to do."""
+        """Runs cases in one process of the submission until none is left."""
         with (FolderRunner if self.of_folder else Runner)(
             self.problem,
             self.submission,
@@ -306,7 +306,7 @@ class Evaluation:
             aliases=self.options.dsl_compat,
         ) as runner:
             run.isolation = runner.layers
-            for result in todo:  # a list's iterator gives each to one thread
+            for result in todo:  # the list's iterator gives each case to one thread
                 runner.hear(lambda line, result=result: progress(result, line))
                 result.expected_s = modes.expected(result)
                 progress(result, "start")
@@ -326,7 +326,7 @@ def _one_of(what: str, got: str, known: tuple[str, ...]) -> None:
 
 
 def clock_for(arch: str | None) -> str:
-    """The machine whose clock gives modelled times for ``arch``; "" where there is none, or no ptxas."""
+    """The GPU whose clock gives modelled times for ``arch``; "" if none does, or without ptxas and nvdisasm."""
     from ..sim.clock.machine import clocks
     from ..sim.clock.tools import found
 
@@ -334,14 +334,14 @@ def clock_for(arch: str | None) -> str:
 
 
 def _arch_of(clock: str) -> str | None:
-    """The architecture of a GPU that has a clock; None for ""."""
+    """The architecture of the GPU ``clock``; None for ""."""
     from ..sim.clock.machine import machine
 
     return machine(clock).arch if clock else None
 
 
 def no_clock(arch: str | None) -> str:
-    """Why ``clock_for`` gives none for ``arch``."""
+    """The reason why ``clock_for`` finds no clock for ``arch``."""
     from ..sim.clock.machine import clocks
 
     if arch not in clocks():

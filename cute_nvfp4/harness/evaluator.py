@@ -1,7 +1,7 @@
 """The public evaluator's command line: ``python -m cute_nvfp4.harness.evaluator MODE TEST_FILE``.
 
-Reads one case a line (``m: 128; k: 256; l: 1; seed: 1111``) and runs ``submission.py`` of the current folder, whose
-``#!POPCORN leaderboard`` line names the problem. Results go to ``POPCORN_FD`` only. Exit codes: 0 pass, 2 unknown
+Reads one case from each line (``m: 128; k: 256; l: 1; seed: 1111``) and runs ``submission.py`` of the current folder,
+whose ``#!POPCORN leaderboard`` line names the problem. Results go to ``POPCORN_FD`` only. Exit codes: 0 pass, 2 unknown
 mode, 111 no ``POPCORN_FD``, 112 a check failed, 113 bad test file.
 """
 

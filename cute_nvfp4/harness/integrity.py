@@ -1,10 +1,10 @@
-"""Notices a submission that replaces what it is timed with, in its own process.
+"""Notices a submission that, in its own process, replaces the functions that time it.
 
-Verdicts, findings and counts are the judge's and the device's, which a submission cannot reach. What does run beside
-it (on a GPU the clock, CUDA events, copies of tensors) is called through references taken before the submission is
-imported, and this snapshot tells whether anything of it was replaced meanwhile. A submission that rewrites the memory
-of its process can shade its GPU times; times that are not possible (too long for the request, too short for DRAM) are
-refused by the judge (docs/explanation/threat_model.md).
+Verdicts, findings and counts belong to the judge and the device, which a submission cannot reach. The functions that do
+run beside it (on a GPU the clock, CUDA events, copies of tensors) are called through references that were taken before
+the submission is imported, and a snapshot tells whether any of them was replaced since. A submission that rewrites the
+memory of its process can still falsify its GPU times; the judge refuses impossible times (too long for the request, too
+short for DRAM; docs/explanation/threat_model.md).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils._device import DeviceContext
 
 from ..runtime.torch_private import dispatch_modes
 
-# Named one by one: torch replaces some of its own functions when it loads more of itself (torch.compile does).
+# Named one by one: torch replaces some of its own functions when more of it is loaded (torch.compile does).
 _TORCH = {
     torch: (
         "allclose", "as_strided", "clone", "empty", "empty_like", "equal", "eq", "frombuffer", "isclose", "isnan",
@@ -39,7 +39,7 @@ _OPERATORS = (
     *("clone", "copy_", "detach", "empty_strided", "fill_.Scalar", "index_copy_", "index_select", "sum.IntList_out"),
     *("view",),
 )
-"""What the worker asks of torch after a call; torch.library lets anyone put a function in the place of each."""
+"""Operators that the worker calls after a call; through torch.library anyone may replace each of them."""
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _getprofile, _gettrace = sys.getprofile, sys.gettrace
 _get_tool = getattr(getattr(sys, "monitoring", None), "get_tool", None)
@@ -58,7 +58,7 @@ def _watched_modules() -> list[ModuleType]:
 
 class Snapshot:
     """Remembers the callables that the worker relies on, and the form of ``objects``, which hold its state: their
-    classes, their attributes' names and classes. :meth:`changed` names what was replaced since."""
+    classes, and the names and classes of their attributes. :meth:`changed` names what was replaced since."""
 
     def __init__(self, *objects: object) -> None:
         self._entries: list[tuple[object, str, object]] = []
@@ -73,13 +73,13 @@ class Snapshot:
                     self._entries += [(value, method, function) for method, function in own.items()]
                     functions += own.values()
                 self._entries += [(function, "__code__", function.__code__) for function in functions]
-        # a simulated GPU has events and streams of its own
+        # a simulated GPU has its own events and streams
         for owner, names in {**_TORCH, torch.cuda.Event: _EVENT, torch.cuda.Stream: _STREAM}.items():
             self._entries += [(owner, name, getattr(owner, name)) for name in names]
         self._missing = object()
 
     def changed(self) -> list[str]:
-        """Dotted names of what is no longer what it was."""
+        """The dotted names of everything that was replaced."""
         replaced = [
             f"{owner.__name__}.{name}"
             for owner, name, value in self._entries
@@ -89,38 +89,38 @@ class Snapshot:
             found, now = _form(owner)
             if found is not kind:
                 replaced.append(kind.__name__)
-            # what was None then gets a value with the first request
+            # an attribute that was None gets a value with the first request
             other = (name for name in before | now if before.get(name) not in (type(None), now.get(name)))
             replaced += [f"{kind.__name__}.{name}" for name in sorted(other)]
         return replaced
 
 
 def _form(owner: object) -> tuple[type, dict[str, type]]:
-    """The class of an object, and that of each of its attributes."""
+    """The class of an object, and the class of each of its attributes."""
     return type(owner), {name: type(value) for name, value in object.__getattribute__(owner, "__dict__").items()}
 
 
 class Hooks:
-    """Sees what would run a submission's code after its call has returned, where Python or torch offer a place for it:
-    tracing, signals, the end of garbage, torch's modes, torch's operators. Made before a submission is loaded."""
+    """Notices hooks that would run a submission's code after its call has returned: tracing, signals, finalizers,
+    torch's modes and operators. It is made before a submission is loaded."""
 
     def __init__(self) -> None:
         self._tracing, self._before = _tracing(), _hooks()
         self._signals = signal.valid_signals()
-        self._mask: set[int] | None = None  # of signals, while the hooks are closed
+        self._mask: set[int] | None = None  # the signal mask to restore; None while the hooks are open
         self._collecting = False
 
     def close(self) -> str:
-        """Keeps signals and the garbage collector out until ``open``; says what traces, which cannot be kept out.
+        """Blocks signals and the garbage collector until ``open``. Returns the name of a tracer, which it cannot block.
 
-        The clock runs meanwhile: it takes some microseconds.
+        The clock runs meanwhile; this takes some microseconds.
         """
         self._mask, self._collecting = _block(signal.SIG_BLOCK, self._signals), _collects()
         _collect_not()
         return "" if _same(self._tracing, _tracing()) else "a function that traces or profiles"
 
     def open(self) -> None:
-        """Signals and garbage as they were before ``close``, if it was called."""
+        """Restores signals and garbage collection, if ``close`` was called."""
         if self._mask is None:
             return
         if self._collecting:
@@ -129,7 +129,7 @@ class Hooks:
         self._mask = None
 
     def left(self) -> str:
-        """Names what else is there now and was not before the submission; "" for nothing."""
+        """Names a hook that was not there before the submission; "" for none."""
         now = _hooks()
         return next((name for name, found in now.items() if not _same(self._before[name], found)), "")
 
@@ -156,7 +156,7 @@ def _hooks() -> dict[str, list[Any]]:
 
 
 def _same(before: list[Any], now: list[Any]) -> bool:
-    """Whether they are the same objects or equal numbers: no method of a submission's object is called."""
+    """Whether both have the same objects or equal integers. It calls no method of a submission's object."""
     plain = (int, bool)
     return len(before) == len(now) and all(
         was is found or (type(was) in plain and type(found) in plain and was == found)

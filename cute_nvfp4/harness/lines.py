@@ -1,6 +1,6 @@
-"""What ``cute-nvfp4 eval --json-lines`` prints: an event a line, of a schema with a version (docs/how-to/agents.md).
+"""The events that ``cute-nvfp4 eval --json-lines`` prints, one a line, in a versioned schema (docs/how-to/agents.md).
 
-A program reads these lines, so no field changes its name, type or meaning without another ``VERSION``;
+Programs read these lines, so that no field changes its name, type or meaning without a new ``VERSION``.
 ``tests/harness/test_lines.py`` compares the schema with what was recorded for the version.
 """
 
@@ -22,7 +22,7 @@ SCHEMA = f"cute_nvfp4.eval/{VERSION}"
 
 
 class _Line(BaseModel):
-    """What all events have: the schema, and the submission that they are about ("" for none)."""
+    """The fields of all events: the schema, and the submission that the event is about ("" for none)."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -31,14 +31,14 @@ class _Line(BaseModel):
 
 
 class CaseName(BaseModel):
-    """A case to come: its number, and its sizes in a line."""
+    """A case that will run: its index, and its sizes on one line."""
 
     index: int
     spec: str
 
 
 class Started(_Line):
-    """A submission is going to be judged on ``cases``."""
+    """A submission will be judged on ``cases``."""
 
     event: Literal["started"] = "started"
     problem: str
@@ -50,7 +50,7 @@ class Started(_Line):
 
 
 class Working(_Line):
-    """A case has begun, or a long launch of it has come so far; ``expected_s`` is a guess before it begins."""
+    """A case has begun, or a long launch reports progress; ``expected_s`` is an estimate from before the case."""
 
     event: Literal["working"] = "working"
     case: int
@@ -69,7 +69,7 @@ class Measured(BaseModel):
 
 
 class SavingLine(BaseModel):
-    """What would save most (``--mode profile --report FILE``): in words, what to do, where, how much at the most."""
+    """A possible saving (``--mode profile --report FILE``): in words, what to do, where, and how much at most."""
 
     what: str
     advice: str
@@ -78,7 +78,7 @@ class SavingLine(BaseModel):
 
 
 class LaunchLine(BaseModel):
-    """A simulated launch. Times are modelled by the clock, counters counted; ``warnings`` are those of the checks."""
+    """A simulated launch. The clock models times, the simulator counts counters; ``warnings`` are the checks'."""
 
     kernel: str
     grid: list[int]
@@ -93,7 +93,7 @@ class LaunchLine(BaseModel):
 
 
 class CaseLine(_Line):
-    """A case is judged. ``measured`` is of a GPU, ``modelled_us`` of the clock; neither stands in for the other."""
+    """A case has been judged. ``measured`` is of a GPU, ``modelled_us`` of the clock; neither replaces the other."""
 
     event: Literal["case"] = "case"
     case: int
@@ -112,7 +112,7 @@ class CaseLine(_Line):
 
 
 class Ended(_Line):
-    """All cases of a submission are judged. Scores are as ``ranking_by`` says, one measured, one modelled."""
+    """All cases of a submission have been judged. Scores are by ``ranking_by``: one measured, one modelled."""
 
     event: Literal["ended"] = "ended"
     passed: bool
@@ -128,7 +128,7 @@ class Ended(_Line):
 
 
 class Failed(_Line):
-    """Nothing was judged: what was asked for cannot be, or the submission could not be loaded."""
+    """Nothing was judged: the request is impossible, or the submission cannot be loaded."""
 
     event: Literal["failed"] = "failed"
     error: str
@@ -146,7 +146,7 @@ EXIT_CODES = {
 
 
 def case_line(result: CaseResult, submission: str) -> CaseLine:
-    """The event for a case that is judged."""
+    """The event for a case that has been judged."""
     gpu = result.gpu
     times = gpu and {"mean_us": gpu.mean, "error_us": gpu.err, "best_us": gpu.best, "median_us": gpu.median}
     return CaseLine(
@@ -184,7 +184,7 @@ def _launch_line(launch: Launch) -> LaunchLine:
 
 
 def ended(run: RunResult) -> Ended:
-    """The event for a run that is over."""
+    """The event for a run that has ended."""
     return Ended(
         submission=run.submission,
         passed=run.passed,
@@ -201,7 +201,7 @@ def ended(run: RunResult) -> Ended:
 
 
 def schema() -> dict[str, Any]:
-    """The schema in plain words: every event's fields and their types, and the exit codes."""
+    """The schema in plain words: the fields of every event with their types, and the exit codes."""
     events = {event.model_fields["event"].default: _fields(event) for event in EVENTS}
     return {"schema": SCHEMA, "events": events, "exit_codes": EXIT_CODES}
 

@@ -1,4 +1,4 @@
-"""The arena as the submission's process and the device have it: mapped, at one address."""
+"""The arena in the submission's process and in the device: mapped, at the same address."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import numpy as np
 from .errors import HarnessError
 
 BASE = 0x2000_0000_0000
-"""Where the arena is mapped: far from what Linux maps by itself."""
+"""The address of the arena: far from what Linux maps by itself."""
 _FIXED_NOREPLACE, _NORESERVE = 0x100000, 0x4000
 
 
 class Mapped:
-    """The file ``fd`` of the arena, ``nbytes`` of it, at ``BASE``. Raises ``HarnessError`` where it cannot be there."""
+    """``nbytes`` of the arena's file ``fd``, mapped at ``BASE``. Raises ``HarnessError`` if that is impossible."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -36,14 +36,14 @@ class Mapped:
         return np.frombuffer((ctypes.c_uint8 * size).from_address(BASE + offset), np.uint8)
 
     def copy(self) -> np.ndarray:
-        """The bytes of the memory as they are now; memory is taken for what was ever written."""
+        """A copy of the memory. Only parts that were ever written take memory in it."""
         copied = np.frombuffer(mmap.mmap(-1, self.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE), np.uint8)
         last = 0
         while True:
             try:
                 first = os.lseek(self.fd, last, os.SEEK_DATA)
             except OSError as error:
-                if error.errno != errno.ENXIO:  # no data behind
+                if error.errno != errno.ENXIO:  # no data from there on
                     raise
                 return copied
             last = os.lseek(self.fd, first, os.SEEK_HOLE)
@@ -51,13 +51,13 @@ class Mapped:
 
 
 class SharedHeap:
-    """The heap of a simulated GPU (``sim.session.memory.Heap``), behind the calls' tensors in the arena: first fit."""
+    """The heap of a simulated GPU (``sim.session.memory.Heap``), after the calls' tensors in the arena; first fit."""
 
     ALIGNMENT = 512
 
     def __init__(self, memory: Mapped, start: int) -> None:
         self._memory = memory
-        self._free = [(start, memory.nbytes)]  # apart, in order
+        self._free = [(start, memory.nbytes)]  # disjoint and not adjacent, in order
 
     def fits(self, address: int) -> bool:
         return BASE <= address < BASE + self._memory.nbytes

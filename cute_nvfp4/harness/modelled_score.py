@@ -1,4 +1,4 @@
-"""What the clock says of a submission's kernels alone, and how uncertain that is."""
+"""The modelled score of a submission's kernels without launch overhead, and its uncertainty."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from ..sim.clock.machine import machine
 from .timing import score
 
 FILE = Path(__file__).parent / "clock_errors.yml"
-"""Made by ``benchmarks/timing_errors.py``."""
+"""The file that ``benchmarks/timing_errors.py`` writes."""
 
 
 class ClockErrors(NamedTuple):
-    """Known times over modelled ones of ``launches`` kernels that the clock was not fitted to, launches not counted.
+    """Quantiles of known over modelled times, of ``launches`` kernels that the clock was not fitted to; launch overhead
+    is left out.
 
     known: "measured" by us after the prediction, or "published" by others. low, middle, high: a twentieth of the ratios
     lie below ``low``, half below ``middle``, a twentieth above ``high``.
@@ -32,17 +33,17 @@ class ClockErrors(NamedTuple):
 
 @functools.cache
 def clock_errors(clock: str) -> ClockErrors | None:
-    """The errors of a clock; None where nobody has compared it with anything."""
+    """The errors of a clock; None if nobody has compared it with known times."""
     found = yaml.safe_load(FILE.read_text()).get(clock)
     return ClockErrors(**found) if found else None
 
 
 class ModelledKernels(NamedTuple):
-    """The score of modelled times without what launches cost, in microseconds, as a profiler would have them; between
-    ``low_us`` and ``high_us`` if the clock is off as it was in nine of ten launches that somebody has timed: a mean of
-    several is given no narrower span, as kernels of one kind are off together.
+    """The score of modelled times without launch overhead, in microseconds, as a profiler would report them. It lies
+    between ``low_us`` and ``high_us`` if the clock's error is that of nine in ten launches whose time is known. A mean
+    of several kernels gets no narrower span, since kernels of one kind have similar errors.
 
-    known: "measured" by us or "published"; launches: of these there are so many.
+    known: "measured" by us or "published"; launches: the number of known times.
     """
 
     score_us: float
@@ -53,8 +54,8 @@ class ModelledKernels(NamedTuple):
 
 
 def modelled_kernels(calls: Iterable[tuple[float, int]], clock: str, ranking_by: str) -> ModelledKernels | None:
-    """calls: modelled microseconds of each case, and how many launches these are of. An empty kernel's duration counts
-    for each where it is known. None where the clock has not been compared with anything."""
+    """The score of ``calls``: modelled microseconds of each case, and its number of launches. Each launch counts as
+    long as an empty kernel runs, if that is known. None if nobody has compared the clock with known times."""
     found, on = clock_errors(clock), machine(clock)
     if found is None:
         return None

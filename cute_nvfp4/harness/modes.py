@@ -1,4 +1,4 @@
-"""What each mode does with one case: what is called, checked and timed, and how often."""
+"""The modes: which calls each makes for a case, and what it checks and times."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .timing import L2_CLEAR_BYTES, ColdL2, StopRule, Timing, most_queueing_ns, 
 
 _ODDS_OF_A_SHORT_BATCH = 0.25
 _SLOWER = 10
-"""How many times longer than expected a case may take."""
+"""A case may take so many times longer than expected."""
 NOTHING = (
     "right, but {what}: torch or the host has made the answer. Launch a kernel for this shape; on a GPU, where all "
     "work is timed, --backend cuda takes the submission as it is"
@@ -32,9 +32,9 @@ NOTHING = (
 
 @dataclass
 class Pace:
-    """How fast the cases of a run go without a GPU: limits and estimates grow with a case's work.
+    """The speed at which the cases of a run go without a GPU: limits and estimates grow with a case's work.
 
-    ``seconds`` a case may take as the user has said; None: by its work.
+    seconds: the user's limit for a case; None to derive it from the case's work.
     """
 
     limits: Limits
@@ -42,15 +42,15 @@ class Pace:
     _rates: list[float] = field(default_factory=list)
 
     def note(self, flops: int, seconds: float) -> None:
-        """A call of so much work has taken so long."""
+        """Records that a call of ``flops`` operations has taken ``seconds``."""
         self._rates.append(seconds / flops)
 
     def expected(self, flops: int) -> float | None:
-        """Seconds that a call may be expected to take, from those that have been made; None before the first."""
+        """The expected seconds of a call, from those already made; None before the first."""
         return statistics.median(self._rates) * flops if self._rates else None
 
     def limit(self, flops: int) -> float:
-        """Seconds that a call may take."""
+        """The seconds that a call may take."""
         if self.seconds is not None:
             return self.seconds
         by_work = self.limits.timeout_seconds + flops / self.limits.cpu_flop_s
@@ -59,8 +59,8 @@ class Pace:
 
 @dataclass
 class Modes:
-    """Runs cases of ``problem`` in ``mode``. ``smallest`` is the case that is called a second time in mode test, and
-    ``trace`` a file for the timeline of case ``first``; with ``report`` mode profile profiles every launch."""
+    """Runs cases of ``problem`` in ``mode``. smallest: the case that mode test calls a second time; trace: a file for
+    the timeline of case ``first``; report: whether mode profile profiles every launch."""
 
     problem: Problem
     mode: str
@@ -78,11 +78,11 @@ class Modes:
     copy_bytes_s: float | None = None
 
     def expected(self, result: CaseResult) -> float | None:
-        """Seconds that a call of the case may be expected to take; None on a GPU, and before any call."""
+        """The expected seconds of a call of the case; None on a GPU, and before any call."""
         return None if self.gpu else self.pace.expected(self.problem.flops(result.case))
 
     def run(self, runner: Runner, result: CaseResult) -> None:
-        """Runs one case and notes what was found in ``result``."""
+        """Runs one case and records the findings in ``result``."""
         if not self.gpu:
             runner.timeout, runner.expected = self.pace.limit(self.problem.flops(result.case)), result.expected_s
         try:
@@ -111,7 +111,7 @@ class Modes:
         return outcome
 
     def _look_at_work(self, result: CaseResult, outcome: Outcome) -> None:
-        """Notes where the launches cannot have made the answer; no score where they did not do all."""
+        """Records whether the launches cannot have made the answer; if they did not do all of it, there is no score."""
         work, case = outcome.work, result.case
         if work is None:
             return
@@ -133,7 +133,7 @@ class Modes:
         for schedule in self.schedules:
             self._checked(runner, result, result.seed, schedule=schedule)
         if result.index == self.smallest:
-            # new contents at the same addresses: shows results that are kept from call to call
+            # new contents at the same addresses reveal results that are kept from call to call
             self._checked(runner, result, mix_seed(result.seed, 1))
 
     def _benchmark(self, runner: Runner, result: CaseResult) -> None:
@@ -142,7 +142,7 @@ class Modes:
             self._leaderboard(runner, result)
         elif self.batch > 1:
             self._checked(runner, result, mix_seed(result.seed, 1), calls=self.batch)
-        # the first call may have compiled, and allocated what the next ones use again
+        # the first call may have compiled the kernel and allocated memory that later calls use again
         self._checked(runner, result, mix_seed(result.seed, 2), timed=not self.gpu)
 
     def _leaderboard(self, runner: Runner, result: CaseResult) -> None:
@@ -151,13 +151,13 @@ class Modes:
         self._repeat(runner, result, StopRule(repeats, self.limits.relative_error, seconds))
 
     def _repeat(self, runner: Runner, result: CaseResult, rule: StopRule) -> None:
-        """Timed repeats, each on fresh data and checked: answers that are kept from one to the next are of no use."""
+        """Makes timed repeats, each checked and on fresh data, so that answers kept from one call are of no use."""
         samples: list[float] = []
         begin, drawn = time.perf_counter(), random.Random(result.seed)
         while not rule.done(samples, time.perf_counter() - begin):
-            # The first of these warms up, and is short: drawing and checking take most of a case's time. Batches of
-            # other lengths come between the timed ones, so that a submission which puts work off until it has seen a
-            # whole batch is caught.
+            # The first of these calls warms up. It is short, since drawing and checking take most of a case's time.
+            # Later ones put batches of other lengths between the timed ones, to catch a submission that puts work off
+            # until it has seen a whole batch.
             if not samples or (self.batch > 1 and drawn.random() < _ODDS_OF_A_SHORT_BATCH):
                 longest = self.batch - 1 if samples else min(self.batch - 1, max(2, self.batch // 4))
                 fewer = drawn.randint(2, longest) if longest > 1 else 1
@@ -185,7 +185,7 @@ class Modes:
             for index in range(self.batch):
                 named[index % count][1]()
 
-        # as the worker does it: the host queues the library's calls while the GPU is busy
+        # as in the worker, the host queues the library's calls while the GPU is busy
         queueing = most_queueing_ns(self.batch)
         samples = time_cuda(calls, rule=StopRule(50, 0.001, 2.0), clear=lambda: self.clear.busy(queueing))
         result.peer = Timing.of([sample / self.batch for sample in samples])
@@ -207,5 +207,5 @@ def _record(result: CaseResult, check: Check, calls: int) -> None:
 
 
 def _larger(before: float | None, now: float) -> float | None:
-    """The larger error of two; None where it is not a number."""
+    """The larger of two errors; None if ``now`` is NaN."""
     return None if math.isnan(now) else max(before or 0.0, now)

@@ -1,4 +1,4 @@
-"""What a problem is to the harness, and the list of known ones."""
+"""The harness's view of a problem, and the known problems."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ DATA_KINDS = ("public", "full")
 MODES = ("test", "benchmark", "leaderboard", "profile")
 
 _ALSO_CALLED = {"modal_nvfp4_dual_gemm": "nvfp4_dual_gemm"}
-"""Other public names of problems, which leaderboards and first comments of submissions use."""
+"""Problems' names here, by other public names, which leaderboards and submissions' first comments use."""
 _FOLDER = Path(__file__).parent / "problems"
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """One contiguous tensor of a case: its storage shape and dtype, before the problem's views are taken.
+    """One contiguous tensor of a case: its storage shape and dtype, before the problem takes views.
 
-    ``dtype`` is the name of a torch dtype that every device can copy; 4- and 8-bit floats are stored as ``uint8``.
+    dtype: the name of a torch dtype that every device can copy; 4- and 8-bit floats are stored as ``uint8``.
     """
 
     name: str
@@ -41,10 +41,10 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Expected:
-    """The exact result of one output, and how large its rounding errors may be for the sums it comes from.
+    """The exact result of one output, and the size of its possible rounding errors. Both are float64.
 
-    Both float64. ``magnitude`` of a sum of products is the sum of their absolute values, and of a function of such
-    sums how far it moves, to first order, when they move by theirs; None where nobody asked for it.
+    magnitude: for a sum of products, the sum of their absolute values; for a function of such sums, how far it moves,
+    to first order, if they move by theirs; None if not requested.
     """
 
     value: np.ndarray
@@ -52,7 +52,7 @@ class Expected:
 
 
 class Problem(Protocol):
-    """A problem: how its data is laid out and drawn, what the exact answer is, what counts as useful work."""
+    """A problem: its data's layout and contents, the exact answer, and the work that counts as useful."""
 
     name: str
     folder: Path
@@ -61,21 +61,21 @@ class Problem(Protocol):
         """Raises ValueError for a case that the problem does not define."""
 
     def buffers(self, case: Case) -> Sequence[Buffer]:
-        """The storage of a case, inputs and outputs."""
+        """The storage of a case's inputs and outputs."""
 
     def generate(self, case: Case, seed: int, kind: DataKind) -> dict[str, torch.Tensor]:
-        """The contents of the input buffers, drawn on the CPU: the same bits whatever device runs the case."""
+        """The contents of the input buffers, drawn on the CPU, with the same bits whatever device runs the case."""
 
     def vary(self, contents: Mapping[str, torch.Tensor], seed: int, kind: DataKind) -> dict[str, torch.Tensor]:
-        """Other contents like those that ``generate`` has drawn, cheaper than new ones."""
+        """Contents of the same kind as those that ``generate`` has drawn, cheaper than new ones."""
 
     def views(self, tensors: Mapping[str, torch.Tensor]) -> tuple:
-        """The ``data`` tuple of the protocol: views of the buffers, no copies."""
+        """The protocol's ``data`` tuple: views of the buffers, without copies."""
 
     def reference(self, case: Case, tensors: Mapping[str, torch.Tensor], *, magnitude: bool = True) -> list[Expected]:
-        """The exact outputs (in float64), from the input buffers on any device.
+        """The exact outputs, in float64, from input buffers on any device.
 
-        Without ``magnitude`` theirs may be None, which spares about half of the work.
+        magnitude: if False, the outputs' magnitudes may be None, which saves about half of the work.
         """
 
     def output_shapes(self, case: Case) -> list[tuple[tuple[int, ...], str]]:
@@ -88,16 +88,16 @@ class Problem(Protocol):
         """Floating-point operations, a multiply-add counted as two."""
 
     def peer(self, case: Case, device: torch.device) -> tuple[str, Callable[[], object]]:
-        """A library call that does the same work in bf16, for comparison, and its name."""
+        """A library call that does the same work in bf16, for comparison, and its name: (name, call)."""
 
 
 def known_problems() -> list[str]:
-    """Names of the problems that can be run."""
+    """The names of the problems that the harness can run."""
     return sorted(path.parent.name for path in _FOLDER.glob("*/task.yml"))
 
 
 def problem_name(name: str) -> str:
-    """The problem's name here, of one that it also has elsewhere."""
+    """The name here of a problem that may be called by another public name."""
     return _ALSO_CALLED.get(name, name)
 
 
@@ -105,7 +105,7 @@ def get_problem(name: str) -> Problem:
     """The problem called ``name``, here or elsewhere.
 
     Raises:
-        HarnessError: no such problem; the known ones are listed.
+        HarnessError: no such problem; the message lists the known ones.
     """
     known, asked = known_problems(), name
     name = problem_name(name)
@@ -123,5 +123,5 @@ def _with_name(path: str) -> str:
 
 
 def mix_seed(seed: int, *others: int) -> int:
-    """A new seed from several, stable across runs and machines; order matters."""
+    """A new seed from several seeds, the same in all runs and on all machines; their order matters."""
     return random.Random(",".join(str(value) for value in (seed, *others))).getrandbits(48)

@@ -1,7 +1,7 @@
-"""The processes of one submission as the judge sees them: the worker that runs it, and the device that it launches on.
+"""The processes of one submission, as the judge sees them: the worker that runs it, and the device that it launches on.
 
-The worker has a folder of its own, with a copy of the submission as it was read before any ran (``submission``); what
-comes from it is validated like any input.
+The worker has its own folder, with a copy of the submission as it was read before any ran (``submission``). The judge
+validates everything that comes from the worker.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ARCH_VARIABLE = "CUTE_NVFP4_ARCH"
 _CAPTURE_TAIL = 4000
 _START_TIMEOUT_S = 120.0
 _MOST_BYTES = 64 << 20
-"""Of an answer."""
+"""Most bytes of an answer."""
 SECRETS = ("POPCORN_FD", "POPCORN_SEED")
 _CACHED = "caches"
 _CACHES = {"XDG_CACHE_HOME": "", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
@@ -43,7 +43,7 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class Output(BaseModel):
-    """What the worker says of one returned object."""
+    """The worker's description of one returned object."""
 
     type: str
     shape: tuple[int, ...] = ()
@@ -57,7 +57,7 @@ class Output(BaseModel):
 
 
 class Answer(BaseModel):
-    """An answer of the worker, which a submission could have forged."""
+    """An answer of the worker, which a submission may have forged."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 
@@ -74,7 +74,7 @@ class Answer(BaseModel):
 
 
 class Found(BaseModel):
-    """What the device found in a call: why a launch was stopped, the launches, what they did of the work."""
+    """The device's findings in a call: why a launch was stopped, the launches, and their part of the work."""
 
     stopped: str = ""
     launches: list[Launch] = []
@@ -82,7 +82,8 @@ class Found(BaseModel):
 
 
 class Processes:
-    """Worker and, with ``simulate`` (an architecture), device of one submission; ``hazards`` are its options."""
+    """The worker of one submission and, with ``simulate`` (an architecture), its device. hazards: the device's
+    options."""
 
     def __init__(self, submission: Submission, arena: Arena, arch: str | None, simulate: str, hazards: dict) -> None:
         self._submission, self._arena, self._arch = submission, arena, arch
@@ -94,14 +95,14 @@ class Processes:
         self.layers: list[str] = []
         self.heard: Callable[[str], None] = lambda line: None
 
-    # their life
+    # life cycle
 
     @property
     def running(self) -> bool:
         return self._worker is not None
 
     def start(self, load: dict) -> Answer:
-        """Starts both, and has the worker ``load`` the submission. Raises ``CallFailed``."""
+        """Starts both processes, and has the worker ``load`` the submission. Raises ``CallFailed``."""
         self._log.seek(0)
         self._log.truncate()
         self._folder = tempfile.TemporaryDirectory(prefix="cute_nvfp4-submission-", ignore_cleanup_errors=True)
@@ -131,7 +132,7 @@ class Processes:
         hazards = {name: self._hazards[name] for name in ("allow", "collect")} if self._simulate else {}
         if self._simulate:
             how = {"schedule": "", "trace": "", "clocked": False, "profiled": False}
-            self.device("begin", **how, parts=[])  # launches while it is imported
+            self.device("begin", **how, parts=[])  # for launches while the submission is imported
         request = {"op": "load", "path": str(path), "simulate": self._simulate, "hazards": hazards}
         answer = self.ask(request | load, "loading the submission", _START_TIMEOUT_S)
         self._files = self._own_files()
@@ -142,7 +143,7 @@ class Processes:
         return start(words, descriptors, self._log, environment)
 
     def _environment(self, folder: Path) -> dict[str, str]:
-        """The worker's: nothing that is the judge's to know, and every cache in its folder."""
+        """The worker's environment: without the judge's secrets, and with every cache in the worker's folder."""
         found = {name: value for name, value in os.environ.items() if name not in SECRETS}
         caches = folder / _CACHED
         caches.mkdir()
@@ -152,12 +153,12 @@ class Processes:
             {ARCH_VARIABLE: self._arch} if self._arch is not None else {}
         )
         if self._simulate:
-            # the simulator's products are small: numpy's threads only fight with torch's for the cores
+            # the simulator's products are small: numpy's threads would only compete with torch's for the cores
             found.setdefault("OPENBLAS_NUM_THREADS", "1")
         return found
 
     def stop(self) -> None:
-        """Ends both, and whatever the submission has started."""
+        """Ends both processes, and whatever the submission has started."""
         worker, device, self._worker, self._device = self._worker, self._device, None, None
         if worker is None:
             return
@@ -174,22 +175,22 @@ class Processes:
         self._folder.cleanup()
 
     def close(self) -> None:
-        """Ends everything."""
+        """Ends the processes and closes the log."""
         self.stop()
         self._log.close()
 
-    # what is said
+    # messages
 
     def ask(self, request: dict, doing: str, timeout: float) -> Answer:
-        """The worker's answer. Raises ``CallFailed`` where there is none."""
+        """The worker's answer to a request. Raises ``CallFailed`` if there is none."""
         try:
             self._control.send_bytes(json.dumps(request).encode())
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it died since its last answer: receiving says how
+            pass  # the worker died after its last answer: receiving tells how
         return self._receive(timeout, doing)
 
     def device(self, operation: str, **arguments: Any) -> dict:
-        """The device's answer, which waits for nothing but a launch. Raises ``CallFailed``."""
+        """The device's answer; it waits for running launches only. Raises ``CallFailed``."""
         try:
             self._gpu.send_bytes(json.dumps({"op": operation} | arguments).encode())
             told = {"progress": ""}
@@ -205,7 +206,7 @@ class Processes:
         return told
 
     def left_behind(self) -> str:
-        """What a call has left: processes, and files that are no cache; "" if nothing. Processes are ended."""
+        """What a call has left behind, processes or files that are no cache; "" if nothing. It ends the processes."""
         left = sandbox.strays(self._worker.pid, self._mark)
         if left:
             sandbox.end(left)
@@ -214,21 +215,21 @@ class Processes:
         return f"custom_kernel wrote files: {', '.join(new[:3])}" if new else ""
 
     def _own_files(self) -> set[str]:
-        """What lies in the worker's folder and is no cache."""
+        """The files in the worker's folder that are no cache."""
         folder = Path(self._folder.name)
         caches = folder / _CACHED
         files = (path for path in folder.rglob("*") if path.is_file() and caches not in path.parents)
         return {str(path.relative_to(folder)) for path in files}
 
     def _waited(self, timeout: float) -> bool:
-        """Whether the worker answers in time; what the device tells of its progress meanwhile is passed on."""
+        """Whether the worker answers in time. Meanwhile it passes on the progress that the device reports."""
         sources, until = [self._control, *([self._gpu] if self._simulate else [])], time.monotonic() + timeout
         while self._control not in (ready := wait(sources, max(0.0, until - time.monotonic()))):
             if not ready:
                 return False
             try:
                 self.heard(json.loads(self._gpu.recv_bytes()).get("progress", ""))
-            except (EOFError, OSError):  # it has ended, which the next request of it says
+            except (EOFError, OSError):  # the device has ended, which the next request to it reports
                 sources.remove(self._gpu)
         return True
 
@@ -265,19 +266,19 @@ class Processes:
         return f"its output:\n{text}" if text else ""
 
     def shown(self, text: str) -> str:
-        """``text`` for the user: with the submission's own folder, and without what a terminal would obey."""
+        """``text`` for the user: with the submission's own folder, and without control characters."""
         if self._folder is not None:
             text = text.replace(self._folder.name, str(self._submission.path.resolve().parent))
         return printable(text)
 
 
 def printable(text: str) -> str:
-    """``text`` without what a terminal would obey."""
+    """``text`` with its control characters replaced, which a terminal would obey."""
     return _UNPRINTABLE.sub("\ufffd", text)
 
 
 def start(words: list[str], descriptors: tuple[int, ...], log: IO, environment: dict[str, str]) -> subprocess.Popen:
-    """Starts Python on the module ``words[0]``, in a group of its own; what it prints goes to ``log``."""
+    """Starts Python on the module ``words[0]``, in its own process group; its output goes to ``log``."""
     root = str(Path(__file__).resolve().parents[2])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
     return subprocess.Popen(
@@ -292,9 +293,9 @@ def start(words: list[str], descriptors: tuple[int, ...], log: IO, environment: 
 
 
 def kill_group(process: subprocess.Popen) -> None:
-    """Ends a process that ``start`` has started, and its group."""
+    """Kills the process group of a process that ``start`` has started."""
     try:
-        os.killpg(process.pid, signal.SIGKILL)  # its own session: it and what it started
+        os.killpg(process.pid, signal.SIGKILL)  # its session: the process, and what it has started
     except ProcessLookupError:
         pass
     process.wait()

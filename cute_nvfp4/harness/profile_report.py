@@ -1,4 +1,4 @@
-"""The profiles of a run as a file, and in a few lines."""
+"""The profiles of a run: as a file, and as a few lines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def write_report(run: RunResult, path: Path, console: Console) -> None:
 
 
 def _lines(profile: Profile) -> list[str]:
-    """What a reader wants first: the time, what would save most, and the lines that cost most."""
+    """A summary: the time, the largest possible savings, and the most expensive lines."""
     duration = profile.value("Duration")
     time = (
         "not timed"

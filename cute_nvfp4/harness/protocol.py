@@ -14,9 +14,9 @@ FD_VARIABLE = "POPCORN_FD"
 
 
 def lines(run: RunResult) -> list[str]:
-    """The lines of a run. Times are in nanoseconds, and only GPU times are ever reported as benchmarks.
+    """The lines of a run. Times are in nanoseconds, and benchmarks report GPU times only.
 
-    A profile's ``report`` is the profiler's table in base64, as a line cannot hold several.
+    The ``report`` of a profile is the profiler's table in base64, since a value is a single line.
     """
     kind = "test" if run.mode in ("test", "profile") else "benchmark"
     out = [f"{kind}-count: {len(run.cases)}"]
@@ -38,10 +38,10 @@ def lines(run: RunResult) -> list[str]:
 
 
 def open_channel() -> TextIO | None:
-    """The protocol's channel, or None where ``POPCORN_FD`` is not set.
+    """The protocol's channel, or None if ``POPCORN_FD`` is not set.
 
     Raises:
-        HarnessError: it is set to something that is not an open, writable descriptor.
+        HarnessError: ``POPCORN_FD`` is not an open, writable descriptor.
     """
     text = os.environ.get(FD_VARIABLE)
     if not text:
@@ -58,7 +58,7 @@ def report(run: RunResult) -> None:
 
 
 def report_refusal(error: SubmissionError) -> None:
-    """Writes that the submission could not be loaded to the channel, if there is one."""
+    """Writes to the channel, if there is one, that the submission cannot be loaded."""
     _write([f"error: {' '.join(str(error).split())}", "check: fail"])
 
 

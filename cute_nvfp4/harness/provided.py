@@ -1,4 +1,5 @@
-"""The modules that the public evaluator gives to a submission, ``task`` and ``utils``, from their description."""
+"""The modules ``task`` and ``utils`` that the public evaluator gives to a submission, written from their
+description."""
 
 from __future__ import annotations
 
@@ -15,10 +16,10 @@ import torch
 
 
 def install(folder: Path, aliases: bool, simulate: bool) -> None:
-    """Puts them where imports find them, but for those of which ``folder``, the submission's, has files.
+    """Makes both modules importable, except those that the submission's ``folder`` has.
 
-    With ``aliases``, names that the DSL has dropped since 4.2 are there, too (``dsl_compat``); in the simulated GPU,
-    something for Triton where it is not installed (``triton_stand_in``).
+    aliases: whether to add names that the DSL has dropped since 4.2 (``dsl_compat``). simulate: whether this is the
+    simulated GPU, where a stand-in replaces Triton if it is not installed (``triton_stand_in``).
     """
     for module in (_task(), _utils()):
         if not (folder / f"{module.__name__}.py").exists():
@@ -54,19 +55,20 @@ def set_seed(seed: int = 42) -> None:
 
 
 def get_device(use_cuda: bool = True) -> torch.device:
-    """The CUDA device, or the CPU where there is none or it is not wanted."""
+    """The CUDA device, or the CPU if there is none or ``use_cuda`` is False."""
     return torch.device("cuda" if use_cuda and torch.cuda.is_available() else "cpu")
 
 
 def clear_l2_cache() -> None:
-    """Writes more than a GPU's L2 cache holds."""
+    """Writes more bytes than a GPU's L2 cache holds."""
     torch.empty(64 << 20, dtype=torch.int64, device="cuda").fill_(42)
 
 
 def verbose_allclose(
     received: torch.Tensor, expected: torch.Tensor, rtol: float = 1e-05, atol: float = 1e-08, max_print: int = 5
 ) -> tuple[bool, list[str]]:
-    """Whether the tensors are alike, NaN and infinities in place, and lines that say where they are not."""
+    """Whether the tensors are close, with NaN and infinities in the same places, and lines that say where they
+    differ."""
     if received.shape != expected.shape:
         return False, [f"SIZE MISMATCH: got {tuple(received.shape)}, expected {tuple(expected.shape)}"]
     got, wanted = received.double(), expected.double()
@@ -74,7 +76,7 @@ def verbose_allclose(
 
 
 def verbose_allequal(received: torch.Tensor, expected: torch.Tensor, max_print: int = 5) -> tuple[bool, list[str]]:
-    """Whether the tensors are equal, and lines that say where they are not."""
+    """Whether the tensors are equal, and lines that say where they differ."""
     if received.shape != expected.shape:
         return False, [f"SIZE MISMATCH: got {tuple(received.shape)}, expected {tuple(expected.shape)}"]
     return _verdict(received != expected, received, expected, max_print)
@@ -91,15 +93,18 @@ def _verdict(bad: torch.Tensor, got: torch.Tensor, wanted: torch.Tensor, most: i
 def match_reference(
     data: Any, output: Any, reference: Callable[[Any], Any], rtol: float = 1e-05, atol: float = 1e-08
 ) -> tuple[bool, str]:
-    """Whether ``output`` is what ``reference(data)`` gives, and a message that says where it is not."""
+    """Whether ``output`` is close to ``reference(data)``, and a message that says where it is not."""
     expected = reference(data)
-    pairs = zip(output, expected) if isinstance(expected, (list, tuple)) else [(output, expected)]
+    outputs, wanted_outputs = ([*x] if isinstance(x, (list, tuple)) else [x] for x in (output, expected))
+    if len(outputs) != len(wanted_outputs):
+        return False, f"got {len(outputs)} outputs, expected {len(wanted_outputs)}"
+    pairs = zip(outputs, wanted_outputs)
     lines = [line for got, wanted in pairs for line in verbose_allclose(got, wanted, rtol, atol)[1]]
     return not lines, "\n".join(lines)
 
 
 def make_match_reference(reference: Callable[[Any], Any], **tolerances: float) -> Callable[[Any, Any], Any]:
-    """``match_reference`` with a reference and tolerances of one's own."""
+    """``match_reference`` with a given reference and given tolerances."""
 
     def check_implementation(data: Any, output: Any) -> tuple[bool, str]:
         return match_reference(data, output, reference, **tolerances)
@@ -108,7 +113,7 @@ def make_match_reference(reference: Callable[[Any], Any], **tolerances: float) -
 
 
 class DeterministicContext(contextlib.ContextDecorator):
-    """Within it, torch uses deterministic algorithms only."""
+    """A context in which torch uses deterministic algorithms only."""
 
     def __enter__(self) -> DeterministicContext:
         self._before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.deterministic

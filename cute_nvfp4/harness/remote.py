@@ -26,11 +26,11 @@ NO_TRITON = (
     "Triton asked for the driver of a GPU to launch a kernel: the simulated GPU runs kernels of the CuTe DSL and work "
     "of torch, and has no driver for Triton. Run this submission with --backend cuda on a machine with a GPU."
 )
-"""What is said of a submission that launches a kernel of Triton in the simulated GPU."""
+"""The error for a submission that launches a Triton kernel in the simulated GPU."""
 
 
 class RemoteTouched(NamedTuple):
-    """Which bytes a launch has touched, as the device says."""
+    """The bytes that a launch has touched, as the device reports them."""
 
     parts: list[tuple[Region, bool, Runs]]
 
@@ -39,7 +39,7 @@ class RemoteTouched(NamedTuple):
 
 
 class Remote:
-    """Runs a session's launches at the other end of ``connection`` (``sim.execution.Execution``)."""
+    """Runs a session's launches in the device at the other end of ``connection`` (``sim.execution.Execution``)."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -82,7 +82,7 @@ class Remote:
 
 
 class SimulatedGpu:
-    """The simulated GPU that a submission finds, for the life of the process."""
+    """The simulated GPU that a submission finds, for the life of its process."""
 
     def __init__(self, arch: str, connection: Connection, memory: Mapped, calls: int) -> None:
         from ..runtime.session import simulated_gpu
@@ -92,12 +92,13 @@ class SimulatedGpu:
         self._session: Session = self._open.enter_context(simulated_gpu(arch, **how))
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
-        """``tensor``, which lies in the arena, as one of device "cuda"."""
+        """``tensor``, which lies in the arena, as a tensor of device "cuda"."""
         self._session.memory.adopt(tensor)
         return tensor
 
     def forget(self, allow: list[str], collect: bool) -> None:
-        """Drops what was launched and found so far. How hazards between streams are taken is set anew, too."""
+        """Drops all launches and findings so far. allow, collect: how hazards between streams are treated from now
+        on."""
         session = self._session
         session.launches.clear()
         session.between.clear()
@@ -106,20 +107,20 @@ class SimulatedGpu:
         session.options = {"allow": tuple(allow), "on_hazard": "collect" if collect else "raise"}
 
     def unordered(self) -> str:
-        """The hazards between streams that were found here: torch's own work is known to this process only."""
+        """The hazards between streams. They are found here, since only this process knows torch's own work."""
         found = [str(finding) for finding in self._session.between.values() if finding.severity == "hazard"]
         return "\n".join(f"hazard: Race: {text.removeprefix('hazard: ')}" for text in found)
 
     def failure(self) -> BaseException | None:
-        """What stopped a launch, even where the submission went on."""
+        """The error that stopped a launch, even if the submission went on."""
         return None if self._session.failure is None else self._session.failure[1]
 
     def synchronize(self) -> None:
-        """The host waits for all that was issued."""
+        """Waits, on the host, for all issued work."""
         self._session.runtime.order.synchronize()
 
 
 def is_of_tritons_driver(error: BaseException) -> bool:
-    """Whether the error comes from Triton's search for a driver, which its every launch begins with."""
+    """Whether the error comes from Triton's search for a driver, with which its every launch begins."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(frame.f_globals.get("__name__") == "triton.runtime.driver" for frame in frames)

@@ -1,4 +1,4 @@
-"""Tables of a run. Measured, modelled, wall and published times never share a column or a table."""
+"""The tables of a run. Measured, modelled, wall and published times never share a column or a table."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COUNTED = (
     "MMA\nM·N·K",
     "bank passes\n(ideal)",
 )
-"""What is shown of a launch in the simulator."""
+"""The columns for a launch in the simulator."""
 
 
 def table_of(title: str | None = None) -> Table:
@@ -35,12 +35,12 @@ def table_of(title: str | None = None) -> Table:
 
 
 def shape_text(case: Case, task: Task) -> str:
-    """The sizes of a case in a line: ``m=128 n=4096``."""
+    """The sizes of a case on one line: ``m=128 n=4096``."""
     return " ".join(f"{name}={_value(case[name])}" for name in task.parameters if name in case)
 
 
 def _value(value: object) -> str:
-    """A number, or those of each group: ``80,176,128``; ``8×4096`` where all are the same."""
+    """A size, or the sizes of all groups: ``80,176,128``; ``8×4096`` if all are equal."""
     if not isinstance(value, list):
         return str(value)
     if len(value) > 1 and len(set(value)) == 1:
@@ -49,7 +49,7 @@ def _value(value: object) -> str:
 
 
 def _case_table(title: str, task: Task) -> Table:
-    """A table with a row for each case: its number, its shape, and what is added."""
+    """A table with a row for each case: its index, its shape, and the columns that the caller adds."""
     table = table_of(title)
     table.add_column("#", justify="right")
     table.add_column("shape", no_wrap=not task.grouped)
@@ -124,19 +124,19 @@ def _counter_table(run: RunResult, task: Task) -> Table | None:
 
 
 def _who(times: int, launch: Launch) -> tuple[str, str, str]:
-    """A launch's kernel, with the number of launches that did the same, its grid and its block."""
+    """A launch's kernel, with the number of launches like it, its grid and its block."""
     grid, block = ("x".join(map(str, extent)) for extent in (launch.grid, launch.block))
     return (f"{times} × " if times > 1 else "") + kernel_text(launch.kernel), grid, block
 
 
 def kernel_text(name: str) -> str:
-    """A kernel's name without what all names of the DSL begin with, and cut."""
+    """A kernel's name without the prefix of all DSL kernels, shortened to ``_KERNEL_WIDTH``."""
     name = name.removeprefix("kernel_cutlass_")
     return name if len(name) <= _KERNEL_WIDTH else name[: _KERNEL_WIDTH - 1] + "…"
 
 
 def alike(launches: list[Launch]) -> list[tuple[int, Launch]]:
-    """How many launches did the same, and the first of them."""
+    """Sets of launches that are identical but for their seconds: the number in each, and one of them."""
     found: dict[str, tuple[int, Launch]] = {}
     for launch in launches:
         key = launch.model_dump_json(exclude={"seconds"})
@@ -145,7 +145,7 @@ def alike(launches: list[Launch]) -> list[tuple[int, Launch]]:
 
 
 def counted(counters: dict[str, int]) -> list[str]:
-    """The cells of a launch under ``COUNTED``; "-" for what it has none of."""
+    """The cells of a launch under ``COUNTED``; "-" for a count of 0."""
 
     def cell(name: str) -> str:
         return f"{counters[name]:,}" if counters.get(name) else "-"
@@ -158,7 +158,7 @@ def counted(counters: dict[str, int]) -> list[str]:
 
 
 def _warnings(run: RunResult) -> list[str]:
-    """A line for each class of what the simulator's checks warn of, where it was found first."""
+    """A line for each class of the simulator's warnings, with the place where it was found first."""
     first: dict[str, str] = {}
     for case in run.cases:
         for text in (text for launch in case.launches for text in launch.warnings):
@@ -167,18 +167,18 @@ def _warnings(run: RunResult) -> list[str]:
 
 
 def modelled_title(run: RunResult) -> str:
-    """The title of a table of modelled times: whose clock gives them, and that they are no measured ones."""
+    """The title of a table of modelled times, which names the clock and says that nothing was measured."""
     return f"modelled times on {run.clock.upper()} (docs/explanation/timing.md): nothing here was measured"
 
 
 def of_cases(run: RunResult, task: Task) -> str:
-    """How many of the task's cases a score is of, as text; "" where it is of all."""
+    """How many of the task's cases a score is of, as text; "" if it is of all."""
     ran, known = len(run.cases), len(task.benchmarks)
     return f", of {ran} of {known} cases" if ran < known else ""
 
 
 def why_untimed(run: RunResult) -> str:
-    """Why a run that was to tell times has no modelled ones; "" where it has a clock, or a GPU."""
+    """Why a run that should report times has no modelled ones; "" if it has a clock or a GPU."""
     if run.clock or run.backend == "cuda" or run.mode not in ("benchmark", "leaderboard"):
         return ""
     if run.backend != "sim":
@@ -189,7 +189,7 @@ def why_untimed(run: RunResult) -> str:
 
 
 def _modelled_table(run: RunResult, task: Task) -> Table:
-    """What the clock says of the launches of one call, one after the other, each with the cost of a launch."""
+    """The clock's times of the launches of one call, one after the other, each with the cost of a launch."""
     table = table_of(modelled_title(run))
     table.add_column("shape", no_wrap=not task.grouped)
     for name in ("launches", "modelled, µs", "roofline, µs"):
@@ -205,7 +205,7 @@ def _modelled_table(run: RunResult, task: Task) -> Table:
 
 
 def _published_table(run: RunResult, task: Task) -> Table | None:
-    """Published figures of the cases that were run, and their mean where all were."""
+    """Published figures of the cases that ran, and their mean if all ran."""
     bound, public = task.speed_of_light, task.public_results
     if bound is None and public is None:
         return None
@@ -231,7 +231,7 @@ def _failure(case: CaseResult) -> Panel:
 
 
 def print_run(run: RunResult, task: Task, console: Console) -> None:
-    """Prints the tables of ``run``, then what failed and why, then one line of summary."""
+    """Prints the tables of ``run``, then the failures with their reasons, then a summary of one line."""
     timed = run.mode in ("benchmark", "leaderboard")
     console.print(_check_table(run, task))
     if run.backend == "sim" and run.mode == "test":

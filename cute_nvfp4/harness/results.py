@@ -1,4 +1,4 @@
-"""What a run of the harness gives: plain data, ready for tables, JSON and the evaluator's protocol."""
+"""The results of a run as plain data, ready for tables, JSON and the evaluator's protocol."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from .schema import Case, spec
 from .timing import Timing
 
 VERDICTS = ("right", "launched-nothing", "wrong", "hazard", "refused")
-"""What is said of a case; only the first is a pass. ``launched-nothing``: the numbers are right, and no launch can have
-made them. ``refused``: there is no answer, or a rule was broken."""
+"""The verdicts on a case; only the first is a pass. ``launched-nothing``: the result is right, but no launch can have
+made it. ``refused``: there is no answer, or a rule was broken."""
 
 
 @dataclass
 class CaseResult:
-    """One case. ``verdict`` is one of ``VERDICTS``, "" before it is known.
+    """One case. ``verdict`` is one of ``VERDICTS``, or "" while it is unknown.
 
-    ``gpu`` holds GPU times; ``wall_s`` is the wall time of the checked call on a CPU backend. Both are of one call: of
-    a timed repeat, which makes ``batch`` calls, they are the mean. The two never stand in for one another: on a CPU
-    backend ``gpu`` is None, on CUDA ``wall_s`` is None. ``launches`` are those of one call in the simulator, with their
-    counters; ``counters`` are their number and the sums. ``modelled_us`` is what the clock says of them, and stands in
-    for neither. ``nothing`` says how little launches did of a right answer, ``unscored`` why a case that passes has no
-    part in a modelled score. ``expected_s`` is how long a call was expected to take without a GPU.
+    ``gpu`` has GPU times, ``wall_s`` is the wall time of the checked call on a CPU backend. Both are of one call: for a
+    timed repeat, which makes ``batch`` calls, they are the mean. Neither stands in for the other: on a CPU backend
+    ``gpu`` is None, on CUDA ``wall_s`` is None. ``launches`` are those of one call in the simulator, with their
+    counters; ``counters`` has their number and the sums. ``modelled_us`` is the clock's time of these launches, and
+    stands in for neither. ``nothing`` says why the launches cannot have made a right answer, ``unscored`` why a case
+    that passes has no part in a modelled score. ``expected_s`` is the expected duration of a call without a GPU.
     """
 
     index: int
@@ -55,7 +55,7 @@ class CaseResult:
         return self.verdict == "right"
 
     def add_launches(self, launches: Sequence[Launch]) -> None:
-        """Notes what a call launched in the simulator, with the sums of its counters."""
+        """Records a call's launches in the simulator, with the sums of their counters."""
         self.launches, self.counters = list(launches), totals(launches)
         times = [launch.modelled_us for launch in launches]
         self.modelled_us = sum(times) if times and None not in times else None
@@ -68,9 +68,9 @@ class CaseResult:
 
 @dataclass
 class RunResult:
-    """A run of one submission in one mode; ``isolation`` are the layers between it and the judge (``sandbox``),
-    ``ranking_by`` what a score is of the cases' times (``timing.SCORES``), ``notes`` what was done for the submission
-    that it should know."""
+    """A run of one submission in one mode. ``isolation`` has the layers between it and the judge (``sandbox``),
+    ``ranking_by`` says how the score follows from the cases' times (``timing.SCORES``), and ``notes`` tell the
+    submission's author what was done for it."""
 
     problem: str
     mode: str
@@ -93,11 +93,11 @@ class RunResult:
 
     @property
     def passed(self) -> bool:
-        """Whether every case passed (and there was one)."""
+        """Whether every case passed; False without cases."""
         return bool(self.cases) and all(case.passed for case in self.cases)
 
     def to_dict(self) -> dict:
-        """The results, JSON-ready; names of times say what they are counted in, counters come from the simulator."""
+        """A JSON-ready dictionary. Names of times end in what they count (``_us``); the simulator counts counters."""
         own = {name: value for name, value in vars(self).items() if name != "cases"}
         if self.modelled_kernels is not None:
             own["modelled_kernels"] = self.modelled_kernels._asdict()

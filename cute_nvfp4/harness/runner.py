@@ -1,11 +1,12 @@
-"""Runs a submission in a process of its own and judges what comes back.
+"""Runs a submission in a process of its own, and judges its outputs.
 
 The runner draws the data, keeps a private copy, and computes the exact answer; the submission's process sees only the
-arena (``process``). A crash, a hang or an exception costs one case: the next one gets a fresh process.
+arena (``process``). A crash, a hang or an exception costs one case: the next case gets a fresh process.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,14 +25,14 @@ from .submission import Submission
 from .work import Told
 
 _INPUTS_COMPARED = 8
-"""Calls of a batch on a GPU whose inputs come back to be compared, picked when the calls have been made."""
+"""Calls of a batch on a GPU whose inputs are compared afterwards; they are chosen when all calls have been made."""
 _HAZARDS = {"inspect": False, "allow": (), "collect": False, "strict": False, "clock": ""}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Checked calls: the verdict on all, times of one (their mean), the simulated launches of the last, and what all
-    launches did of the work."""
+    """Checked calls: the verdict on all, the time of one (their mean), the simulated launches of the last, and the work
+    that all launches did."""
 
     check: Check
     calls: int
@@ -44,12 +45,11 @@ class Outcome:
 class Runner:
     """A context manager around the process of one submission.
 
-    ``backend`` is where the submission's kernels run: ``cuda``, ``sim`` (a simulated GPU of ``arch``, which serves
-    device "cuda") or ``reference`` (tensors are on the CPU). ``arch`` is also what the process finds in
-    ``CUTE_NVFP4_ARCH``; ``batch`` is how many calls, each on inputs of its own, are made together at most; ``timeout``
-    (seconds) bounds every request (without a GPU, every call), of which ``expected`` seconds are no surprise.
-    ``simulation`` are options of the simulated GPU
-    (``device.Device.configure``); ``aliases``: names that the DSL has dropped are there.
+    backend: where the submission's kernels run: ``cuda``, ``sim`` (a simulated GPU of ``arch``, which serves device
+    "cuda") or ``reference`` (tensors are on the CPU). arch: also the process's ``CUTE_NVFP4_ARCH``. batch: most calls,
+    each on inputs of its own, that are made together. timeout: seconds for every request (without a GPU, for every
+    call), of which the attribute ``expected`` is normal. simulation: options of the simulated GPU
+    (``device.Device.configure``). aliases: whether names that the DSL has dropped exist.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class Runner:
     ) -> None:
         self._problem, self._submission = problem, submission
         self._simulated, self._device = backend == "sim", "cpu" if backend == "reference" else "cuda"
-        self._home = "cuda" if backend == "cuda" else "cpu"  # where its inputs are kept and compared
+        self._home = "cuda" if backend == "cuda" else "cpu"  # where inputs are kept and compared
         self._tolerances, self._data, self._batch = tolerances, data, batch
         self.timeout, self.expected = timeout, None
-        self.notes: list[str] = []  # what was done for the submission that it should know
+        self.notes: list[str] = []  # what was done for the submission, for its author
         places = 1 if self._home == "cuda" else batch
         self._arena = Arena(places * max(Layout.of(problem, case).nbytes for case in cases))
         simulate, hazards = arch if self._simulated else "", _HAZARDS | (simulation or {})
@@ -93,19 +93,19 @@ class Runner:
         self._arena.close()
 
     def hear(self, tell: Callable[[str], None]) -> None:
-        """``tell`` gets lines that say how far a long launch has come."""
+        """Sets the function that gets progress lines of long launches."""
         self._processes.heard = tell
 
     @property
     def layers(self) -> list[str]:
-        """What keeps the submission's process from the judge's (``sandbox``)."""
+        """The layers between the submission's process and the judge's (``sandbox``)."""
         return self._processes.layers
 
     def start(self) -> None:
         """Starts the process and loads the submission.
 
         Raises:
-            SubmissionError: it cannot be imported, or has no ``custom_kernel``.
+            SubmissionError: the submission cannot be imported, or has no ``custom_kernel``.
         """
         try:
             self._watched(lambda: self._processes.start(self._load))
@@ -118,12 +118,12 @@ class Runner:
     def call(
         self, case: Case, seed: int, *, calls: int = 1, timed: bool = False, schedule: str = "", trace: str = ""
     ) -> Outcome:
-        """Calls on fresh data, made together and then checked one by one.
+        """Makes calls on fresh data, all together, then checks them one by one.
 
-        In the simulator they run under ``schedule``, and their timeline is written to the file ``trace``.
+        schedule, trace: in the simulator, the schedule of the calls, and the file for their timeline.
 
         Raises:
-            CallFailed: one raised, died, hung, or returned something that is not an output.
+            CallFailed: a call raised, died, hung, or returned something that is not an output.
         """
         self._started()
         staged = self._stage(case, seed, calls)
@@ -140,8 +140,8 @@ class Runner:
         return Outcome(check, calls, answer.wall_ns * 1e-9 / calls, gpu_ns, found.launches, work)
 
     def profile(self, case: Case, seed: int, report: bool = False) -> tuple[str, list[Launch]]:
-        """One call under torch's profiler: its table, and its launches where they were simulated, for a ``report`` with
-        a profile of each."""
+        """One call under torch's profiler: its table, and its simulated launches, with a profile of each if
+        ``report``."""
         self._started()
         staged = self._stage(case, seed, 1)
         request = {"op": "profile", "case": self._told(case), "order": list(staged)}
@@ -157,11 +157,11 @@ class Runner:
         return self._processes.ask(request, doing, timeout or self.timeout)
 
     def _watched(self, request, *, schedule="", trace="", clocked=False, profiled=False, parts=()) -> Any:
-        """The answer to a request, and what the device found while the submission worked on it.
+        """The answer to a request, and the device's findings while the submission worked on it.
 
         Raises:
-            CallFailed: a hazard, whatever the submission made of it; else what the request raises; else that it has
-                left something behind.
+            CallFailed: a hazard, whatever the submission made of it; else the request's own error; else that the
+                submission has left something behind.
         """
         processes, answer, failure, found = self._processes, None, None, Found()
         if self._simulated and processes.running:
@@ -187,10 +187,10 @@ class Runner:
         return answer, found
 
     def _made(self, answer: Answer | None) -> list[tuple[int, int]] | None:
-        """Where outputs lie that launches should have made; None: the outputs among the tensors of the call."""
+        """The places of outputs that launches should have written; None: the output tensors of the call."""
 
     def _check_hazards(self, found: Found, answer: Answer | None, failure: CallFailed | None) -> None:
-        """Raises CallFailed for what the device stopped, and for hazards between streams."""
+        """Raises CallFailed if the device stopped a launch, and for hazards between streams."""
         details = failure.details if failure else answer.traceback
         shown = self._processes.shown
         stopped, unordered = shown(found.stopped), failure.unordered if failure else shown(answer.unordered)
@@ -199,22 +199,22 @@ class Runner:
             raise CallFailed("\n".join(filter(None, (stopped, unordered))), details, verdict)
 
     def _refusal(self, message: str) -> CallFailed:
-        """The submission broke a rule; its process is not used any more."""
+        """The error for a submission that broke a rule. Its process is stopped."""
         self._processes.stop()
         return CallFailed(message)
 
     def _timeout_of(self, calls: int) -> float:
-        """A GPU is far quicker than the timeout of a call; on a CPU every call may take that long."""
+        """Seconds for ``calls`` calls: on a GPU they are far faster than one timeout; on a CPU each may take it."""
         return self.timeout if self._home == "cuda" else self.timeout * calls
 
     # staging
 
     def _told(self, case: Case) -> Case:
-        """What the submission's process may know of a case: not its seed."""
+        """The part of a case that the submission's process may know: all but the seed."""
         return {name: value for name, value in case.items() if name != "seed"}
 
     def _stage(self, case: Case, seed: int, calls: int) -> dict[int, dict[str, torch.Tensor]]:
-        """Draws inputs for each call and hands them over; returns private copies by call, in the order of the calls.
+        """Draws inputs for each call and hands them over; returns private copies by place, in the order of the calls.
 
         The calls take places in random order, so that no address tells which call is the first or the last.
         """
@@ -236,7 +236,7 @@ class Runner:
         return staged
 
     def _drawn(self, case: Case, seed: int) -> dict[str, torch.Tensor]:
-        """Inputs for one call. On a GPU, where hundreds of calls are timed, one draw a case is varied there."""
+        """Inputs for one call. On a GPU, which makes hundreds of calls, one draw for each case is varied there."""
         if self._home == "cpu":
             return self._problem.generate(case, seed, self._data)
         known, contents = self._base
@@ -247,7 +247,7 @@ class Runner:
         return self._problem.vary(contents, seed, self._data)
 
     def _parts(self, case: Case, staged: dict[int, Any]) -> list[tuple[int, int, str, bool]]:
-        """What kernels may touch of the arena: the tensors of the calls, which lie apart."""
+        """The tensors of the calls in the arena, which kernels may touch."""
         layout, found = Layout.of(self._problem, case), []
         for place in staged if self._simulated else ():
             for slot in layout.buffers:
@@ -258,9 +258,9 @@ class Runner:
     # judging
 
     def _judge(self, case: Case, staged: dict[int, dict[str, torch.Tensor]], answer: Answer) -> Check:
-        """The verdict on every call of a batch, or on those up to the first that is wrong.
+        """The verdict on every call of a batch, or on those up to the first wrong one.
 
-        Outputs are taken at once, before any is compared: what is written later is not in them.
+        It copies all outputs before it compares any, so that later writes do not count.
         """
         gpu = self._home == "cuda"
         returned: list[list[Output] | None] = [None] * len(staged) if gpu else list(answer.outputs)
@@ -289,10 +289,10 @@ class Runner:
         contents: list[torch.Tensor] | None,
         look: bool,
     ) -> Check:
-        """Inputs unchanged (if they are to be looked at), outputs of the right kind, values right."""
+        """Checks that the inputs are unchanged (if ``look``), that outputs have the right form, and their values."""
         layout = Layout.of(self._problem, case)
         start = 0 if outputs is None else place * layout.nbytes
-        if outputs is None:  # on a GPU: now the arena is this call's
+        if outputs is None:  # on a GPU the arena now serves this call
             for slot in layout.results:
                 self._arena.write(slot.offset, _nan(slot.buffer.shape, slot.buffer.dtype))
             collected = self._ask({"op": "collect", "index": place, "inputs": look}, "handing over its outputs").outputs
@@ -318,7 +318,7 @@ class Runner:
         return self._arena.read(start + slot.offset, slot.buffer.shape, slot.buffer.dtype)
 
     def _take(self, case: Case, outputs: list[Output]) -> list[torch.Tensor]:
-        """Copies of the outputs that are what they should be; the rest is for ``_check_description`` to refuse."""
+        """Copies of the outputs that have the right form; ``_check_description`` refuses the others."""
         wanted = self._problem.output_shapes(case)
         if any((out.shape, out.dtype, out.device) != (*kind, self._device) for out, kind in zip(outputs, wanted)):
             return []
@@ -352,7 +352,7 @@ class Runner:
                 raise CallFailed(f"the {name} is a broadcast view; elements share memory")
 
     def _shared_with(self, case: Case, out: Output) -> list[str]:
-        """Names of the inputs, of any call, that an output in the arena overlaps."""
+        """The names of the inputs, of any call, that an output in the arena overlaps."""
         if out.stride is None or self._home == "cuda":
             return []
         layout = Layout.of(self._problem, case)
@@ -372,10 +372,15 @@ def _nan(shape: Sequence[int], dtype: str) -> torch.Tensor:
 
 
 def worst(checks: Sequence[Check]) -> Check:
-    """The verdict on several outputs: their messages, their largest errors."""
+    """The verdict on several outputs: all messages, and the largest errors."""
     return Check(
         all(check.passed for check in checks),
         "; ".join(check.message for check in checks if check.message),
-        max(check.max_abs for check in checks),
-        max(check.max_rel for check in checks),
+        _largest([check.max_abs for check in checks]),
+        _largest([check.max_rel for check in checks]),
     )
+
+
+def _largest(errors: Sequence[float]) -> float:
+    """The largest error; NaN if one of them is, wherever it stands."""
+    return math.nan if any(map(math.isnan, errors)) else max(errors)

@@ -1,8 +1,8 @@
-"""What keeps a submission's process away from the judge's: docs/explanation/threat_model.md says what each layer stops.
+"""The layers between a submission's process and the judge's (docs/explanation/threat_model.md says what each stops).
 
-The judge shields itself (``shielded``), the worker gives rights up before it loads a submission (``enter``), and the
-judge looks for what the submission has left running (``strays``). Everything here is Linux's; ``enter`` says which
-layers a system has.
+The judge shields itself (``shielded``), the worker gives up rights before it loads a submission (``enter``), and the
+judge looks for processes that the submission has left behind (``strays``). All of this is specific to Linux; ``enter``
+returns the layers that the system has.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from pathlib import Path
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _SET_DUMPABLE, _GET_DUMPABLE, _SET_SUBREAPER, _NO_NEW_PRIVS = 4, 3, 36, 38
-# Landlock: the numbers of its system calls are the same on every architecture
+# Landlock's system calls have the same numbers on every architecture
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
-_WRITES = (1 << 1) | sum(1 << bit for bit in range(4, 13))  # files opened to write, removed, made
-_BY_VERSION = {2: 1 << 13, 3: 1 << 14}  # moved to another folder; truncated
-_CAPABILITIES = 0x20080522  # the version of the structures of capset
-_TCP = 0b11  # ports that are listened to and connected to, from version 4 on
-_SCOPES = 0b11  # of abstract sockets and of signals, from version 6 on
+_WRITES = (1 << 1) | sum(1 << bit for bit in range(4, 13))  # opening a file to write, removing and making files
+_BY_VERSION = {2: 1 << 13, 3: 1 << 14}  # moving a file to another folder; truncating it
+_CAPABILITIES = 0x20080522  # the version of capset's structures
+_TCP = 0b11  # binding and connecting to ports, from version 4 on
+_SCOPES = 0b11  # abstract sockets and signals, from version 6 on
 _OTHER_USER = 65_000
-"""Who the worker is where the judge is root and the kernel has no Landlock."""
+"""The worker's user where the judge is root and the kernel has no Landlock."""
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/dri")
 _OWN = "/proc/self"
-"""CUDA does not start (error 304) in a process that may not write there: it names its threads."""
+"""The process's own entry. CUDA does not start (error 304) without write access there: it names its threads."""
 MARK = "CUTE_NVFP4_RUN"
-"""Variable of the environment that names the run which a process belongs to."""
+"""The environment variable that names the run which a process belongs to."""
 
 
 OUT_OF_REACH = "memory of the judge out of reach"
 
 
 class SandboxError(OSError):
-    """A layer that the system has and that could not be put up."""
+    """An error of a layer that the system has, but that could not be set up."""
 
 
 def shield() -> None:
-    """Makes this process's memory and descriptors unreadable for others of its user, and it the parent of orphans."""
+    """Makes this process's memory and descriptors unreadable for its user's other processes, and adopts orphans."""
     _libc.prctl(_SET_DUMPABLE, 0, 0, 0, 0)
     _libc.prctl(_SET_SUBREAPER, 1, 0, 0, 0)
 
 
 @contextlib.contextmanager
 def shielded() -> Iterator[None]:
-    """``shield`` for the length of a run; the process is as before when it ends."""
+    """Applies ``shield`` for the length of a run, and then restores the process's state."""
     before = _libc.prctl(_GET_DUMPABLE, 0, 0, 0, 0)
     shield()
     try:
@@ -59,11 +59,11 @@ def shielded() -> Iterator[None]:
 
 
 def enter(folder: Path, judge: int) -> list[str]:
-    """Gives up what a submission does not need; it may write below ``folder`` only. Returns the layers that hold.
+    """Gives up rights that a submission does not need, and limits writes to ``folder``. Returns the layers that hold.
 
-    ``judge`` is the process that must be out of reach: that it is, is tried. Raises ``SandboxError``.
+    judge: the process that must be out of reach; the function tries to reach it. Raises ``SandboxError``.
     """
-    _libc.prctl(_SET_SUBREAPER, 1, 0, 0, 0)  # what its children leave behind stays below it
+    _libc.prctl(_SET_SUBREAPER, 1, 0, 0, 0)  # orphans of its children stay below it
     _libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0)
     layers = []
     version = landlock_version()
@@ -78,7 +78,7 @@ def enter(folder: Path, judge: int) -> list[str]:
         os.setresuid(*[_OTHER_USER] * 3)
         layers.append(f"user {_OTHER_USER}")
     elif os.geteuid() == 0:
-        # without CAP_SYS_PTRACE root reads no process that is not dumpable
+        # without CAP_SYS_PTRACE, root cannot read a process that is not dumpable
         _libc.capset(struct.pack("Ii", _CAPABILITIES, 0), bytes(24))
         layers.append("root without capabilities")
     if not _reaches(judge):
@@ -87,12 +87,12 @@ def enter(folder: Path, judge: int) -> list[str]:
 
 
 def landlock_version() -> int:
-    """Which version of Landlock the system has; less than 1 for none."""
+    """The system's version of Landlock; less than 1 without it."""
     return _libc.syscall(_CREATE_RULESET, None, 0, 1)
 
 
 def _readable_for_all(path: Path) -> bool:
-    """Whether another user could read the file: Python goes on importing when the user has changed."""
+    """Whether every folder above the file is open to other users, since Python goes on importing as another user."""
     return all(parent.stat().st_mode & 0o005 == 0o005 for parent in path.resolve().parents)
 
 
@@ -107,7 +107,7 @@ def _landlock(folder: Path, version: int) -> None:
         devices = [*map(Path, _DEVICES), *Path("/dev").glob("nvidia*")]
         for path in (folder, Path(_OWN), *(device for device in devices if device.exists())):
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
-            # of a file, and below the process's own entry, only what files have: opening them to write, and truncating
+            # files, and what lies below the process's own entry, get only the rights of files: writing and truncating
             whole = path.is_dir() and path != Path(_OWN)
             allowed = writes if whole else writes & (1 << 1 | 1 << 14)
             if _libc.syscall(_ADD_RULE, rules, 1, struct.pack("=Qi", allowed, place), 0):
@@ -120,7 +120,7 @@ def _landlock(folder: Path, version: int) -> None:
 
 
 def _reaches(judge: int) -> bool:
-    """Whether this process can open the judge's memory, which asks the system as tracing does."""
+    """Whether this process can open the judge's memory, for which the kernel applies the rules of tracing."""
     try:
         os.close(os.open(f"/proc/{judge}/mem", os.O_RDONLY))
     except OSError:
@@ -129,7 +129,7 @@ def _reaches(judge: int) -> bool:
 
 
 def strays(worker: int, mark: str) -> list[int]:
-    """The processes that come from ``worker``: its descendants, and those that carry its run's mark."""
+    """The processes that come from ``worker``: its descendants, and those with its run's mark."""
     parents, marked = {}, set()
     sign = f"{MARK}={mark}".encode()
     for name in os.listdir("/proc"):
@@ -151,7 +151,7 @@ def strays(worker: int, mark: str) -> list[int]:
 
 
 def end(processes: list[int]) -> None:
-    """Kills them."""
+    """Kills the processes."""
     for process in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(process, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What a ``task.yml`` holds, and how a bad one is refused."""
+"""The schema of a ``task.yml``, and the errors for an invalid one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationErr
 
 from .errors import TaskFileError
 
-# The problem's parameters and "seed". A grouped problem's parameters are lists with one entry for each group.
+# The problem's parameters and "seed". In a grouped problem a parameter is a list with one entry for each group.
 Case = dict[str, int | list[int]]
 
 
@@ -40,7 +40,7 @@ class Tolerances(_Strict):
 
 
 class Limits(_Strict):
-    """When a timed case stops (whichever comes first) and how long one call may take."""
+    """When a timed case stops (at the first limit that it reaches), and how long one call may take."""
 
     repeats: int = Field(default=200, ge=2)
     relative_error: float = Field(default=0.001, gt=0)
@@ -54,7 +54,7 @@ class Limits(_Strict):
 
 
 class SpeedOfLight(_Strict):
-    """A bound computed from peaks, not a measurement: ``max(bytes / peak_bytes_s, flops / peak_flop_s)``."""
+    """A bound computed from peak rates, not a measurement: ``max(bytes / peak_bytes_s, flops / peak_flop_s)``."""
 
     gpu: str
     note: str
@@ -64,7 +64,7 @@ class SpeedOfLight(_Strict):
 
 
 class PublicResults(_Strict):
-    """Times published by others: never measured by this harness."""
+    """Times that others published; this harness never measured them."""
 
     gpu: str
     note: str
@@ -110,7 +110,7 @@ class Task(_Strict):
 def check_case(case: Case, parameters: list[str], where: str, *, grouped: bool = False) -> None:
     """Raises ValueError unless ``case`` has exactly the problem's parameters (positive) and a seed.
 
-    Of a ``grouped`` problem every parameter is a list, all of one length and none empty.
+    grouped: every parameter is a list, all of the same length, none empty.
     """
     expected = {*parameters, "seed"}
     if set(case) != expected:
@@ -135,11 +135,11 @@ def check_case(case: Case, parameters: list[str], where: str, *, grouped: bool =
 def load_task(path: Path, of: Path | None = None) -> Task:
     """Reads and validates a task file.
 
-    With ``of``, the problem's own task file, one of ``tests`` and ``benchmarks`` is enough: it stands for both, and
-    other fields that are not there are the problem's (published figures are not: they are of its own shapes).
+    of: the problem's own task file. With it, one of ``tests`` and ``benchmarks`` is enough and stands for both, and
+    other missing fields come from ``of`` (except published figures, which belong to its own shapes).
 
     Raises:
-        TaskFileError: the file is missing, is not YAML, or does not match the schema; every fault is listed.
+        TaskFileError: the file is missing, is not YAML, or does not match the schema; the message lists every fault.
     """
     content = read_yaml(path)
     if of is not None and isinstance(content, dict) and not content.keys().isdisjoint(_SHAPES):
@@ -155,7 +155,7 @@ def load_task(path: Path, of: Path | None = None) -> Task:
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a YAML file; raises TaskFileError where it cannot be read."""
+    """The content of a YAML file; raises TaskFileError if it cannot be read."""
     try:
         return yaml.safe_load(path.read_text())
     except FileNotFoundError as error:

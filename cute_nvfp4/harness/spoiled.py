@@ -1,5 +1,5 @@
-"""Inputs that are wrong until the clock starts: a call that reads them before, on a stream that does not wait for the
-caller's, gives wrong elements."""
+"""Inputs with wrong elements until the clock starts. A call that reads them earlier, on a stream that does not wait for
+the caller's, gives wrong results."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import torch
 from .arena import Slot
 
 PLACES = 64
-"""Elements of each input that are wrong. One that nobody knows of cannot be mended without a look at all."""
+"""Wrong elements of each input, at secret places: without reading the whole input, a submission cannot avoid them."""
 _SIGN, _BIT = 0x80, 0x08
-"""What is changed: the sign of a number of more than a byte; of a byte the last bit of an E4M3 scale's exponent, or the
-sign of one of two codes."""
+"""The bits that are changed: the sign of an element of more than one byte; in a byte, the last exponent bit of an E4M3
+scale, which also is the sign of one of two E2M1 codes."""
 _MASKS = {"float64": _SIGN, "float32": _SIGN, "float16": _SIGN, "bfloat16": _SIGN, "uint8": _BIT}
-"""By the dtype of a buffer: floating-point numbers of 4 and 8 bits are stored as bytes."""
+"""The changed bit by a buffer's dtype; 4- and 8-bit floats are stored as bytes."""
 
-# Taken before a submission is imported: see integrity.py.
+# Bound before a submission is imported: see integrity.py.
 _select, _write = torch.Tensor.index_select, torch.Tensor.index_copy_
 _xor, _to, _tensor = torch.Tensor.bitwise_xor, torch.Tensor.to, torch.tensor
 _random = secrets.SystemRandom().randrange
 
 
 class Spoiled(NamedTuple):
-    """Bytes of ``block``, and what belongs there. ``mend`` queues one copy on the current stream."""
+    """Changed bytes of ``block``, and their right values. ``mend`` queues one copy on the current stream."""
 
     block: torch.Tensor
     places: torch.Tensor
@@ -37,9 +37,9 @@ class Spoiled(NamedTuple):
 
 
 def spoil(block: torch.Tensor, inputs: Sequence[Slot], starts: Sequence[int]) -> Spoiled:
-    """Changes elements of each of the inputs, in every call's part of ``block`` (bytes), which begin at ``starts``.
+    """Changes elements of each input in the part of ``block`` (bytes) of every call. starts: where the parts begin.
 
-    Integers of more than a byte and truth values stay right: they may be indices.
+    Integers of more than one byte and booleans stay right: they may be indices.
     """
     places, masks = [], []
     for start in starts:
@@ -47,7 +47,7 @@ def spoil(block: torch.Tensor, inputs: Sequence[Slot], starts: Sequence[int]) ->
             name = slot.buffer.dtype
             size = getattr(torch, name).itemsize
             if name in _MASKS:
-                # the last byte of a number has its sign
+                # the sign is in the last byte of an element
                 chosen = {_random(slot.nbytes // size) for _ in range(PLACES if slot.nbytes else 0)}
                 places += [start + slot.offset + (element + 1) * size - 1 for element in sorted(chosen)]
                 masks += [_MASKS[name]] * len(chosen)

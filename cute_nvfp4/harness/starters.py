@@ -1,7 +1,7 @@
-"""Submissions to begin with, composed from the templates ``starter_STYLE.py.j2`` of each problem's folder.
+"""Starter submissions, composed from the templates ``starter_STYLE.py.j2`` in each problem's folder.
 
 What several of them share is written once: a problem's tensors in its ``starter.j2``, code in ``problems/starters``.
-``<< … >>`` is an expression of the template, for Python has braces of its own. The composed file stands alone.
+``<< … >>`` is an expression of a template, since Python uses braces itself. A composed file needs no other.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _PREFIX, _SUFFIX = "starter_", ".py.j2"
 
 
 def styles(problem: str) -> list[str]:
-    """The styles that ``problem`` has a starter in."""
+    """The styles of the problem's starters."""
     found = get_problem(problem).folder.glob(f"{_PREFIX}*{_SUFFIX}")
     return sorted(path.name.removeprefix(_PREFIX).removesuffix(_SUFFIX).replace("_", "-") for path in found)
 
@@ -22,7 +22,7 @@ def starter(problem: str, style: str) -> str:
     """The text of a starter.
 
     Raises:
-        HarnessError: no such problem, or it has none in this style; what there is is listed.
+        HarnessError: no such problem, or no starter in this style; the message lists the styles.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

@@ -1,4 +1,4 @@
-"""A submission as it was read before anything ran: its file, and what lies beside it."""
+"""A submission as it was read before anything ran: its file, and the files beside it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pathlib import Path
 from .errors import HarnessError, SubmissionError
 
 MOST_BYTES = 16 << 20
-"""Of a submission's files together."""
+"""Most bytes of a submission's files together."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """``source`` is that of the file at ``path``; ``files`` are it and those beside and below it, by relative name."""
+    """A submission. source: of the file at ``path``; files: that file and those beside and below it, by relative
+    name."""
 
     path: Path
     source: str
@@ -25,7 +26,7 @@ class Submission:
     def read(cls, path: Path) -> Submission:
         """Reads a submission; raises as ``read_submission`` does.
 
-        What lies beside it is read while it is together at most ``MOST_BYTES``: Python's files first, others by size.
+        It reads files beside it up to ``MOST_BYTES`` together: Python files first, each kind by size.
         """
         source, folder = read_submission(path), path.resolve().parent
         found = {Path(path.name): path.read_bytes()}
@@ -39,24 +40,24 @@ class Submission:
             try:
                 found.setdefault(name, (folder / name).read_bytes())
             except OSError:
-                continue  # not ours to read: it is missing for the submission, too
+                continue  # unreadable for the judge: the submission does without it
         return cls(path, source, found)
 
     def copy_to(self, folder: Path) -> Path:
-        """Writes all files below ``folder``; returns where the submission's own is."""
+        """Writes all files below ``folder``, and returns the path of the submission's own file."""
         for name, content in self.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(content)
         return folder / self.path.name
 
     def beside(self, files: dict[Path, bytes]) -> Submission:
-        """This submission beside ``files``, which take the place of its folder's that have their names."""
+        """This submission beside ``files``, which replace files of its folder with the same names."""
         own = {name: content for name, content in self.files.items() if name not in files}
         return replace(self, files=own | {name: files[name] for name in files if name != Path(self.path.name)})
 
     @property
     def leaderboard(self) -> str | None:
-        """The problem that its first comment names."""
+        """The problem that the submission's first comment names, or None."""
         return directives(self.source).get("leaderboard")
 
 
@@ -64,7 +65,7 @@ _DEEPEST, _MOST_FILES = 3, 1000
 
 
 def _files_below(folder: Path) -> list[Path]:
-    """Relative names of files, without hidden ones and caches of Python."""
+    """Relative names of the files below ``folder``, without hidden files and Python's caches."""
     found: list[Path] = []
     for here, folders, files in os.walk(folder):
         depth = len(Path(here).relative_to(folder).parts)
@@ -76,11 +77,11 @@ def _files_below(folder: Path) -> list[Path]:
 
 
 def read_submission(path: Path) -> str:
-    """The source of a submission, after what can be checked without running it.
+    """The source of a submission, after all checks that need no execution.
 
     Raises:
         HarnessError: no such file.
-        SubmissionError: it is not Python source (the line is shown).
+        SubmissionError: the file is not Python source; the message shows the line.
     """
     if not path.is_file():
         raise HarnessError(f"submission {path} does not exist; it is a Python file with custom_kernel(data)")

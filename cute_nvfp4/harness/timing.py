@@ -1,10 +1,10 @@
-"""GPU timing: CUDA events around one call at a time, with the L2 cache cold and clean.
+"""GPU timing: CUDA events around one call at a time, with a cold and clean L2 cache.
 
-L2 is made cold by *reading* a buffer several times its size. Writing one would leave dirty lines whose write-back
-the timed kernel pays for (10 to 20 % on these shapes). The read also keeps the GPU busy while the host queues the
-next call, so the host's overhead is not timed unless it exceeds that read, or those that are asked for.
+*Reading* a buffer several times the size of L2 makes it cold. Writing one would leave dirty lines, whose write-back the
+timed kernel would pay for (10 to 20 % on these shapes). The reads also keep the GPU busy while the host queues the next
+call, so that the host's overhead is not timed unless it takes longer than the reads.
 
-Every function here takes its clocks from names bound at import, before any submission is loaded.
+Every function here uses clocks that were bound at import, before any submission is loaded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 
 L2_CLEAR_BYTES = 512 << 20
 _QUEUED_NS = 1_000_000
-_CALL_QUEUED_NS = 1_500_000  # lists of groups, seen for the first time after the judge's own work, take that
+_CALL_QUEUED_NS = 1_500_000  # the time for a list of groups, met for the first time after the judge's own work
 _COPY_BYTES = 1 << 30
 _MIN_RUNS = 10
 _WARM_UP_RUNS = 3
@@ -32,7 +32,7 @@ _synchronize = torch.cuda.synchronize
 
 
 def most_queueing_ns(calls: int) -> int:
-    """How long the host may take to queue so many calls while the GPU is kept busy, in nanoseconds."""
+    """The nanoseconds that the host may take to queue ``calls`` calls while the GPU is kept busy."""
     return _QUEUED_NS + calls * _CALL_QUEUED_NS
 
 
@@ -68,14 +68,14 @@ class Timing:
 
 @dataclass(frozen=True)
 class StopRule:
-    """Stops when the mean is known to ``relative_error``, or after ``repeats`` runs, or after ``seconds``."""
+    """Stops when the mean is known to ``relative_error``, after ``repeats`` runs, or after ``seconds``."""
 
     repeats: int = 200
     relative_error: float = 0.001
     seconds: float = 120.0
 
     def done(self, samples: Sequence[float], elapsed: float) -> bool:
-        """Whether ``samples`` (ns), gathered in ``elapsed`` seconds, are enough."""
+        """Whether ``samples`` (ns), taken in ``elapsed`` seconds, are enough."""
         if len(samples) >= self.repeats or (samples and elapsed >= self.seconds):
             return True
         if len(samples) < min(_MIN_RUNS, self.repeats):
@@ -97,7 +97,7 @@ class ColdL2:
         self._read(self._buffer, dim=0, out=self._sum)
 
     def measure(self) -> None:
-        """Finds out how long a read takes, for ``busy``."""
+        """Measures how long a read takes, for ``busy``."""
         start, end = _Event(enable_timing=True), _Event(enable_timing=True)
         self()
         start.record()
@@ -107,13 +107,13 @@ class ColdL2:
         self._read_ns = start.elapsed_time(end) * 1e6
 
     def busy(self, nanoseconds: float) -> None:
-        """Evicts L2 by as many reads as keep the GPU busy for so long; by one before ``measure``."""
+        """Evicts L2 by as many reads as keep the GPU busy for ``nanoseconds``; by one read before ``measure``."""
         for _ in range(max(1, math.ceil(nanoseconds / self._read_ns))):
             self()
 
 
 class Captured(NamedTuple):
-    """A call in a CUDA graph, and what it returned: tensors that every replay writes. The call owns what they read."""
+    """A call in a CUDA graph. result: tensors that every replay writes; call: keeps alive what the graph reads."""
 
     graph: torch.cuda.CUDAGraph
     result: Any
@@ -121,17 +121,17 @@ class Captured(NamedTuple):
 
 
 def capture(call: Callable[[], Any], mode: str = "global") -> Captured:
-    """One ``call`` as a CUDA graph. mode: "thread_local" where other threads may call CUDA meanwhile, as NCCL's do."""
+    """Captures one ``call`` in a CUDA graph. mode: "thread_local" if other threads, as NCCL's, may call CUDA."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
-        for _ in range(2):  # compiles and allocates outside of the capture
+        for _ in range(2):  # compiles and allocates before the capture
             call()
         torch.cuda.synchronize()
         collected = gc.isenabled()
-        gc.disable()  # the end of an older graph within a capture would spoil it
-        # not torch.cuda.graph, which collects garbage and empties the allocator each time: a third of a second
+        gc.disable()  # destroying an older graph would invalidate the capture
+        # torch.cuda.graph would collect garbage and empty the allocator each time: a third of a second
         graph.capture_begin(capture_error_mode=mode)
         try:
             result = call()
@@ -144,7 +144,7 @@ def capture(call: Callable[[], Any], mode: str = "global") -> Captured:
 
 
 def time_once(call: Callable[[], object], clear: Callable[[], None]) -> float:
-    """One measurement in nanoseconds: clears L2, then times ``call`` with a pair of events on the current stream."""
+    """One measurement in nanoseconds: clears L2, then times ``call`` by two events on the current stream."""
     start, end = _Event(enable_timing=True), _Event(enable_timing=True)
     clear()
     start.record()
@@ -161,7 +161,7 @@ def time_cuda(
     clear: Callable[[], None] | None = None,
     warm_up: int = _WARM_UP_RUNS,
 ) -> list[float]:
-    """Times ``call`` on the current CUDA stream until ``rule`` is met; returns every measurement, in nanoseconds."""
+    """Times ``call`` on the current CUDA stream until ``rule`` is met; returns all measurements in nanoseconds."""
     rule, clear = rule or StopRule(), clear or ColdL2()
     for _ in range(warm_up):
         call()
@@ -184,12 +184,12 @@ def copy_bandwidth(device: torch.device | str = "cuda") -> float:
 
 
 def score(values: Sequence[float], ranking_by: str) -> float:
-    """The score of a run from the time of each case: their geometric mean, their mean, or the last one."""
+    """The score of a run from each case's time: their geometric mean, their mean, or the last one."""
     return {"geom": geometric_mean, "mean": statistics.fmean, "last": lambda times: times[-1]}[ranking_by](values)
 
 
 SCORES = {"geom": "geometric mean", "mean": "mean", "last": "last"}
-"""What each of them is called."""
+"""The names of the scores in reports."""
 
 
 def geometric_mean(values: Sequence[float]) -> float:

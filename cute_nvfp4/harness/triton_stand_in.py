@@ -1,4 +1,4 @@
-"""A stand-in for Triton where it is not installed, in the simulated GPU: what programs import besides kernels."""
+"""A stand-in for Triton, for the simulated GPU without Triton: the names that programs import besides kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOT_RUN = (
 
 
 class Kernel:
-    """What a Triton kernel becomes: it has a name, and cannot be launched."""
+    """The stand-in for a Triton kernel: it has a name, and refuses to be launched."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.__name__ = function.__name__
@@ -24,12 +24,12 @@ class Kernel:
 
 
 def _decorated(function: Callable[..., Any] | None = None, **_: Any) -> Any:
-    """``jit`` and its like, with or without arguments."""
+    """A decorator like ``jit``, with or without arguments."""
     return Kernel(function) if callable(function) else Kernel
 
 
 class _Names(types.ModuleType):
-    """A module all of whose names are there: ``tl.constexpr`` in a signature, ``tl.load`` in a kernel."""
+    """A module that has every name: ``tl.constexpr`` in a signature, ``tl.load`` in a kernel."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -38,14 +38,14 @@ class _Names(types.ModuleType):
 
 
 def do_bench(fn: Callable[[], Any], *_: Any, **__: Any) -> float:
-    """Calls ``fn`` once; the number is none: a simulated GPU has no times."""
+    """Calls ``fn`` once and returns 1.0, which is not a time: a simulated GPU has none."""
     print("triton.testing.do_bench: a stand-in has called its function once; there is no time here", file=sys.stderr)
     fn()
     return 1.0
 
 
 def install() -> None:
-    """Puts the modules where imports find them."""
+    """Makes the stand-in's modules importable."""
     triton, testing, language = (
         types.ModuleType("triton"),
         types.ModuleType("triton.testing"),

@@ -1,5 +1,5 @@
-"""Timing plans of a GEMM: random operands, a checked result; on a GPU cold replays of CUDA graphs, without one the
-simulator's clock."""
+"""Times the plans of a GEMM on random operands, with a checked result: on a GPU by cold replays of CUDA graphs, without
+one by the simulator's clock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def measure(
     rounds: int = 40,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> list[Timed]:
-    """``time_plans`` on the current GPU, with L2 cold: every plan's result is first checked against torch's."""
+    """``time_plans`` on the current GPU with a cold L2, after a check of every plan's result against torch's."""
     a, b = operands(problem, "cuda")
     expected, clear = product(a, b), ColdL2()
     return time_plans(
@@ -50,9 +50,9 @@ def by_clock(
     *,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> list[Timed]:
-    """Modelled times of plans by the simulator's clock of a GPU ("b200"), fastest first, then those that cannot run.
+    """Modelled times of plans by the simulator's clock of a GPU ("b200"): the fastest first, plans that failed last.
 
-    Each is executed once on the CPU, without checks, on ``sm_count`` multiprocessors with a cold L2, and its result
+    Each plan is executed once on the CPU, without checks, on ``sm_count`` SMs with a cold L2, and its result is
     compared with torch's.
     """
     a, b = operands(problem, "cpu")
@@ -62,7 +62,7 @@ def by_clock(
         try:
             with simulating(plan.config.arch.name, checks=False, clock=clock, sm_count=sm_count) as runs:
                 checked_call(problem, plan, a, b, expected)
-        except Exception as error:  # shown beside the plan, whatever it is
+        except Exception as error:  # any error is reported beside its plan
             failed.append(Timed(plan, error=f"{type(error).__name__}: {error}"))
         else:
             us = sum(run.result.timing.microseconds for run in runs)
@@ -71,15 +71,15 @@ def by_clock(
 
 
 def operands(problem: GemmProblem | PackedProblem, device: str, seed: int = 1111) -> Operands:
-    """Random A and B of the problem: E2M1 of all codes, or 8-bit elements below 2; scales from 1/4 to 2. Of a problem
-    with a packed weight x, numbers or NVFP4, and the weight; of one that nobody packed both in NVFP4."""
+    """Random A and B of the problem: all E2M1 codes, or 8-bit elements below 2; scales from 1/4 to 2. For a packed
+    weight A is x, 16-bit or NVFP4, and B the prepared weight; for weights that stay in rows both are NVFP4."""
     generator = torch.Generator(device=device).manual_seed(seed)
 
     def draw(shape: tuple[int, ...], fmt: Format) -> BlockScaledTensor:
         size = (*shape, fmt.data_columns(problem.k))
         data = torch.randint(0, 256, size, dtype=torch.uint8, device=device, generator=generator)
         if fmt.element_bits == 8:
-            data &= 0xBB  # no exponent of all ones: neither NaN nor infinity
+            data &= 0xBB  # no exponent has all ones, so that there is neither NaN nor infinity
         size = (*shape, fmt.scale_columns(problem.k))
         exponent = torch.randint(-2, 2, size, device=device, generator=generator)
         code = exponent + 127 if fmt.scale == "ue8m0" else (exponent + 7) << 3
@@ -97,14 +97,14 @@ def operands(problem: GemmProblem | PackedProblem, device: str, seed: int = 1111
 
 
 def product(a: BlockScaledTensor | torch.Tensor, b: BlockScaledTensor | PreparedWeight) -> torch.Tensor:
-    """torch's product in float32, of packed operands in their dtype: a 16-bit product of exact operands."""
+    """torch's product in float32; with a prepared weight, a product in its 16-bit dtype, of exact operands."""
     dtype = b.dtype if isinstance(b, PreparedWeight) else torch.float32
     x = a if isinstance(a, torch.Tensor) else a.dequantize(dtype)
     return torch.matmul(x, b.dequantize(dtype).mT).float()
 
 
 def output(problem: GemmProblem | PackedProblem, device: torch.device | str) -> torch.Tensor:
-    """(L, M, N), of a packed weight (M, N); contiguous along the problem's dimension, full of NaN."""
+    """An output (L, M, N), for a packed weight (M, N), contiguous along the problem's dimension and full of NaN."""
     batch = (problem.batch,) if isinstance(problem, GemmProblem) else ()
     out = torch.full((*batch, problem.m, problem.n), float("nan"), dtype=getattr(torch, problem.out), device=device)
     return out.mT.contiguous().mT if isinstance(problem, GemmProblem) and problem.out_major == "m" else out
@@ -117,10 +117,10 @@ def checked_call(
     b: BlockScaledTensor | PreparedWeight,
     expected: torch.Tensor,
 ) -> Call:
-    """A call that runs ``plan`` into one output, after its result was found right.
+    """A call that runs ``plan`` into one output, after a check of its result.
 
     Raises:
-        ValueError: the result is not ``expected``, torch's product, to the rounding of the output.
+        ValueError: the result differs from ``expected``, torch's product, by more than the output's rounding.
     """
     out = output(problem, a.device)
 

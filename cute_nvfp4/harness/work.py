@@ -1,4 +1,4 @@
-"""What the launches of a call did of its work, as the device saw it."""
+"""The work that the launches of a call did, as the device sees it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..sim.observe.touched import Runs
 from .mapped import BASE, Mapped
 
 PER_INSTRUCTION = 32 * 4
-"""Multiply-adds that a warp instruction can do without tensor cores, at most: four in each lane."""
+"""Most multiply-adds of a warp instruction without tensor cores: four in each lane."""
 
 
 class Told(BaseModel):
-    """``read`` bytes, each once; at most so many ``multiply_adds``; ``by_host`` says what was written into the GPU's
-    memory by other means than launches, "" where that was not asked for or there is none."""
+    """A summary of the work. read: bytes, each counted once; multiply_adds: at most so many; by_host: what was written
+    to GPU memory by other means than launches, "" if nothing, or if nobody asked."""
 
     read: int = 0
     multiply_adds: int = 0
@@ -26,8 +26,8 @@ class Told(BaseModel):
 
 
 class Work:
-    """Counts it over the launches of a call. With the ``memory``, what lies there is compared before and after each
-    launch with what launches left: all else was written by the host, by torch's operators above all."""
+    """Counts the work of a call's launches. With ``memory``, it compares memory before and after each launch with what
+    launches left there: the host, mostly torch's operators, has written everything else."""
 
     def __init__(self, memory: Mapped | None = None) -> None:
         self._memory = memory
@@ -37,13 +37,13 @@ class Work:
         self._multiply_adds, self._by_host = 0, ""
 
     def before(self, memory: GlobalMemory) -> None:
-        """A launch is about to run on ``memory``."""
+        """Compares memory with what launches left, before a launch runs on ``memory``."""
         if self._mirror is not None:
             found = [(region.name, self._differing(region.base - BASE, region.size)) for region in memory.regions]
             self._changed = [(name, places) for name, places in found if len(places)]
 
     def after(self, result: Result, touched: Uses) -> None:
-        """It has run."""
+        """Counts the work of a launch that has run, and remembers what it wrote."""
         self._multiply_adds += PER_INSTRUCTION * result.instructions + sum(m.multiply_adds for m in result.mma)
         found = list(touched.runs())
         read = [runs for _, write, runs in found if not write]
@@ -59,7 +59,7 @@ class Work:
                 self._mirror[first:last] = self._memory.bytes_at(first, last - first)
 
     def told(self, outputs: Sequence[tuple[int, int]]) -> dict:
-        """What was seen; ``outputs`` (offset, size) must hold what launches left there."""
+        """A summary, as a dictionary. outputs: (offset, size) of memory that must hold what launches wrote."""
         if self._mirror is not None and not self._by_host:
             count = sum(len(self._differing(*place)) for place in outputs)
             self._by_host = f"{count} bytes of the outputs are not what launches wrote" if count else ""
@@ -70,12 +70,12 @@ class Work:
         return Told(read=read, multiply_adds=self._multiply_adds, by_host=self._by_host).model_dump()
 
     def _differing(self, offset: int, size: int) -> np.ndarray:
-        """Which of the arena's bytes from ``offset`` on are not what they were."""
+        """The offsets of bytes of the arena, from ``offset`` on, that differ from what launches left."""
         was = self._mirror[offset : offset + size]
         return offset + np.flatnonzero(self._memory.bytes_at(offset, size) != was)
 
 
 def _inside(places: np.ndarray, runs: Runs) -> int:
-    """How many of the places (in any order) lie in the runs."""
+    """The number of places (in any order) that lie in the runs."""
     at = np.searchsorted(runs.first, places, "right") - 1
     return int(((at >= 0) & (places < runs.last[at])).sum())

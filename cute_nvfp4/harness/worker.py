@@ -1,9 +1,9 @@
-"""The process of one submission: loads it, calls it, times it on a GPU; it never judges it.
+"""The process of one submission: it loads the submission, calls it, and times it on a GPU; it never judges it.
 
-Started by :mod:`cute_nvfp4.harness.runner` as ``python -m cute_nvfp4.harness.worker CONTROL_FD DEVICE_FD ARENA_FD
-ARENA_BYTES CALLS_BYTES FOLDER JUDGE``. Requests and answers are JSON messages; tensors lie in the arena. Before a
-submission is loaded the process gives up what lets it reach the judge (``sandbox``). Anything else the judge wants to
-know (is the answer right, were the inputs changed, what was launched) it finds out by itself.
+``process`` starts ``python -m cute_nvfp4.harness.worker CONTROL_FD DEVICE_FD ARENA_FD ARENA_BYTES CALLS_BYTES FOLDER
+JUDGE``. Requests and answers are JSON messages; tensors lie in the arena. Before it loads a submission, the process
+gives up the rights by which it could reach the judge (``sandbox``). The judge finds out by itself whether the answer is
+right, whether the inputs were changed, and what was launched.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _most_queueing = timing.most_queueing_ns
 
 
 class Refused(Exception):
-    """The submission did something that ends the request; the text is for the user."""
+    """An act of the submission that ends the request; the text is for the user."""
 
 
 class Worker:
     """Serves the requests of one runner, for one submission.
 
-    Calls are numbered by the place of their inputs in the workspace. On a GPU the runner has the inputs of each call
-    of a batch staged, the calls made together, and what each of them returned collected; elsewhere inputs are there.
+    Calls are numbered by the place of their inputs in the workspace. On a GPU the runner has the inputs of each call of
+    a batch staged, then the calls made together, then the outputs of each collected; elsewhere the inputs are in place.
     """
 
     def __init__(self, memory: Mapped, device: Connection, calls: int) -> None:
@@ -63,18 +63,18 @@ class Worker:
         self._simulated: SimulatedGpu | None = None
         self._gpu = False
         self._workspace: Workspace | None = None
-        self._outputs: dict[int, tuple[list, list]] = {}  # on a GPU, what each call returned, and copies of it
+        self._outputs: dict[int, tuple[list, list]] = {}  # on a GPU: the returned values of each call, and their copies
         self._returned: list[torch.Tensor] = []
-        self._structures: list[Any] = []  # of what calls returned, where a folder's problem leaves that to them
+        self._structures: list[Any] = []  # of returned values, for a folder's problem, which leaves them to the call
         self._clear: timing.ColdL2 | None = None
         self._hazards: dict[str, Any] = {}
-        self._queueing: dict[int, int] = {}  # nanoseconds that the host took for the last timed batch, by its calls
+        self._queueing: dict[int, int] = {}  # nanoseconds to queue the last timed batch, by its number of calls
 
     # requests
 
     def load(self, *, problem: str, path: str, device: str, simulate: str, hazards: dict, aliases: bool) -> dict:
-        """Imports the submission. simulate: the architecture of the GPU to simulate, "" for none; hazards: how those
-        between streams are taken; aliases: whether names that the DSL has dropped are there."""
+        """Imports the submission. simulate: the architecture of the simulated GPU, "" for none; hazards: how hazards
+        between streams are treated; aliases: whether names that the DSL has dropped exist."""
         self._problem = DESCRIBED if problem == DESCRIBED.name else get_problem(problem)
         self._device, self._hazards = torch.device(device), hazards
         adopt = (lambda tensor: tensor) if device == "cpu" else None
@@ -104,18 +104,19 @@ class Worker:
         return self._told()
 
     def stage(self, *, case: dict, index: int, batch: int) -> dict:
-        """Takes what the arena holds as the inputs of call ``index`` of at most ``batch``."""
+        """Takes the arena's contents as the inputs of call ``index`` of at most ``batch``."""
         self._workspace.lay_out(case, batch)
         self._workspace.take_inputs(index)
         self._synchronize()
         return {}
 
     def call(self, *, case: dict, batch: int, order: list[int], timed: bool) -> dict:
-        """The calls of ``order``, one after the other; times are of all of them, on a GPU its own if ``timed``."""
+        """Makes the calls of ``order``, one after the other. Times are of all of them; timed: on a GPU, by its
+        clock."""
         self._workspace.lay_out(case, batch)
         inputs, threads = self._prepare(order), set(_frames())
         gpu_ns, described = None, []
-        # looked up before the submission runs
+        # bound before the submission runs
         close, refuse, keep, release = self._hooks.close, self._refuse, self._keep, self._hooks.open
         begin = _clock()
         try:
@@ -137,7 +138,8 @@ class Worker:
         return told | {"structures": self._structures} | self._told()
 
     def collect(self, *, index: int, inputs: bool) -> dict:
-        """Describes what call ``index`` returned; hands it over, with that call's ``inputs`` as they are now."""
+        """Describes the outputs of call ``index`` and hands them over. inputs: also that call's inputs, as they are
+        now."""
         described = self._describe(index, *self._outputs.pop(index))
         if inputs:
             self._workspace.give_inputs(index)
@@ -145,7 +147,7 @@ class Worker:
         return {"outputs": [described]}
 
     def profile(self, *, case: dict, order: list[int]) -> dict:
-        """One warm call, then one under torch's profiler."""
+        """Makes one warm-up call, then one under torch's profiler."""
         from torch.profiler import ProfilerActivity, profile
 
         self._workspace.lay_out(case, 1)
@@ -166,13 +168,13 @@ class Worker:
             self._simulated.forget(**self._hazards)
 
     def _told(self) -> dict:
-        """What only this process knows: hazards between streams, where torch took part, and which names of an older DSL
-        were asked for."""
+        """What only this process knows: hazards between streams with torch's work, and the names of an older DSL that
+        the submission used."""
         notes = [f"{old} is {new} in this DSL (--dsl-compat)" for old, new in dsl_compat.USED.items()]
         return {"unordered": self._simulated.unordered() if self._simulated else "", "notes": notes}
 
     def _prepare(self, order: list[int]) -> list[tuple]:
-        """The ``data`` tuples of the calls; every output is NaN, and nothing of earlier calls is left."""
+        """The ``data`` tuples of the calls, once every output is NaN and all results of earlier calls are cleared."""
         self._begin()
         self._workspace.poison()
         for tensor in self._returned:
@@ -182,11 +184,11 @@ class Worker:
         return [self._workspace.data(index) for index in order]
 
     def _timed_calls(self, order: list[int], batch: list[tuple]) -> float:
-        """Times the calls together, in nanoseconds, and keeps what they returned.
+        """Times the calls together, in nanoseconds, and keeps what they return.
 
-        The GPU reads L2 away while the host queues all of it, the copies of outputs included: they follow the last call
-        at once. Until the clock starts some elements of the inputs are wrong. Work on a stream that does not wait for
-        the caller's, or that the caller's does not wait for, therefore gives wrong elements, and no time is gained.
+        The GPU reads L2 away while the host queues everything, with the copies of outputs directly after the last call.
+        Some elements of the inputs are wrong until the clock starts. Work on a stream that does not wait for the
+        caller's, or that the caller's does not wait for, therefore gives wrong results, and gains no time.
         """
         start, end = _event(enable_timing=True), _event(enable_timing=True)
         kernel, close, refuse, keep = self._kernel, self._hooks.close, self._refuse, self._keep
@@ -206,8 +208,8 @@ class Worker:
         return start.elapsed_time(end) * 1e6
 
     def _refuse(self, traced: str) -> None:
-        """Raises ``Refused`` for what would run the submission's code when the clock has stopped: what ``traced``
-        names, what is left in Python or torch, what was replaced here."""
+        """Raises ``Refused`` for anything that would run the submission's code after the clock has stopped: ``traced``,
+        a hook left in Python or torch, or a function replaced here."""
         if left := traced or self._hooks.left():
             raise Refused(f"custom_kernel left {left}, which can run when the clock has stopped")
         self._refuse_replaced()
@@ -217,9 +219,9 @@ class Worker:
             raise Refused(f"the submission replaced {', '.join(replaced)}")
 
     def _keep(self, order: list[int], outs: list) -> list[list[dict]]:
-        """Describes what the calls returned, and copies what the judge cannot read, after the last of them.
+        """Describes what the calls returned, and copies what the judge cannot read, after the last call.
 
-        A tensor that serves two calls holds one answer by then. On a GPU the copies are queued in stream order before
+        By then a tensor that serves two calls holds one answer. On a GPU the copies are queued in stream order before
         the host waits, so that work hidden on another stream comes too late; they are described when collected.
         """
         described = []
@@ -234,9 +236,10 @@ class Worker:
         return described
 
     def _outputs_of(self, out: Any) -> list:
-        """The outputs of a call; of a folder's problem the tensors in what it returned, for which places are made."""
+        """The outputs of a call. For a folder's problem: all tensors in the returned value, for which it makes
+        places."""
         if self._problem is not DESCRIBED:
-            # not what a class of the submission's makes of being iterated, or of being asked for its class
+            # neither the iteration nor the class that an object of the submission's claims
             sequence = next((kind for kind in (list, tuple) if issubclass(type(out), kind)), None)
             return [out] if sequence is None else list(sequence.__iter__(out))
         structure, tensors = flattened(out)
@@ -245,20 +248,20 @@ class Worker:
         return tensors
 
     def _remember(self, returned: list) -> None:
-        """Notes which tensors of the submission's own to fill with NaN before the next calls."""
+        """Records the submission's own tensors, to fill them with NaN before the next calls."""
         for tensor in returned:
             # the workspace is poisoned as a whole, and may hold another case's inputs by then
             if type(tensor) is _Tensor and self._is_output(tensor) and not self._workspace.holds(tensor):
                 self._returned.append(tensor.detach())
 
     def _is_output(self, tensor: torch.Tensor) -> bool:
-        """Whether it can be one of the case's outputs, every element in a place of its own."""
+        """Whether the tensor can be one of the case's outputs, with every element in a place of its own."""
         kinds = {(slot.buffer.shape, slot.buffer.dtype) for slot in self._workspace.layout.results}
         kind = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
         return kind in kinds and tensor.layout is torch.strided and not _is_broadcast(tensor)
 
     def _describe(self, index: int, returned: list, copies: list) -> list[dict]:
-        """Each output of a call: what it is, and where it lies in the arena, to which others are copied."""
+        """Describes each output of a call, with its place in the arena; it copies outputs that lie elsewhere there."""
         described, results = [], self._workspace.layout.results
         for number, (tensor, content) in enumerate(zip(returned, copies)):
             if type(tensor) is not _Tensor:
@@ -291,7 +294,7 @@ class Worker:
             self._simulated.synchronize()
 
     def answer(self, request: dict) -> dict:
-        """Runs one request and turns whatever the submission raises into an answer."""
+        """Runs one request, and turns whatever the submission raises into an answer."""
         arguments = dict(request)
         operations = (self.load, self.stage, self.call, self.collect, self.profile)
         try:
@@ -299,7 +302,7 @@ class Worker:
             self._refuse_replaced()
         except Refused as error:
             return {"error": str(error), "traceback": ""}
-        except (Exception, SystemExit, KeyboardInterrupt) as error:  # all of it is the submission's doing
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # the submission caused all of these
             return self._raised(error)
         failure = self._simulated.failure() if self._simulated else None
         return result | {"traceback": launched_at(failure) if failure else ""}
@@ -322,7 +325,7 @@ def _is_broadcast(tensor: torch.Tensor) -> bool:
 
 
 def own_traceback(error: BaseException) -> str:
-    """The traceback from the submission's first frame on (ours above it say nothing)."""
+    """The traceback from the submission's first frame on; the harness's frames above it say nothing."""
     trace = traceback.TracebackException.from_exception(error)
     here, package = str(Path(__file__).parent / "worker.py"), "importlib"
     kept = [frame for frame in trace.stack if frame.filename != here and package not in frame.filename]
@@ -331,14 +334,14 @@ def own_traceback(error: BaseException) -> str:
 
 
 def launched_at(error: BaseException) -> str:
-    """Where the submission launched what was stopped: its frames without those of DSL, Triton and simulator."""
+    """The submission's frames that led to a launch that was stopped, without those of DSL, Triton and simulator."""
     libraries = str(Path(__file__).parents[1]), "nvidia_cutlass_dsl", "/triton/", "<"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not any(part in f.filename for part in libraries)]
     return "launched at\n" + "".join(traceback.format_list(frames)).rstrip() if frames else ""
 
 
 def main() -> None:
-    """Runs one submission for the judge, in the folder that it may read."""
+    """Runs one submission for the judge, in the folder that it may write to."""
     control, device, arena, nbytes, calls = (int(argument) for argument in sys.argv[1:6])
     folder, judge = Path(sys.argv[6]), int(sys.argv[7])
     for descriptor in (control, device, arena):
@@ -353,7 +356,7 @@ def main() -> None:
         try:
             request = json.loads(connection.recv_bytes())
         except EOFError:
-            os._exit(0)  # the runner is done, and the submission gets no last word
+            os._exit(0)  # the runner is done; no code of the submission runs at exit
         answer = worker.answer(request)
         sys.stdout.flush()
         sys.stderr.flush()

@@ -202,7 +202,7 @@ def test_bad_definitions_and_workloads_are_named(tmp_path):
     with pytest.raises(TaskFileError, match=r"workload 1: expected axes \['n'\]"):
         read_definition(definition, workloads)
     workloads.write_text("[]\n")
-    with pytest.raises(TaskFileError, match="workload 1 is none"):
+    with pytest.raises(TaskFileError, match="workload 1 is not valid"):
         read_definition(definition, workloads)
     definition.write_text(definition.read_text().replace('"float32"', '"float3"'))
     with pytest.raises(TaskFileError, match="x has dtype float3"):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 from submission_files import HONEST, TINY
 
+from cute_nvfp4.harness.checker import Check
 from cute_nvfp4.harness.errors import HarnessError, SubmissionError
 from cute_nvfp4.harness.evaluation import Evaluation, Options
 from cute_nvfp4.harness.problem import get_problem, known_problems
-from cute_nvfp4.harness.runner import CallFailed, Runner
+from cute_nvfp4.harness.runner import CallFailed, Runner, worst
 from cute_nvfp4.harness.schema import load_task
 from cute_nvfp4.harness.submission import Submission, directives, read_submission
 
@@ -188,6 +190,15 @@ def test_the_inputs_of_a_batch_differ_and_their_places_are_shuffled(list_runner)
 
 def _evaluate(path: Path, **options):
     return Evaluation(Options("nvfp4_gemv", submission=path, backend="reference", task_file=TINY, **options))
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+def test_a_nan_error_is_the_largest_wherever_it_stands(turn):
+    finite, undefined = Check(True, "", 1.0, 0.5), Check(False, "output 1 is NaN", math.nan, math.nan)
+    verdict = worst([finite, undefined][::turn])
+    assert not verdict.passed and verdict.message == "output 1 is NaN"
+    assert math.isnan(verdict.max_abs) and math.isnan(verdict.max_rel)
+    assert worst([finite, Check(True, "", 2.0, 0.25)]) == Check(True, "", 2.0, 0.5)
 
 
 def test_a_submission_without_custom_kernel(tmp_path):

@@ -56,6 +56,12 @@ def test_comparisons_of_utils():
     assert provided.verbose_allequal(a[:1], a[:1])[0] and not provided.verbose_allequal(a, a)[0]
     assert provided.match_reference(None, [a, a], lambda data: [a, a])[0]
     assert not provided.match_reference(None, [a, -a], lambda data: [a, a])[0]
+    assert provided.match_reference(None, a, lambda data: [a])[0]
+    for output in ([], [a], [a, a, a], a):
+        assert provided.match_reference(None, output, lambda data: [a, a]) == (
+            False,
+            f"got {len(output) if isinstance(output, list) else 1} outputs, expected 2",
+        )
 
 
 def test_a_problem_has_its_other_public_name():

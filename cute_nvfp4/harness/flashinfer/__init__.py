@@ -1,1 +1,1 @@
-"""FlashInfer-Bench's records: Definition and Solution in, Trace out (docs/reference/flashinfer_bench.md)."""
+"""FlashInfer-Bench's records: reads Definition and Solution, writes Trace (docs/reference/flashinfer_bench.md)."""

@@ -1,4 +1,4 @@
-"""How a solution becomes a submission, in the submission's process."""
+"""Makes a submission of a solution, in the submission's process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 def submission(file: str, function: str, destination: bool, outputs: list[str]) -> Callable[[Any], list]:
     """The ``custom_kernel`` that calls ``function`` of ``file``, a path in the current folder.
 
-    With ``destination`` it gets inputs and outputs, one after the other, and fills the outputs; else it returns them.
+    destination: the function gets inputs and outputs, one after the other, and fills the outputs; else it returns them.
     """
     path = Path(file)
     sys.path.insert(0, str(path.resolve().parent))

@@ -1,4 +1,4 @@
-"""A run of a solution on a definition's workloads, which leaves traces."""
+"""A run of a solution on a definition's workloads, which writes traces."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .traces import hardware_of, refused, traces
 
 
 class BenchEvaluation(Evaluation):
-    """An ``Evaluation`` whose problem is a ``definition``, and whose submission is a solution; ``written`` is the file
-    for its traces, a line each, None for none. A solution that cannot be loaded has traces, too.
+    """An ``Evaluation`` whose problem is a ``definition`` and whose submission is a solution. written: the file for its
+    traces, one a line; None for none. A solution that cannot be loaded also gets traces.
 
     Raises:
-        HarnessError: as ``Evaluation``, ``read_definition`` and ``read_solution``.
+        HarnessError: as ``Evaluation``, ``read_definition`` and ``read_solution`` do.
     """
 
     def __init__(self, options: Options, definition: Path, workloads: Path | None, written: Path | None) -> None:
@@ -38,7 +38,7 @@ class BenchEvaluation(Evaluation):
             raise
 
     def run(self, progress: Progress = lambda result, state: None) -> RunResult:
-        """Runs every workload, and writes the traces."""
+        """Runs every workload and writes the traces."""
         try:
             run = super().run(progress)
         except SubmissionError as error:

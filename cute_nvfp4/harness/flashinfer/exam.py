@@ -1,7 +1,7 @@
-"""The ``reference.py`` of a definition, in the folder's process: draws its inputs, and compares with its ``run``.
+"""The ``reference.py`` of a definition, in the folder's process: it draws inputs, and compares outputs with ``run``.
 
-``definition.json`` and ``workloads.json`` lie in the current folder. ``data`` is (inputs, outputs): each a list in the
-definition's order, outputs full of NaN (85 in integers) for a solution that fills them.
+The current folder has ``definition.json`` and ``workloads.json``. ``data`` is (inputs, outputs), two lists in the
+definition's order. Outputs are full of NaN (85 in integers), for a solution that fills them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .records import Definition, TensorOf, Workload
 from .sizes import DTYPES, shape_of, sizes
 
 RTOL = ATOL = 1e-2
-"""What FlashInfer-Bench allows by default."""
+"""FlashInfer-Bench's default tolerances."""
 _INTEGERS = 128
 
 
@@ -29,7 +29,7 @@ def _definition() -> Definition:
 
 @cache
 def _run() -> Any:
-    """The ``run`` of the definition."""
+    """The definition's ``run``."""
     specification = importlib.util.spec_from_file_location("definition_reference", "definition_reference.py")
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
@@ -37,7 +37,7 @@ def _run() -> Any:
 
 
 def generate_input(workload: str, seed: int, **axes: int) -> tuple[list, list]:
-    """Inputs of a workload as it says: random, a scalar, or a tensor of a file; and outputs to fill."""
+    """The inputs that a workload describes (random, a scalar, or a tensor of a file), and outputs to fill."""
     definition = _definition()
     found = {w["uuid"]: w for w in json.loads(Path("workloads.json").read_text())}
     said = Workload.model_validate(found[workload])
@@ -76,11 +76,11 @@ def _unwritten(shape: tuple[int, ...], kind: torch.dtype) -> torch.Tensor:
 
 
 def check_implementation(data: tuple[list, list], output: Any) -> tuple[bool, str, dict[str, float]]:
-    """Whether outputs have the shapes and dtypes of those of ``run``, and lie within ``ATOL`` and ``RTOL`` of them; a
-    message that begins with the status; and the largest errors."""
+    """Compares outputs with those of ``run``: shapes, dtypes, and values within ``ATOL`` and ``RTOL``. Returns whether
+    they match, a message that begins with the status, and the largest errors."""
     names = list(_definition().outputs)
     wanted = _listed(_run()(*data[0]), names)
-    errors = {"max_abs": 0.0, "max_rel": 0.0}  # NaN where one is not finite
+    errors = {"max_abs": 0.0, "max_rel": 0.0}  # NaN if one of them is not finite
     if not isinstance(output, list) or len(output) != len(names):
         return False, f"INCORRECT_SHAPE: expected {len(names)} outputs: {', '.join(names)}", errors
     for name, got, right in zip(names, output, wanted):
@@ -108,12 +108,12 @@ def check_implementation(data: tuple[list, list], output: Any) -> tuple[bool, st
 
 
 def _listed(result: Any, names: list[str]) -> list[torch.Tensor]:
-    """What ``run`` returned, in the order of the outputs."""
+    """The result of ``run`` in the order of the outputs."""
     if isinstance(result, dict):
         return [result[name] for name in names]
     return list(result) if isinstance(result, (list, tuple)) else [result]
 
 
 def _values(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's values in float64; of packed E2M1 the bytes."""
+    """The tensor's values in float64; for packed E2M1 the values of its bytes."""
     return (tensor.view(torch.uint8) if tensor.dtype == torch.float4_e2m1fn_x2 else tensor).double()

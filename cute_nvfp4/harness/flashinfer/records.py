@@ -1,4 +1,4 @@
-"""The records of FlashInfer-Bench that are read and written, with the names that it has for their fields."""
+"""FlashInfer-Bench's records that the harness reads and writes, with FlashInfer-Bench's names of their fields."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Name = Annotated[str, Field(min_length=1)]
 
 
 class _Read(BaseModel):
-    """A record that others wrote: fields that we do not know are left alone."""
+    """A record that others wrote; unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class Axis(_Read):
-    """An axis of a definition: of one ``value``, or of one that each workload says."""
+    """An axis of a definition. Its size is ``value``, or each workload gives it."""
 
     type: Literal["const", "var", "expr"]
     value: int | None = None
@@ -33,14 +33,14 @@ class Axis(_Read):
 
 
 class TensorOf(_Read):
-    """A tensor's axes by name (None: a scalar) and its dtype."""
+    """A tensor's axes by name (None for a scalar), and its dtype."""
 
     shape: list[str] | None
     dtype: str
 
 
 class Definition(_Read):
-    """A computation: axes, inputs, outputs, and the source of a ``run`` that says what is right."""
+    """A computation: axes, inputs, outputs, and the source of its reference function ``run``."""
 
     name: Name
     op_type: str = ""
@@ -52,14 +52,14 @@ class Definition(_Read):
 
 
 class SourceFile(_Read):
-    """A file of a solution."""
+    """One source file of a solution."""
 
     path: Name
     content: str
 
 
 class BuildSpec(_Read):
-    """How a solution is called."""
+    """The language and the entry point of a solution."""
 
     language: str
     target_hardware: list[str] = []
@@ -78,7 +78,7 @@ class Solution(_Read):
 
 
 class InputOf(_Read):
-    """Where an input of a workload comes from."""
+    """The source of an input of a workload."""
 
     type: Literal["random", "scalar", "safetensors"]
     value: int | float | bool | None = None
@@ -87,7 +87,7 @@ class InputOf(_Read):
 
 
 class Workload(BaseModel):
-    """Sizes and inputs of one evaluation; written as it was read."""
+    """Sizes and inputs of one evaluation; the harness writes a workload as it read it."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -115,15 +115,14 @@ class Performance(BaseModel):
 
 
 class Environment(BaseModel):
-    """Where it ran."""
+    """The hardware and the libraries of an evaluation."""
 
     hardware: Name
     libs: dict[str, str] = {}
 
 
 class TraceEvaluation(BaseModel):
-    """What became of a solution. ``correctness`` is there for PASSED and INCORRECT_NUMERICAL, ``performance`` for
-    PASSED, neither for the others."""
+    """The result of a solution. correctness: for PASSED and INCORRECT_NUMERICAL; performance: for PASSED; else None."""
 
     status: Literal[STATUSES]
     environment: Environment
@@ -134,7 +133,7 @@ class TraceEvaluation(BaseModel):
 
 
 class BenchTrace(BaseModel):
-    """A solution on a workload of a definition."""
+    """The result of one solution on one workload of a definition."""
 
     definition: Name
     workload: dict[str, Any]

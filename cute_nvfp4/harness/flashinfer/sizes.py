@@ -27,13 +27,13 @@ DTYPES = {
 
 
 def sizes(definition: Definition, axes: Mapping[str, int]) -> dict[str, int]:
-    """Every axis of the definition with its size, those of a workload being ``axes``."""
+    """The size of every axis of the definition. axes: those that a workload gives."""
     constant = {name: axis.value for name, axis in definition.axes.items() if axis.type == "const"}
     return constant | dict(axes)
 
 
 def shape_of(tensor: TensorOf, known: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape of a tensor in memory: two elements of float4_e2m1 share a byte, along the last axis."""
+    """The shape of a tensor in memory. Two elements of float4_e2m1 share a byte along the last axis."""
     shape = [known[name] for name in tensor.shape or ()]
     if tensor.dtype == "float4_e2m1":
         shape[-1] //= 2

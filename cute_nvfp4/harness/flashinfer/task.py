@@ -1,4 +1,4 @@
-"""A definition with its workloads as a folder's problem, and a solution as a submission."""
+"""Reads a definition with its workloads as a folder's problem, and a solution as a submission."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _Record = TypeVar("_Record", bound=BaseModel)
 
 
 def read_definition(path: Path, workloads: Path | None) -> FolderProblem:
-    """The problem of a definition's JSON file. A file of workloads has one a line, as a workload or in a trace.
+    """The problem of a definition's JSON file. workloads: a file with one on each line, as a workload or in a trace.
 
     Raises:
-        TaskFileError: a file is missing or is not what it should be; or workloads are needed, and none are given.
+        TaskFileError: a file is missing or invalid, or the definition needs workloads and none are given.
     """
     definition = _read(path, Definition)
     for name, tensor in [*definition.inputs.items(), *definition.outputs.items()]:
         unknown = [axis for axis in tensor.shape or () if axis not in definition.axes]
         if unknown or tensor.dtype not in DTYPES:
             what = f"axes {', '.join(unknown)}" if unknown else f"dtype {tensor.dtype}"
-            raise TaskFileError(f"{path}: {name} has {what}, which nobody knows; dtypes are {', '.join(DTYPES)}")
+            raise TaskFileError(f"{path}: {name} has {what}, which is unknown; dtypes are {', '.join(DTYPES)}")
     found = [_default(definition, path)] if workloads is None else _workloads(workloads, definition)
     files = {
         Path("definition.json"): definition.model_dump_json().encode(),
@@ -59,8 +59,8 @@ def read_solution(path: Path, definition: str) -> Submission:
     """The submission that calls a solution's entry point.
 
     Raises:
-        HarnessError: it is for another definition, or in a language that is not run here.
-        SubmissionError: its entry point is not Python, or its JSON is not a solution.
+        HarnessError: the solution is for another definition, or in a language that the harness does not run.
+        SubmissionError: its entry point is not a Python function, or its JSON is not a solution.
     """
     try:
         solution = _read(path, Solution)
@@ -97,12 +97,12 @@ def read_solution(path: Path, definition: str) -> Submission:
 
 
 def read_workloads(problem: FolderProblem) -> list[dict[str, Any]]:
-    """The workloads of a problem of ``read_definition`` as they were read, in the order of its cases."""
+    """The workloads of a problem of ``read_definition``, as they were read, in the order of its cases."""
     return json.loads(problem.files[_AS_READ])
 
 
 def solution_name(path: Path) -> str:
-    """The name of a solution; that of its file where it has none that can be read."""
+    """The name of a solution; its file's name if the solution has no readable name."""
     try:
         return str(json.loads(path.read_text())["name"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -120,7 +120,7 @@ def _read(path: Path, record: type[_Record]) -> _Record:
 
 
 def _default(definition: Definition, path: Path) -> Workload:
-    """A small workload of random inputs."""
+    """A small workload with random inputs."""
     free = [name for name, axis in definition.axes.items() if axis.type != "const"]
     scalars = [name for name, tensor in definition.inputs.items() if tensor.shape is None]
     if definition.constraints or scalars:
@@ -144,7 +144,7 @@ def _workloads(path: Path, definition: Definition) -> list[Workload]:
             content = content.get("workload", content)
             workload = Workload.model_validate(content)
         except (ValueError, AttributeError) as error:
-            raise TaskFileError(f"{where} is none: {error}") from error
+            raise TaskFileError(f"{where} is not valid: {error}") from error
         free = {name for name, axis in definition.axes.items() if axis.type != "const"}
         if set(workload.axes) != free or set(workload.inputs) != set(definition.inputs):
             raise TaskFileError(f"{where}: expected axes {sorted(free)} and inputs {list(definition.inputs)}")
@@ -155,8 +155,8 @@ def _workloads(path: Path, definition: Definition) -> list[Workload]:
 
 
 def _tensors(workloads: list[Workload], beside: Path) -> dict[Path, bytes]:
-    """The files of tensors that the workloads name, which now have names of ours; paths begin at the root of the trace
-    set, which is a folder above the file of workloads."""
+    """The files of tensors that the workloads name, and renames them in the workloads. A path starts at the root of the
+    trace set, which is some folder above the file of workloads."""
     names: dict[str, str] = {}
     files: dict[Path, bytes] = {}
     for source in (source for w in workloads for source in w.inputs.values() if source.type == "safetensors"):

@@ -1,4 +1,4 @@
-"""A run as FlashInfer-Bench's traces: one a workload, with its names of what can happen."""
+"""FlashInfer-Bench's traces of a run: one for each workload, with FlashInfer-Bench's statuses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .records import STATUSES, BenchTrace, Correctness, Environment, Performance
 
 
 def traces(run: RunResult, workloads: list[dict[str, Any]], solution: str) -> list[BenchTrace]:
-    """A trace for every case; ``workloads`` are those of the problem, by the cases' numbers."""
+    """A trace for every case. workloads: those of the problem, by the cases' indices."""
     environment = Environment(hardware=_hardware(run), libs=run.versions | {"times": _times(run)})
     now = datetime.now(timezone.utc).isoformat()
     found = []
@@ -35,7 +35,7 @@ def traces(run: RunResult, workloads: list[dict[str, Any]], solution: str) -> li
 def refused(
     problem: str, workloads: list[dict[str, Any]], solution: str, hardware: str, error: str
 ) -> list[BenchTrace]:
-    """The traces of a solution that could not be loaded."""
+    """The traces of a solution that cannot be loaded."""
     evaluation = TraceEvaluation(
         status="COMPILE_ERROR",
         environment=Environment(hardware=hardware),
@@ -46,8 +46,8 @@ def refused(
 
 
 def status_of(case: CaseResult) -> str:
-    """FlashInfer-Bench's name of what became of a case. A hazard, and a right answer that no launch has made, are
-    RUNTIME_ERROR: it has no name for either, and neither is a pass."""
+    """FlashInfer-Bench's status of a case. A hazard, and a right answer that no launch made, are RUNTIME_ERROR:
+    FlashInfer-Bench has no status for them, and neither is a pass."""
     if case.passed:
         return "PASSED"
     said = case.error.partition(":")[0]
@@ -57,7 +57,7 @@ def status_of(case: CaseResult) -> str:
 
 
 def hardware_of(backend: str, arch: str | None, device: str) -> str:
-    """The name of what ran, "(simulated)" where that was no GPU."""
+    """The name of the hardware, with "(simulated)" if it was not a GPU."""
     if backend == "sim":
         return f"NVIDIA_{architecture(arch).example.partition('/')[0].replace(' ', '_')} (simulated)"
     return device.replace(" ", "_") if backend == "cuda" else "CPU (reference backend, no GPU)"
@@ -88,7 +88,7 @@ def _correctness(case: CaseResult) -> Correctness:
 
 
 def _performance(case: CaseResult) -> Performance:
-    """The mean of measured times, or the modelled one; 0 where there is none. The reference is not timed."""
+    """The mean of measured times, else the modelled time, else 0. The reference is not timed."""
     if case.gpu is not None:
         return Performance(latency_ms=case.gpu.mean / 1e6)
     return Performance(latency_ms=0.0 if case.modelled_us is None or case.unscored else case.modelled_us / 1e3)

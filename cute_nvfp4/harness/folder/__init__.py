@@ -1,1 +1,1 @@
-"""Problem folders in the public format: ``task.yml`` with a ``reference.py`` of its own (docs/reference/folders.md)."""
+"""Problem folders in the public format: a ``task.yml`` and a ``reference.py`` (docs/reference/folders.md)."""

@@ -1,4 +1,4 @@
-"""A folder's problem as the submission's process has it: tensors by name and size, and how data is made of them."""
+"""A folder's problem in the submission's process: tensors by name and size, from which it builds the data."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..schema import Case
 from .structure import Leaf, put_together
 
 NAME = "a folder"
-"""What the submission's process is told in place of a problem's name."""
+"""The submission's process gets this in place of a problem's name."""
 STRUCTURE = "structure"
-"""The buffer with the pickle that refers to the others."""
+"""The name of the buffer with the pickle that refers to the other buffers."""
 
 
 class Described:
-    """A problem whose case is ``{"sizes": [[name, bytes], …]}``; its outputs are whatever ``custom_kernel`` returns."""
+    """A problem whose case is ``{"sizes": [[name, bytes], …]}``. Its outputs are whatever ``custom_kernel`` returns."""
 
     name = NAME
 
@@ -26,11 +26,11 @@ class Described:
         return [Buffer(name, (nbytes,), "uint8") for name, nbytes in case["sizes"]]
 
     def output_shapes(self, case: Case) -> list[tuple[tuple[int, ...], str]]:
-        """None: what is returned says it."""
+        """An empty list: ``custom_kernel``'s return value defines the outputs."""
         return []
 
     def views(self, tensors: Mapping[str, torch.Tensor]) -> Any:
-        """The ``data`` that ``generate_input`` has made, over the buffers; what it left on the CPU is a copy there."""
+        """The ``data`` of ``generate_input``, over the buffers; a tensor that was on the CPU is copied to it."""
 
         def tensor(leaf: Leaf) -> torch.Tensor:
             found = tensors[leaf.name].view(getattr(torch, leaf.dtype)).as_strided(leaf.shape, leaf.stride)

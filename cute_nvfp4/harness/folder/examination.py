@@ -1,4 +1,4 @@
-"""The judge's side of a folder's own process (``examiner``): starts it, asks it, and believes its forms only."""
+"""The judge's side of a folder's process (``examiner``): it starts the process, and validates each of its answers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TAIL = 2000
 
 
 class Drawn(BaseModel):
-    """What was drawn: names and sizes of buffers, whose bytes lie in the memory one after the other."""
+    """The names and sizes of drawn buffers, whose bytes follow one another in the memory."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -34,7 +34,7 @@ class Drawn(BaseModel):
 
 
 class Verdict(BaseModel):
-    """What the folder says of an answer, and the largest errors where it knows them."""
+    """The folder's verdict on an answer, and the largest errors if it reports them."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -44,14 +44,14 @@ class Verdict(BaseModel):
 
 
 class Told(BaseModel):
-    """Why there is no answer."""
+    """An error in place of an answer."""
 
     error: str
     traceback: str = ""
 
 
 class Examination:
-    """A folder's process, from ``start`` to ``close``; ``arch`` is that of its simulated device, "" for a GPU."""
+    """A folder's process, from ``start`` to ``close``. arch: of its simulated device, "" for a GPU."""
 
     def __init__(self, problem: FolderProblem, arch: str) -> None:
         self._problem, self._arch = problem, arch
@@ -62,7 +62,7 @@ class Examination:
         self._loaded = False
 
     def start(self) -> None:
-        """Starts the process; that it has loaded ``reference.py`` the first request waits for."""
+        """Starts the process. The first request waits until it has loaded ``reference.py``."""
         folder = Path(self._folder.name)
         for name, content in self._problem.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ class Examination:
         control.close()
 
     def close(self) -> None:
-        """Ends it."""
+        """Ends the process and removes its folder."""
         if self._process is not None:
             self._control.close()
             process.kill_group(self._process)
@@ -90,17 +90,17 @@ class Examination:
     # requests
 
     def draw(self, case: dict[str, Any], timeout: float) -> list[tuple[str, int]]:
-        """Names and sizes of the buffers of new data. Raises ``TaskFileError`` where the folder's code fails."""
+        """Has new data drawn: names and sizes of its buffers. Raises ``TaskFileError`` if the folder's code fails."""
         try:
             drawn = Drawn.model_validate(self._ask({"op": "draw", "case": case}, timeout))
         except ValidationError as error:
             raise TaskFileError(f"{self._problem.name}: generate_input's process sent something else") from error
         if any(size < 0 for _, size in drawn.sizes) or len({name for name, _ in drawn.sizes}) < len(drawn.sizes):
-            raise TaskFileError(f"{self._problem.name}: generate_input's process sent sizes that are none")
+            raise TaskFileError(f"{self._problem.name}: generate_input's process sent invalid sizes")
         return drawn.sizes
 
     def drawn(self, sizes: list[tuple[str, int]]) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """The bytes of the buffers that ``draw`` named, a chunk at a time: number of the buffer, place in it, bytes."""
+        """The bytes of the buffers from ``draw`` in chunks: index of the buffer, offset in the buffer, bytes."""
         at = 0
         for number, (_, size) in enumerate(sizes):
             for first in range(0, size, _CHUNK):
@@ -109,10 +109,11 @@ class Examination:
             at += size
 
     def check(self, output: Any, tensors: list[torch.Tensor], host: list[bool], timeout: float) -> Verdict:
-        """What the folder says of ``output``, whose ``tensors`` (on the CPU here) are on its device but for ``host``.
+        """The folder's verdict on ``output``. tensors: those in it, on the CPU; host: which of them the folder's code
+        gets on the CPU, and not on its device.
 
         Raises:
-            CallFailed: its check fails on it, so it is no answer.
+            CallFailed: the folder's check fails on the output, which therefore is not an answer.
         """
         at, described = 0, []
         for tensor, on_host in zip(tensors, host):
@@ -150,7 +151,7 @@ class Examination:
         return told
 
     def _said(self) -> str:
-        """The end of what it printed."""
+        """The end of the process's output."""
         size = self._log.seek(0, os.SEEK_END)
         self._log.seek(max(0, size - _TAIL))
         return process.printable(self._log.read().decode(errors="replace"))

@@ -1,8 +1,8 @@
 """The process of a folder's own code: it draws data with ``generate_input`` and asks ``check_implementation``.
 
-``python -m cute_nvfp4.harness.folder.examiner CONTROL_FD MEMORY_FD FOLDER JUDGE ARCH``, started by ``examination``.
-Neither judge nor submission is within its reach (``sandbox``): it says what it draws and what it makes of an answer,
-and that is all that is believed of it. Device "cuda" is a simulated one of ``ARCH``; "" for a GPU.
+``examination`` starts ``python -m cute_nvfp4.harness.folder.examiner CONTROL_FD MEMORY_FD FOLDER JUDGE ARCH``. The
+process can reach neither judge nor submission (``sandbox``): all that the judge takes from it are the data that it
+draws and its verdicts. Device "cuda" is a simulated GPU of ``ARCH``; "" is a real one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .structure import Leaf, paths, rebuilt, taken_apart
 
 
 class Examiner:
-    """Serves one judge. Tensors travel in the file ``memory``, whose offsets the judge knows."""
+    """Serves one judge. Tensors travel in the file ``memory``, at offsets that the judge knows."""
 
     def __init__(self, memory: int, folder: Path, simulated: bool) -> None:
         self._memory, self._folder, self._simulated = memory, folder, simulated
@@ -54,9 +54,9 @@ class Examiner:
         return check
 
     def draw(self, *, case: dict[str, Any]) -> dict:
-        """Data for a case, which stays here, too: a copy of it goes to the submission.
+        """Draws data for a case and keeps it; the submission gets a copy.
 
-        The answer has name and size of every buffer, in the order in which their bytes lie in the memory.
+        Returns the name and size of every buffer, in the order of their bytes in the memory.
         """
         self._data = None
         self._data = data = self._reference.generate_input(**case)
@@ -64,7 +64,7 @@ class Examiner:
 
         def leaf(tensor: torch.Tensor) -> Leaf:
             name = places.get(id(tensor), f"tensor {len(buffers)}")
-            copy = tensor.detach().clone()  # dense, its strides kept where they are
+            copy = tensor.detach().clone()  # dense; a dense tensor keeps its strides
             shape, stride, host = tuple(copy.shape), tuple(copy.stride()), copy.device.type == "cpu"
             flat = copy.cpu().as_strided((prod(shape),), (1,)).view(torch.uint8)
             buffers.append((name, flat.numpy()))
@@ -82,15 +82,15 @@ class Examiner:
         return {"sizes": sizes}
 
     def check(self, *, output: Any, tensors: list) -> dict:
-        """Whether the folder takes ``output`` for an answer to the data drawn last; ``tensors`` are those in it, as
-        (offset, dtype, shape, whether it is on the CPU). A check may also say the largest errors."""
+        """The folder's verdict on ``output`` for the data drawn last. tensors: those in it, as (offset, dtype, shape,
+        whether it is on the CPU). A check may also return the largest errors."""
         value = rebuilt(output, [self._tensor(*tensor) for tensor in tensors])
         said = self._check()(self._data, value)
         errors: dict[str, float] = {}
         if isinstance(said, tuple):
             passed, message, *more = said
             errors = more[0] if more else errors
-        else:  # a message that is empty where all is well, or a plain verdict
+        else:  # a message, which is empty for a pass, or a plain verdict
             passed, message = (said, "") if isinstance(said, bool) else (not said, said)
         lines = message if isinstance(message, list) else [message or ""]
         return {"passed": bool(passed), "message": "\n".join(map(str, lines)), "errors": errors}
@@ -106,7 +106,7 @@ class Examiner:
 
 
 def _own(error: BaseException) -> str:
-    """The traceback without our own frames above the folder's code."""
+    """The traceback, without the harness's own frames above the folder's code."""
     trace = traceback.TracebackException.from_exception(error)
     kept = [frame for frame in trace.stack if frame.filename != __file__ and "importlib" not in frame.filename]
     trace.stack = traceback.StackSummary.from_list(kept)
@@ -114,7 +114,7 @@ def _own(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Answers the judge until it is gone."""
+    """Answers the judge until it closes the connection."""
     control, memory, folder, judge, arch = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:6]
     for descriptor in (control, memory):
         os.set_inheritable(descriptor, False)
@@ -123,8 +123,8 @@ def main() -> None:
     sys.argv = ["reference.py"]
     sandbox.enter(Path(folder), int(judge))
     if not arch:
-        torch.zeros(1, device="cuda")  # CUDA starts in no process that may not write to its own entry in /proc
-    sandbox.shield()  # a submission may run as the same user
+        torch.zeros(1, device="cuda")  # CUDA does not start in a process that cannot write to its own /proc entry
+    sandbox.shield()  # a submission may run as the same user as this process
     with contextlib.ExitStack() as stack:
         if arch:
             from ...runtime.session import simulated_gpu

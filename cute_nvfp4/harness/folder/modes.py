@@ -1,4 +1,4 @@
-"""What differs in the modes for a folder's problem: nobody knows what it must read, and there is no library call."""
+"""The modes for a folder's problem, whose necessary reads are unknown and which has no library call to compare with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..runner import Outcome
 
 
 class FolderModes(Modes):
-    """``Modes`` for which a launch that reads anything may have made an answer."""
+    """``Modes`` in which a launch that reads anything may have made the answer."""
 
     def _look_at_work(self, result: CaseResult, outcome: Outcome) -> None:
         work = outcome.work
@@ -24,4 +24,4 @@ class FolderModes(Modes):
             result.unscored = f"{work.by_host}: torch's or the host's work has no modelled time"
 
     def _time_peer(self, result: CaseResult) -> None:
-        """There is none."""
+        """Does nothing: there is no peer."""

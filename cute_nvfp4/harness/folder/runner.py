@@ -1,4 +1,4 @@
-"""Runs a submission to a folder's problem: data from the folder's own process, answers judged by it."""
+"""Runs a submission to a folder's problem: the folder's process draws the data and judges the answers."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from .structure import rebuilt
 from .task import FolderProblem
 
 _SEEDS = 1 << 31
-"""numpy's generators and many a reference take no larger seed."""
+"""Seeds are below this: numpy's generators and many references take no larger ones."""
 
 
 @dataclass(frozen=True)
 class Staged:
-    """The data of the call under way as the submission's process is told of it, and where it lies."""
+    """The data of the current call, as the submission's process is told of it, and its place in the arena."""
 
     case: Case
     layout: Layout
 
 
 class FolderRunner(Runner):
-    """A ``Runner`` for a folder's problem: one call at a time, whose outputs are any that ``structure`` can carry.
+    """A ``Runner`` for a folder's problem: one call at a time, with any outputs that ``structure`` can carry.
 
-    Data is drawn once more for every call, with a seed that the submission does not learn. It may write to all of it,
-    as the public evaluator hands out clones, too; the folder's process keeps the data that it judges by.
+    Data is drawn again for every call, with a seed that the submission does not learn. The submission may write to all
+    of it, as in the public evaluator, which hands out clones; the folder's process keeps the data that it judges by.
     """
 
     def __init__(self, problem: FolderProblem, *arguments: Any, backend: str, arch: str | None, **options: Any) -> None:
@@ -51,17 +51,17 @@ class FolderRunner(Runner):
         super().__exit__(*error)
 
     def start(self) -> None:
-        """Starts the folder's process, too. Raises as ``Runner.start``."""
+        """Starts the folder's process as well. Raises as ``Runner.start`` does."""
         self._examination.start()
         super().start()
 
-    # what a case is
+    # the case
 
     def _told(self, case: Case) -> Case:
         return self._drawn_now.case
 
     def _stage(self, case: Case, seed: int, calls: int) -> dict[int, Staged]:
-        """Has the data of one call drawn and hands it over."""
+        """Has the data of one call drawn, and hands it over."""
         if calls != 1:
             raise HarnessError(f"{calls} calls at once: a folder's problem has one")
         own = {"seed": seed % _SEEDS} if "seed" in case else {}
@@ -79,11 +79,11 @@ class FolderRunner(Runner):
 
     @property
     def _patience(self) -> float:
-        """Seconds that the folder's own code may take: it works on the CPU where there is no GPU."""
+        """Seconds that the folder's own code may take; without a GPU it works on the CPU."""
         return max(self.timeout, 60.0)
 
     def _parts(self, case: Case, staged: dict[int, Staged]) -> list[tuple[int, int, str, bool]]:
-        """Every tensor of the data, to read and to write."""
+        """Every tensor of the data, which kernels may read and write."""
         return [
             (slot.offset, slot.nbytes, slot.buffer.name, True)
             for drawn in (staged.values() if self._simulated else ())
@@ -91,7 +91,7 @@ class FolderRunner(Runner):
             if slot.nbytes and slot.buffer.name != STRUCTURE
         ]
 
-    # what came back
+    # the answer
 
     def _made(self, answer: Answer | None) -> list[tuple[int, int]]:
         outputs = [out for outputs in (answer.outputs if answer else []) for out in outputs]
@@ -99,7 +99,7 @@ class FolderRunner(Runner):
         return [(out.at, span(out.shape, out.stride or (), _kind(out.dtype).itemsize)) for out in known if out.stride]
 
     def _judge(self, case: Case, staged: dict[int, Staged], answer: Answer) -> Check:
-        """The folder's verdict on what the call returned."""
+        """The folder's verdict on the value that the call returned."""
         described = answer.outputs
         if self._home == "cuda":
             request = {"op": "collect", "index": 0, "inputs": False}
@@ -119,7 +119,7 @@ class FolderRunner(Runner):
         return Check(verdict.passed, "" if verdict.passed else message, *errors)
 
     def _tensors(self, outputs: Sequence[Output]) -> list[torch.Tensor]:
-        """Private copies of what was returned."""
+        """Private copies of the returned tensors."""
         found = []
         for out in outputs:
             if out.type != "Tensor" or not out.strided or _kind(out.dtype) is None:
@@ -134,6 +134,6 @@ class FolderRunner(Runner):
 
 
 def _kind(name: str) -> torch.dtype | None:
-    """The dtype called ``name``, which comes from the submission's process."""
+    """The dtype ``name``, a string from the submission's process; None if there is none."""
     kind = getattr(torch, name, None)
     return kind if isinstance(kind, torch.dtype) else None

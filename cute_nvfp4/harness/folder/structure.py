@@ -1,8 +1,8 @@
-"""Data and outputs of any structure, taken apart into tensors and put together again.
+"""Takes data and outputs of any structure apart into tensors, and puts them together again.
 
-Data goes from the folder's process to the submission's by pickle, whose tensors are names: whatever ``generate_input``
-makes arrives, and the judge never reads it. Outputs go the other way, from a process that nobody trusts, as plain JSON
-of lists, tuples, dictionaries, scalars and tensors.
+Data travels from the folder's process to the submission's as a pickle that refers to tensors by name: whatever
+``generate_input`` makes arrives, and the judge never reads it. Outputs travel the other way, from a process that nobody
+trusts, as plain JSON of lists, tuples, dictionaries, scalars and tensors.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _KINDS = (torch.Tensor, dict, tuple, list)
 
 
 class Leaf(NamedTuple):
-    """A tensor of ``data``: the buffer that has its bytes, and how it lies there. ``host``: it is on the CPU, whatever
-    the device; ``parameter``: it is a ``torch.nn.Parameter``."""
+    """A tensor of ``data``: the buffer that has its bytes, and its layout there. host: it is on the CPU, whatever the
+    device; parameter: it is a ``torch.nn.Parameter``."""
 
     name: str
     dtype: str
@@ -32,7 +32,7 @@ class Leaf(NamedTuple):
 
 
 def taken_apart(data: Any, leaf: Callable[[torch.Tensor], Leaf]) -> bytes:
-    """A pickle of ``data`` in which ``leaf(tensor)`` stands for each tensor. Raises what ``pickle`` does."""
+    """A pickle of ``data`` that has ``leaf(tensor)`` in place of each tensor. Raises what ``pickle`` raises."""
     seen: dict[int, tuple[Leaf, torch.Tensor]] = {}
 
     class Pickler(pickle.Pickler):
@@ -49,13 +49,13 @@ def taken_apart(data: Any, leaf: Callable[[torch.Tensor], Leaf]) -> bytes:
 
 
 def put_together(pickled: bytes, tensor: Callable[[Leaf], torch.Tensor]) -> Any:
-    """The data that ``taken_apart`` pickled, with ``tensor(leaf)`` in each tensor's place."""
+    """The data that ``taken_apart`` pickled, with ``tensor(leaf)`` in place of each leaf."""
     made: dict[str, torch.Tensor] = {}
 
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, leaf: tuple) -> torch.Tensor:
             found = Leaf(*leaf)
-            if found.name not in made:  # one object wherever the data has it
+            if found.name not in made:  # a tensor is one object, wherever the data has it
                 made[found.name] = tensor(found)
             return made[found.name]
 
@@ -63,7 +63,7 @@ def put_together(pickled: bytes, tensor: Callable[[Leaf], torch.Tensor]) -> Any:
 
 
 def paths(data: Any, where: str = "data", depth: int = 0) -> dict[int, str]:
-    """How Python writes the place of each tensor in lists, tuples and dictionaries: ``data[0]``, by the tensor's id."""
+    """The place of each tensor in lists, tuples and dictionaries, as Python writes it (``data[0]``), by tensor id."""
     if isinstance(data, torch.Tensor):
         return {id(data): where}
     if depth > _DEEPEST:
@@ -81,17 +81,17 @@ def paths(data: Any, where: str = "data", depth: int = 0) -> dict[int, str]:
 
 
 def flattened(output: Any) -> tuple[Any, list[torch.Tensor]]:
-    """``output`` as JSON, and its tensors, which are numbers there.
+    """``output`` as JSON, and its tensors, to which the JSON refers by index.
 
     Raises:
-        TypeError: something else than tensors, scalars, lists, tuples and dictionaries of them.
+        TypeError: the output has something other than tensors, scalars, lists, tuples and dictionaries.
     """
     tensors: list[torch.Tensor] = []
 
     def described(value: Any, depth: int) -> Any:
         if depth > _DEEPEST:
             raise TypeError(f"an output that is nested more than {_DEEPEST} times")
-        # not isinstance, nor the value's methods: a class of the submission's would run its code, after the clock
+        # neither isinstance nor the value's methods: a class of the submission would run its code, after the clock
         kind = next((kind for kind in _KINDS if issubclass(type(value), kind)), None)
         if kind is torch.Tensor:
             tensors.append(value)
@@ -108,7 +108,7 @@ def flattened(output: Any) -> tuple[Any, list[torch.Tensor]]:
 
 
 def rebuilt(described: Any, tensors: list[torch.Tensor], depth: int = 0) -> Any:
-    """The output that ``flattened`` described. Raises ``ValueError`` for what is no such description."""
+    """The output that ``flattened`` described. Raises ``ValueError`` for anything else."""
     if not isinstance(described, dict) or len(described) != 1 or depth > _DEEPEST:
         raise ValueError("not the description of an output")
     ((kind, value),) = described.items()

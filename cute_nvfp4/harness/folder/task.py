@@ -1,4 +1,4 @@
-"""A problem folder as it is read: its ``task.yml``, and the files that it lists."""
+"""Reads a problem folder: its ``task.yml``, and the files that it lists."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ..problem import Buffer
 from ..schema import Case, Task, Tolerances, read_yaml
 
 SUBMISSION_MARK = "@SUBMISSION@"
-"""Stands in ``files`` for the source of the submission."""
+"""Stands for the submission's source in ``files``."""
 PROVIDED = ("task.py", "utils.py")
-"""Files that may be missing: the harness has what the public evaluator provides under these names."""
+"""Files that a folder may omit: the harness provides what the public evaluator has under these names."""
 MOST_DATA = 32 << 30
-"""Bytes of a case's data at the most."""
+"""Most bytes of a case's data."""
 _MOST_BYTES = 16 << 20
 _REFERENCE = "reference.py"
 CUDA_CPP = (
@@ -42,7 +42,7 @@ class _Config(BaseModel):
 
 
 class PublicTask(BaseModel):
-    """What is used of a public ``task.yml``; other keys are left alone."""
+    """The part of a public ``task.yml`` that the harness uses; other keys are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -57,7 +57,7 @@ class PublicTask(BaseModel):
 
 
 class FolderTask(Task):
-    """A task whose cases are keyword arguments of ``generate_input``: any YAML, and usually a ``seed``."""
+    """A task whose cases are keyword arguments of ``generate_input``: any YAML, usually with a ``seed``."""
 
     tests: list[dict[str, Any]] = Field(min_length=1)
     benchmarks: list[dict[str, Any]] = Field(min_length=1)
@@ -68,7 +68,7 @@ class FolderTask(Task):
 
     @classmethod
     def of(cls, name: str, public: PublicTask) -> FolderTask:
-        """The task called ``name``; its cases without ``benchmarks`` are the tests. Tolerances are the folder's own."""
+        """The task called ``name``. Without ``benchmarks`` the tests stand for them. The folder has the tolerances."""
         cases = [*public.tests, *public.benchmarks]
         names = dict.fromkeys(key for case in cases for key in case if key != "seed")
         return cls(
@@ -85,29 +85,29 @@ class FolderTask(Task):
 
 
 class FolderProblem:
-    """A problem that a folder defines: its ``files`` by name, its ``task``. It draws and judges in a process of its own
-    (``examination``), so this holds no tensors."""
+    """A problem that a folder defines: its ``files`` by name, its ``task``. It holds no tensors, since the folder draws
+    and judges in a process of its own (``examination``)."""
 
     def __init__(self, folder: Path, files: dict[Path, bytes], task: FolderTask) -> None:
         self.folder, self.files, self.task, self.name = folder, files, task, task.name
 
     def validate(self, case: Case) -> None:
-        """Every case is ``generate_input``'s to accept."""
+        """Accepts every case: ``generate_input`` decides."""
 
     def useful_bytes(self, case: Case) -> int:
-        """0: what an implementation must move is not known."""
+        """0: the bytes that an implementation must move are unknown."""
         return 0
 
     def buffers(self, case: Case) -> list[Buffer]:
-        """Room for a case: what is drawn says which tensors there are. Memory is taken when it is written."""
+        """Room for a case, whose tensors are known once they are drawn. Memory is taken when it is written."""
         return [Buffer("data", (MOST_DATA,), "uint8")]
 
     def output_shapes(self, case: Case) -> list[tuple[tuple[int, ...], str]]:
-        """None: what is returned says it."""
+        """An empty list: ``custom_kernel``'s return value defines the outputs."""
         return []
 
     def flops(self, case: Case) -> int:
-        """No count, but a guess that grows with a case, for limits and the order of cases: the product of its sizes."""
+        """The product of a case's sizes: not a count, but an estimate for limits and for the order of cases."""
         product = 1
         for name, value in case.items():
             for entry in value if isinstance(value, list) else [value]:
@@ -117,17 +117,17 @@ class FolderProblem:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether ``path`` is a task file in the public format, which lists ``files``; ours has none."""
+    """Whether ``path`` is a task file in the public format, which lists ``files``; ours does not."""
     content = read_yaml(path)
     return isinstance(content, dict) and "files" in content
 
 
 def read_folder(path: Path) -> FolderProblem:
-    """The problem of the folder that the task file ``path`` lies in.
+    """The problem of the folder that has the task file ``path``.
 
     Raises:
-        TaskFileError: the file, or one that it lists, is missing or not what it should be.
-        HarnessError: it is for CUDA C++ or for several GPUs.
+        TaskFileError: the file, or one that it lists, is missing or invalid.
+        HarnessError: the folder is for CUDA C++ or for several GPUs.
     """
     try:
         public = PublicTask.model_validate(read_yaml(path))
@@ -148,7 +148,7 @@ def read_folder(path: Path) -> FolderProblem:
 
 
 def _files(path: Path, folder: Path, public: PublicTask) -> dict[Path, bytes]:
-    """The files that are listed, without the submission and the public evaluator's script, which is not run."""
+    """The listed files, without the submission and the public evaluator's script, which the harness does not run."""
     found: dict[Path, bytes] = {}
     for file in public.files:
         name = Path(file.name)

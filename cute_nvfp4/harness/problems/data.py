@@ -1,10 +1,10 @@
-"""What the problems share: the storage of an operand, how its contents are drawn, how they are decoded.
+"""The operands that all problems share: their storage, their contents, and how they are decoded.
 
-Nothing here comes from the library that is judged: the decode tables and the blocked scale layout are written from
-the problems' definition.
+Nothing here comes from the library under test: decode tables and the blocked scale layout follow the problems'
+definition.
 
 An operand called ``x`` (R rows, K columns, L batches) is stored as three contiguous tensors:
-    x               (L, R, K/2)                      two E2M1 to a byte, low nibble = even K index
+    x               (L, R, K/2)                      two E2M1 elements in a byte, low nibble = even K index
     sfx             (L, R, K/16)                     E4M3, one for 16 elements along K
     sfx_permuted    (L, rest_r, rest_k, 32, 4, 4)    the same scales, element (i, j) at
                                                      [i // 128, j // 4, i % 32, (i % 128) // 32, j % 4]
@@ -23,17 +23,17 @@ from ..problem import Buffer, DataKind, Expected
 
 BLOCK = 16
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-E4M3_MAGNITUDES = 127  # finite codes of one sign: 0 to 126
-PUBLIC_MASK = 0b10111011  # leaves 0, 0.5, 1, 1.5 of either sign in both nibbles
+E4M3_MAGNITUDES = 127  # finite codes of one sign, 0 to 126
+PUBLIC_MASK = 0b10111011  # keeps 0, 0.5, 1 and 1.5 of either sign in both nibbles
 ANY_BYTE = 0xFF
-# full-range draws bound the product of a block's two scales, so that fp16 results stay finite up to K = 16384
+# a full-range draw bounds the product of a block's two scales, so that fp16 results stay finite up to K = 16384
 SCALE_PRODUCT_BOUND = 32.0
-_ELEMENTS_AT_ONCE = 1 << 24  # how much of an operand is held decoded
+_ELEMENTS_AT_ONCE = 1 << 24  # most elements of an operand that are decoded at a time
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One operand of a case; ``name`` is that of its elements."""
+    """One operand of a case. name: of its elements' buffer."""
 
     name: str
     rows: int
@@ -54,7 +54,7 @@ class Operand:
         return prod(self.elements_shape) + prod(self.scales_shape)
 
     def buffers(self) -> list[Buffer]:
-        """The three tensors described above."""
+        """The operand's three buffers, which the module's docstring describes."""
         blocked = (self.batch, cdiv(self.rows, 128), cdiv(self.k // BLOCK, 4), 32, 4, 4)
         return [
             Buffer(self.name, self.elements_shape, "uint8"),
@@ -95,11 +95,12 @@ def e2m1_pair_table() -> torch.Tensor:
 
 
 def decode(elements: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Elements times scales, (R, K/2) and (R, K/16) uint8 to (R, K) float32.
+    """Elements times scales: (R, K/2) and (R, K/16) uint8 to (R, K) float32.
 
-    Exact: an element has 2 significant bits, a scale 4, and 6 * 448 and 0.5 * 2^-9 are well inside float32.
+    The product is exact: an element has 2 significant bits, a scale 4, and 6 * 448 and 0.5 * 2^-9 are well inside
+    float32.
     """
-    pairs = e2m1_pair_table().float().to(elements.device).view(torch.int64).view(-1)  # one 8-byte look-up a byte
+    pairs = e2m1_pair_table().float().to(elements.device).view(torch.int64).view(-1)  # an 8-byte lookup for each byte
     values = pairs[elements.int()].view(torch.float32)
     blocks = values.view(*scales.shape, BLOCK)
     blocks *= e4m3_table().float().to(scales.device)[scales.int()].unsqueeze(-1)
@@ -109,11 +110,11 @@ def decode(elements: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 def exact_product(
     tensors: Mapping[str, torch.Tensor], a: Operand, b: Operand, *, magnitude: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A Bᵀ and the sum of its absolute products (if wanted), both (M, N, L) float64, from the row-major scales.
+    """A Bᵀ, and the sum of its absolute products if ``magnitude``; both (M, N, L) float64, from the row-major scales.
 
-    The operands are exact in float32. The sum is taken in float32 where that is exact in any order, and else in
-    float64: its error is then at most K 2^-53 of the sum of absolute products, far under half a step of any output.
-    The magnitude only sets a tolerance: float32 is enough.
+    The operands are exact in float32. Sums are in float32 where that is exact in any order, else in float64, whose
+    error is at most K 2^-53 of the sum of absolute products, far below half a step of any output. The magnitude only
+    sets a tolerance, for which float32 is enough.
     """
     shape, device = (a.batch, a.rows, b.rows), tensors[a.name].device
     value = torch.empty(shape, dtype=torch.float64, device=device)
@@ -137,7 +138,7 @@ def exact_product(
 
 
 def _exact_in_float32(tensors: Mapping[str, torch.Tensor], a: Operand, b: Operand) -> bool:
-    """Whether scales are integers so small that every partial sum, a multiple of 1/4, has at most 24 bits."""
+    """Whether the scales are integers so small that every partial sum, a multiple of 1/4, has at most 24 bits."""
     table, largest = e4m3_table(), 1.0
     for operand in (a, b):
         scales = table.to(tensors[operand.name].device)[torch.unique(tensors[f"sf{operand.name}"]).long()]
@@ -148,7 +149,7 @@ def _exact_in_float32(tensors: Mapping[str, torch.Tensor], a: Operand, b: Operan
 
 
 def expected(value: torch.Tensor, magnitude: torch.Tensor | None) -> Expected:
-    """An output's reference, from tensors on any device."""
+    """The reference of an output, from tensors on any device."""
     return Expected(value.cpu().numpy(), None if magnitude is None else magnitude.cpu().numpy())
 
 
@@ -171,22 +172,22 @@ def blocked_storage(scale: torch.Tensor) -> torch.Tensor:
 
 
 def elements_view(storage: torch.Tensor) -> torch.Tensor:
-    """(R, K/2, L) of E2M1 pairs."""
+    """A view (R, K/2, L) of E2M1 pairs."""
     return storage.view(torch.float4_e2m1fn_x2).permute(1, 2, 0)
 
 
 def scales_view(storage: torch.Tensor) -> torch.Tensor:
-    """(R, K/16, L) of E4M3."""
+    """A view (R, K/16, L) of E4M3 scales."""
     return storage.view(torch.float8_e4m3fn).permute(1, 2, 0)
 
 
 def blocked_view(storage: torch.Tensor) -> torch.Tensor:
-    """(32, 4, rest_r, 4, rest_k, L) of E4M3."""
+    """A view (32, 4, rest_r, 4, rest_k, L) of E4M3 scales in the blocked layout."""
     return storage.view(torch.float8_e4m3fn).permute(3, 4, 1, 5, 2, 0)
 
 
 def stored(name: str, elements: torch.Tensor, scales: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The contents of the three buffers of the operand ``name``."""
+    """The contents of the three buffers of operand ``name``."""
     return {name: elements, f"sf{name}": scales, f"sf{name}_permuted": blocked_storage(scales)}
 
 
@@ -194,7 +195,7 @@ def stored(name: str, elements: torch.Tensor, scales: torch.Tensor) -> dict[str,
 
 
 def draw_bytes(shape: tuple[int, ...], mask: int, generator: torch.Generator) -> torch.Tensor:
-    """Uniform bytes and-ed with ``mask``; drawn eight at a time, which is what makes large cases affordable."""
+    """Uniform bytes, and-ed with ``mask``. Eight are drawn at a time, which makes large cases affordable."""
     count = prod(shape)
     words = torch.empty(cdiv(count, 8), dtype=torch.int64)
     words.random_(-(2**63), None, generator=generator)
@@ -202,13 +203,13 @@ def draw_bytes(shape: tuple[int, ...], mask: int, generator: torch.Generator) ->
 
 
 def draw_integer_scales(low: int, high: int, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """E4M3 codes of integers, uniform from ``low`` to ``high`` (both included; exact in E4M3 up to 16)."""
+    """E4M3 codes of uniform integers from ``low`` to ``high``, both included (exact in E4M3 up to 16)."""
     drawn = torch.randint(low, high + 1, shape, generator=generator, dtype=torch.int8)
     return drawn.to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def draw_scales_up_to_one(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """E4M3 codes of numbers uniform in [0, 1), rounded to nearest (so 1 is among them)."""
+    """E4M3 codes of uniform values in [0, 1), rounded to nearest, so that 1 may occur."""
     return torch.rand(shape, generator=generator).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
@@ -218,7 +219,7 @@ def draw_codes(limit: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def partner_limit(codes: torch.Tensor, bound: float | torch.Tensor) -> torch.Tensor:
-    """How many magnitudes (codes 0 to 126) keep their product with each E4M3 code within ``bound``."""
+    """The number of magnitudes (codes from 0 on) whose product with each E4M3 code is within ``bound``."""
     table = e4m3_table()
     largest = bound / table[codes.long()].abs()
     return torch.searchsorted(table[:E4M3_MAGNITUDES], largest, right=True)
@@ -226,8 +227,8 @@ def partner_limit(codes: torch.Tensor, bound: float | torch.Tensor) -> torch.Ten
 
 def varied(contents: Mapping[str, torch.Tensor], mask: int, roll: bool, seed: int) -> dict[str, torch.Tensor]:
     """Other contents of the same kind, far cheaper than new draws: each column of bytes of an operand is exclusive-ored
-    with a byte under ``mask``, and its rows change places if ``roll``. No answer to the old contents helps. They are
-    where the old ones are, and the same on a GPU as on the CPU."""
+    with a byte under ``mask``, and its rows are rotated if ``roll``. Answers to the old contents are of no use. The
+    result is on the device of ``contents``, with the same bits on a GPU as on the CPU."""
     generator, found = torch.Generator().manual_seed(seed), {}
     for name in [name for name in contents if f"sf{name}" in contents]:
         elements, scales = contents[name], contents[f"sf{name}"]
@@ -248,19 +249,19 @@ def draw_operands(
     bound: float,
     generator: torch.Generator,
 ) -> dict[str, torch.Tensor]:
-    """The buffers of A and of each B that multiplies it.
+    """The buffers of A, and of each B that multiplies it.
 
-    ``public``: bytes under ``PUBLIC_MASK``, scales from ``public_scales(shape, generator)``. ``full``: any byte, and
-    any finite E4M3 code that is not negative (block-scaled MMA reads unsigned scales). To keep results finite, each
-    block of K draws how large A's scales may be, and B's may be as large as keeps every product within ``bound`` (or
-    within 1/4, 1/16 or 1/64 of it, drawn for each block of K too).
+    public: bytes under ``PUBLIC_MASK``, scales from ``public_scales(shape, generator)``. full: any byte, and any
+    finite E4M3 code that is not negative (block-scaled MMA reads unsigned scales). To keep results finite, each block
+    of K draws the largest scale of A, and B's scales are limited so that every product is within ``bound`` (or within
+    1/4, 1/16 or 1/64 of it, also drawn for each block of K).
     """
     operands = (a, *bs)
     if kind == "public":
         scales = [public_scales(operand.scales_shape, generator) for operand in operands]
     else:
         columns = (a.batch, 1, a.k // BLOCK)
-        ceiling = torch.randint(0, E4M3_MAGNITUDES, columns, generator=generator)  # A's largest code in a block of K
+        ceiling = torch.randint(0, E4M3_MAGNITUDES, columns, generator=generator)  # A's largest code in each block of K
         bounds = bound * torch.exp2(-2.0 * torch.randint(0, 4, columns, generator=generator).double())
         limits = [ceiling + 1, *[partner_limit(ceiling, bounds)] * (len(operands) - 1)]
         scales = [draw_codes(limit.expand(operand.scales_shape), generator) for operand, limit in zip(operands, limits)]

@@ -1,4 +1,4 @@
-"""What the problems have in common whose result is one C, made of one A and of the Bs that multiply it."""
+"""The common part of the problems whose result is one C, from one A and the Bs that multiply it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .data import (
 
 
 class DenseProblem:
-    """C (M, N, L) = A Bᵀ with a case's m, n, k and l; subclasses with other Bs or another result say so.
+    """C (M, N, L) = A Bᵀ with a case's m, n, k and l; subclasses may have several Bs or another result.
 
     Operands are stored as :mod:`.data` describes; C is stored as (L, M, N) fp16. See
     :class:`cute_nvfp4.harness.problem.Problem`.
@@ -37,7 +37,7 @@ class DenseProblem:
     name: str
     folder: Path
     weights: tuple[str, ...] = ("b",)
-    """Names of the Bs."""
+    """The names of the Bs."""
     scale_product_bound = SCALE_PRODUCT_BOUND
     public_scales: Callable[[tuple[int, ...], torch.Generator], torch.Tensor] = staticmethod(
         partial(draw_integer_scales, 0, 2)
@@ -49,11 +49,11 @@ class DenseProblem:
         check_k(case["k"])
 
     def columns(self, case: Case) -> int:
-        """N, the columns of C."""
+        """N, the number of columns of C."""
         return case["n"]
 
     def operands(self, case: Case) -> list[Operand]:
-        """A, and each B."""
+        """A, then each B."""
         k, batch = case["k"], case["l"]
         return [Operand("a", case["m"], k, batch), *(Operand(name, case["n"], k, batch) for name in self.weights)]
 
@@ -68,12 +68,12 @@ class DenseProblem:
         return draw_operands(a, bs, kind, self.public_scales, self.scale_product_bound, generator)
 
     def vary(self, contents: Mapping[str, torch.Tensor], seed: int, kind: DataKind) -> dict[str, torch.Tensor]:
-        """See ``varied``; rows stay where they are in ``full`` data, whose scales fit one another by row."""
+        """See ``varied``; rows of ``full`` data keep their places, since its scales match by row."""
         public = kind == "public"
         return varied(contents, self.public_mask if public else ANY_BYTE, public, seed)
 
     def views(self, tensors: Mapping[str, torch.Tensor]) -> tuple:
-        """(a, b, sfa, sfb, sfa_permuted, sfb_permuted, c) as the protocol shapes them; for each B if there are two."""
+        """(a, b, sfa, sfb, sfa_permuted, sfb_permuted, c) in the protocol's shapes, with two Bs each of b's twice."""
         names = ("a", *self.weights)
         elements = [elements_view(tensors[name]) for name in names]
         scales = [scales_view(tensors[f"sf{name}"]) for name in names]
@@ -87,7 +87,7 @@ class DenseProblem:
         return [((case["m"], self.columns(case), case["l"]), "float16")]
 
     def useful_bytes(self, case: Case) -> int:
-        """Every operand, its scales, and C."""
+        """Bytes of every operand, its scales, and C."""
         return sum(operand.nbytes for operand in self.operands(case)) + 2 * case["m"] * case["n"] * case["l"]
 
     def flops(self, case: Case) -> int:

@@ -17,13 +17,14 @@ class DualGemmProblem(DenseProblem):
     name = "nvfp4_dual_gemm"
     folder = Path(__file__).parent
     weights = ("b1", "b2")
-    # Full-range draws bound the product of two scales, so that the product of two sums over K = 7168 stays finite in
-    # fp16. It cannot be much smaller: the largest scale, 448, times the smallest, 2^-9, is 0.875.
+    # A full-range draw bounds the product of two scales, so that the product of two sums over K = 7168 stays finite in
+    # fp16. The bound cannot be much smaller: the largest scale, 448, times the smallest, 2^-9, is 0.875.
     scale_product_bound = 1.0
     public_scales = staticmethod(draw_scales_up_to_one)
 
     def reference(self, case: Case, tensors: Mapping[str, torch.Tensor], *, magnitude: bool = True) -> list[Expected]:
-        """Exact operands; sums g and u, silu and product in float64; magnitude ``|silu'(g) u| S_g + |silu(g)| S_u``."""
+        """Operands are exact; sums g and u, silu and product in float64. Magnitude: |silu'(g) u| S_g + |silu(g)|
+        S_u."""
         a, b1, b2 = self.operands(case)
         gate, gate_size = exact_product(tensors, a, b1, magnitude=magnitude)
         up, up_size = exact_product(tensors, a, b2, magnitude=magnitude)

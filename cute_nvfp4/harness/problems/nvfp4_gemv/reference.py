@@ -1,7 +1,7 @@
 """``nvfp4_gemv``: c = A b.
 
-Operands are stored as :mod:`..data` describes; b has 128 rows, of which row 0 is the vector and the others are
-padding. c is stored as (L, M, 1) fp16.
+Operands are stored as :mod:`..data` describes. b has 128 rows, of which row 0 is the vector and the others are padding.
+c is stored as (L, M, 1) fp16.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..data import (
 from ..dense import DenseProblem
 
 B_ROWS = 128
-_ELEMENTS_AT_ONCE = 1 << 21  # elements of A decoded to float64 at a time
+_ELEMENTS_AT_ONCE = 1 << 21  # most elements of A that are decoded to float64 at a time
 
 
 class GemvProblem(DenseProblem):
@@ -50,8 +50,8 @@ class GemvProblem(DenseProblem):
     def generate(self, case: Case, seed: int, kind: DataKind) -> dict[str, torch.Tensor]:
         """Draws the inputs with torch's CPU generator.
 
-        ``public``: elements are bytes 0..3, scales the integers 0..2. ``full``: every E2M1 code and every finite
-        E4M3 code of both signs; within a block of K, |sfa * sfb| is at most ``SCALE_PRODUCT_BOUND``.
+        public: elements are bytes 0 to 3, scales are the integers 0 to 2. full: every E2M1 code, and every finite E4M3
+        code of both signs; within a block of K, |sfa * sfb| is at most ``SCALE_PRODUCT_BOUND``.
         """
         a, b = self.operands(case)
         generator = torch.Generator().manual_seed(seed)
@@ -84,7 +84,7 @@ class GemvProblem(DenseProblem):
         return [expected(value, sizes)]
 
     def useful_bytes(self, case: Case) -> int:
-        """A, its scales, the vector (one row of b), its scales, and c."""
+        """Bytes of A, its scales, the vector (one row of b), its scales, and c."""
         m, k, batch = case["m"], case["k"], case["l"]
         return batch * ((m + 1) * (k // 2 + k // BLOCK) + 2 * m)
 
@@ -97,7 +97,7 @@ class GemvProblem(DenseProblem):
 
 
 def _draw_signed(limit: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """E4M3 codes: magnitude code uniform in [0, limit), sign uniform."""
+    """E4M3 codes with a magnitude uniform in [0, limit) and a uniform sign."""
     magnitude = draw_codes(limit, generator)
     return magnitude | torch.randint(0, 2, limit.shape, generator=generator, dtype=torch.uint8) << 7
 

@@ -1,7 +1,7 @@
 #!POPCORN leaderboard nvfp4_gemv
 #!POPCORN gpu B200
 
-"""cute_nvfp4's GEMV as a submission: nothing here that another contestant could not write."""
+"""cute_nvfp4's GEMV as a submission, with nothing that another contestant could not write."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Data and exact answers of ``nvfp4_group_gemm``: Cᵢ = Aᵢ Bᵢᵀ, each group with an M, N and K of its own.
+"""Data and exact answers of ``nvfp4_group_gemm``: Cᵢ = Aᵢ Bᵢᵀ, where each group has its own M, N and K.
 
-Operands are stored as :mod:`..data` describes, with the group's number in their names (a0, sfa0, ...); Cᵢ is stored
-as (1, Mᵢ, Nᵢ) fp16. Every group has L = 1.
+Operands are stored as :mod:`..data` describes, with the group's index in their names (a0, sfa0, …). Cᵢ is stored as
+(1, Mᵢ, Nᵢ) fp16. Every group has L = 1.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class GroupGemmProblem:
         return buffers
 
     def generate(self, case: Case, seed: int, kind: DataKind) -> dict[str, torch.Tensor]:
-        """Draws group after group with torch's CPU generator; see ``draw_operands``. Public scales are 1, 2 and 3."""
+        """Draws the groups in order with torch's CPU generator; see ``draw_operands``. Public scales are 1, 2 and 3."""
         generator = torch.Generator().manual_seed(seed)
         contents: dict[str, torch.Tensor] = {}
         for a, b in self._groups(case):
@@ -94,7 +94,7 @@ class GroupGemmProblem:
         return [((m, n, 1), "float16") for m, n, _ in self._sizes(case)]
 
     def useful_bytes(self, case: Case) -> int:
-        """A, B, their scales, and C of every group."""
+        """Bytes of A, B, their scales, and C of every group."""
         return sum(a.nbytes + b.nbytes + 2 * a.rows * b.rows for a, b in self._groups(case))
 
     def flops(self, case: Case) -> int:
