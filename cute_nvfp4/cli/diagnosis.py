@@ -171,8 +171,7 @@ def driver_version() -> str:
 
 
 def driver(version: str, built: str | None) -> Finding:
-    """Says whether there is a driver, and what follows for a torch that was ``built`` for a CUDA release, or for
-    none."""
+    """Says whether there is a driver, and what follows for torch. built: the CUDA release of torch's build, or None."""
     if version:
         advice = "" if built else "torch's CPU build does not use it: kernels run there with a build of torch for CUDA"
         return Finding("runs on", "driver", "note" if advice else "ok", f"CUDA {version}", advice)

@@ -30,8 +30,7 @@ def show_findings(session: Session, quiet: bool) -> None:
 
 
 def warning_lines(found: list[Finding]) -> list[str]:
-    """A line for each class of warning: its first place, how often it occurs there, and at how many other
-    instructions."""
+    """A line for each class of warning: its first place, how often it occurs there, and at how many others."""
     by: dict[str, list[Finding]] = {}
     for finding in found:
         if finding.severity == "warning":

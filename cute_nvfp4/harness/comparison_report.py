@@ -113,8 +113,7 @@ def _modelled(comparison: Comparison, task: Task) -> Table:
 
 
 def _side_by_side(comparison: Comparison, kind: str, task: Task) -> Table:
-    """The table of one kind: a row for each case and figure; from the second submission on with the ratio to the
-    first."""
+    """The table of one kind: a row for each case and figure, with ratios to the first submission."""
     table = table_of()
     table.add_column("#", justify="right")
     table.add_column("shape", no_wrap=not task.grouped)

@@ -142,8 +142,7 @@ class Device:
     # the judge's requests
 
     def configure(self, *, arch: str, inspect: bool, allow: list[str], collect: bool, strict: bool, clock: str) -> dict:
-        """Sets the options of ``sim.run`` for all later launches. inspect: whether launches report registers,
-        spills."""
+        """Sets the options of ``sim.run`` for all later launches. inspect: whether they report registers and spills."""
         self._inspect, self._clock = inspect, clock
         self._options = {"allow": tuple(allow), "on_hazard": "collect" if collect else "raise", "strict": strict}
         self._options |= {"counters": True, "sm_count": Model.of(arch).sm_count}

@@ -82,8 +82,7 @@ class Found(BaseModel):
 
 
 class Processes:
-    """The worker of one submission and, with ``simulate`` (an architecture), its device. hazards: the device's
-    options."""
+    """The worker of a submission and, with ``simulate`` (an architecture), its device. hazards: its options."""
 
     def __init__(self, submission: Submission, arena: Arena, arch: str | None, simulate: str, hazards: dict) -> None:
         self._submission, self._arena, self._arch = submission, arena, arch

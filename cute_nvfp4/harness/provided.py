@@ -67,8 +67,7 @@ def clear_l2_cache() -> None:
 def verbose_allclose(
     received: torch.Tensor, expected: torch.Tensor, rtol: float = 1e-05, atol: float = 1e-08, max_print: int = 5
 ) -> tuple[bool, list[str]]:
-    """Whether the tensors are close, with NaN and infinities in the same places, and lines that say where they
-    differ."""
+    """Whether the tensors are close, NaN and infinities in place, and lines that say where they differ."""
     if received.shape != expected.shape:
         return False, [f"SIZE MISMATCH: got {tuple(received.shape)}, expected {tuple(expected.shape)}"]
     got, wanted = received.double(), expected.double()

@@ -97,8 +97,7 @@ class SimulatedGpu:
         return tensor
 
     def forget(self, allow: list[str], collect: bool) -> None:
-        """Drops all launches and findings so far. allow, collect: how hazards between streams are treated from now
-        on."""
+        """Drops all launches and findings so far. allow, collect: how hazards between streams are treated from here."""
         session = self._session
         session.launches.clear()
         session.between.clear()

@@ -140,8 +140,7 @@ class Runner:
         return Outcome(check, calls, answer.wall_ns * 1e-9 / calls, gpu_ns, found.launches, work)
 
     def profile(self, case: Case, seed: int, report: bool = False) -> tuple[str, list[Launch]]:
-        """One call under torch's profiler: its table, and its simulated launches, with a profile of each if
-        ``report``."""
+        """One call under torch's profiler: its table, and its simulated launches, each with a profile if ``report``."""
         self._started()
         staged = self._stage(case, seed, 1)
         request = {"op": "profile", "case": self._told(case), "order": list(staged)}

@@ -15,8 +15,7 @@ MOST_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Submission:
-    """A submission. source: of the file at ``path``; files: that file and those beside and below it, by relative
-    name."""
+    """A submission. source: of the file at ``path``; files: that file and those beside and below it, by name."""
 
     path: Path
     source: str

@@ -111,8 +111,7 @@ class Worker:
         return {}
 
     def call(self, *, case: dict, batch: int, order: list[int], timed: bool) -> dict:
-        """Makes the calls of ``order``, one after the other. Times are of all of them; timed: on a GPU, by its
-        clock."""
+        """Makes the calls of ``order``, one after the other. Times are of all; timed: whether a GPU measures them."""
         self._workspace.lay_out(case, batch)
         inputs, threads = self._prepare(order), set(_frames())
         gpu_ns, described = None, []
@@ -138,8 +137,7 @@ class Worker:
         return told | {"structures": self._structures} | self._told()
 
     def collect(self, *, index: int, inputs: bool) -> dict:
-        """Describes the outputs of call ``index`` and hands them over. inputs: also that call's inputs, as they are
-        now."""
+        """Describes the outputs of call ``index`` and hands them over; with ``inputs`` its inputs as they are, too."""
         described = self._describe(index, *self._outputs.pop(index))
         if inputs:
             self._workspace.give_inputs(index)
@@ -236,8 +234,7 @@ class Worker:
         return described
 
     def _outputs_of(self, out: Any) -> list:
-        """The outputs of a call. For a folder's problem: all tensors in the returned value, for which it makes
-        places."""
+        """The outputs of a call; for a folder's problem all tensors in the returned value, which get places."""
         if self._problem is not DESCRIBED:
             # neither the iteration nor the class that an object of the submission's claims
             sequence = next((kind for kind in (list, tuple) if issubclass(type(out), kind)), None)

@@ -98,7 +98,7 @@ class Dequantize:
         exist = [(row < matrix.rows) & (column < matrix.k) for row in rows]
         per_byte = cfg.format.elements_per_byte
         layout = cute.make_layout((matrix.rows, div(matrix.k, per_byte)), stride=(matrix.stride, 1))
-        mX = bytes_at(matrix.data + div(column, per_byte), layout)  # (ROWS, BYTES), from the lane's column on
+        mX = bytes_at(matrix.data + div(column, per_byte), layout)  # (ROWS, BYTES), from the lane's on
         loaded = [self.load(mX[r, None].iterator.toint(), e) for r, e in zip(rows, exist)]
         scales = self.scales(matrix, rows, exist, atom, row_in_atom, column)
         for i in cutlass.range_constexpr(LANE_ROWS):
@@ -140,7 +140,7 @@ class Dequantize:
         if cfg.layout == "rowmajor":
             found = [cutlass.select_(e, Int32(1), Int32(0)) for e in exist]
             layout = cute.make_layout((matrix.rows, div(matrix.k, cfg.format.block)), stride=(matrix.scale_stride, 1))
-            mSF = bytes_at(first + block, layout)  # (ROWS, BLOCKS), from the lane's block on
+            mSF = bytes_at(first + block, layout)  # (ROWS, BLOCKS), from the lane's on
             return [load_global_byte_if(e, mSF[r, None].iterator.toint()) for r, e in zip(rows, found)]
         number = Int64(atom) * ceil_div(div(matrix.k, cfg.format.block), ATOM_COLS) + div(block, ATOM_COLS)
         # one row's predicate serves all four, since the padding of an atom may be read

@@ -124,8 +124,7 @@ def initialise(barriers: Barriers) -> None:
 
 @cute.jit
 def initialise_in_turn(barriers: Barriers, turn: Int32, warps: cutlass.Constexpr[int]):
-    """Initialises the barriers in ``warps`` warps, a stage each in turn: a single thread takes 10 ns for each
-    barrier."""
+    """Initialises the barriers in ``warps`` warps, a stage each in turn; one thread takes 10 ns for each barrier."""
     with cute.arch.elect_one():
         for ring in barriers.rings:
             for first in cutlass.range_constexpr(0, ring.edge.stages, warps):

@@ -21,8 +21,7 @@ OUT_TYPES = {name: getattr(cutlass, dtype) for name, dtype in OUT_DTYPES.items()
 
 
 class OutputMatrix(NamedTuple):
-    """The output (M, N, L) in global memory. stride: elements between rows (between columns, if they are
-    contiguous)."""
+    """The output (M, N, L) in global memory. stride: elements between rows (or between columns that are contiguous)."""
 
     pointer: cute.Pointer
     m: Int32

@@ -295,8 +295,7 @@ class ContiguousRows(GroupSource):
 def make_group_source(
     config: GroupedConfig, arguments: GroupedArguments, m: Int32, n: Int32, atoms: tuple[OperandMaps, ...]
 ) -> GroupSource:
-    """The source of ``config``. m, n: sizes of the problem whose copies the kernel has; atoms: copies of every
-    group."""
+    """The source of ``config``. m, n: sizes of the problem whose copies the kernel has; atoms: every group's copies."""
     if config.maps == "parameters":
         addresses = tuple(tuple(map(address_of_map, maps)) for maps in atoms)
         return ParameterMaps(config, arguments, addresses=addresses)

@@ -87,7 +87,8 @@ def scale_layouts(config: GemmConfig, stages: int) -> tuple[cute.Layout, cute.La
 
 
 class SharedOperands(NamedTuple):
-    """The ring of stages in shared memory: a tensor for each A and each B, and for the scales of each."""
+    """The ring of stages in shared memory: a tensor for each A and each B, and for the scales of each. On sm_120a the
+    data is (ROW, K, STAGE)."""
 
     sA: tuple[cute.Tensor, ...]  # (MMA, MMA_M, MMA_K, STAGE)
     sB: tuple[cute.Tensor, ...]  # (MMA, MMA_N, MMA_K, STAGE)

@@ -24,8 +24,7 @@ from .tile_scheduler import CtaPlace, CursorRange, WorkTile
 
 @dataclass(frozen=True)
 class Slot:
-    """This CTA's part of a tile that several CTAs load: part ``index`` of ``count``, multicast to the CTAs of
-    ``mask``."""
+    """This CTA's part of a tile that several CTAs load: ``index`` of ``count``, multicast to the CTAs of ``mask``."""
 
     index: Int32
     count: int

@@ -179,7 +179,7 @@ class Gemv:
         """
         cfg = self.config
         if cutlass.const_expr(cfg.chunked):
-            cute.arch.sync_threads()  # all warps have used b and the stages of the chunk before
+            cute.arch.sync_threads()  # the chunk before this one has been used: its b, and the stages of the warps
         quad_lane = mod(work.thread.lane, QUAD)
         tile = work.tiles.first + work.thread.warp_m
         # steps of this warp: its slices of the chunk, once for each of its tiles
@@ -341,8 +341,7 @@ class Gemv:
 
     @cute.jit
     def fetch(self, work: Work, cursor: Cursor, stage: Int32):
-        """Loads the slice at the cursor. The last slice of a row may be shorter, and the last tile may have fewer
-        rows."""
+        """Loads the slice at the cursor. A row's last slice may be shorter, and the last tile may have fewer rows."""
         fetch, a = self.loader.fetch, work.a
         if cutlass.const_expr(self.config.ragged):
             rows_left = a.m - tile_row(cursor.tile, 0, 0)

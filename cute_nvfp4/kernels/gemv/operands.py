@@ -168,8 +168,7 @@ def slice_scale_bytes(config: GemvConfig) -> int:
 
 
 def lane_scales(config: GemvConfig, a: MatrixA, lane: Any, slice_index: Any) -> list[Int64]:
-    """Addresses, in tile 0, of the lane's four scales of each row; one address for both rows if blocked
-    (neighbours)."""
+    """Addresses, in tile 0, of the lane's four scales of each row; blocked rows are neighbours, with one address."""
     column = slice_index * SLICE_BLOCKS + mod(lane, QUAD) * LANE_BLOCKS
     rows = [tile_row(0, div(lane, QUAD), r) for r in range(2)]
     if config.a_scale == "blocked":

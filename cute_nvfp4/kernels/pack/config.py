@@ -25,8 +25,7 @@ class PackConfig:
 
     @property
     def packing(self) -> Packing:
-        """The packing. Scales of MX may have any exponent here, so a packing that limits them is none for this
-        kernel."""
+        """The packing. This kernel takes MX scales of any exponent: a packing that limits exponents is not for it."""
         return PACKINGS[self.format.name][DTYPES[self.dtype]]
 
 

@@ -55,7 +55,7 @@ class Matrices(NamedTuple):
     rows: Int32
     columns: Int32
     mOther: cute.Tensor | None = None  # (ROWS, COLUMNS), a second input of x's dtype
-    mValues: cute.Tensor | None = None  # (ROWS, COLUMNS), the quantized values, which are stored too
+    mValues: cute.Tensor | None = None  # (ROWS, COLUMNS), what is quantized, stored too
 
     def has(self, row: Int32, column: Int32) -> Boolean:
         """Whether the matrix has this block."""

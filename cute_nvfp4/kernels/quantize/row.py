@@ -80,8 +80,7 @@ class Target(NamedTuple):
     scales: Int64
 
     def advanced(self, config: QuantizeConfig, row: Int64) -> Target:
-        """The target after the last row of a work tile, moved to the next work tile of its rows. row: bytes of
-        codes."""
+        """The target after a work tile's last row, moved to the next work tile of its rows. row: bytes of its codes."""
         column_bytes = ATOM_BYTES // ATOM_COLS if config.layout == "blocked" else 1
         codes = self.codes + (WARP * config.out_bytes - WARP_ROWS * ROW_STEP * row)
         return Target(codes, self.scales + WARP * column_bytes)

@@ -125,8 +125,7 @@ class QuantizeSearched(QuantizeRow):
         return scales
 
     def work_tile(self, index: Int32, inner: Int32) -> WarpTile:
-        """Work tile ``index``, along the rows of an atom first: their scales fill whole lines at about the same
-        time."""
+        """Work tile ``index``, along an atom's rows first, whose scales then fill whole lines at about one time."""
         place = div(index, ROW_STEP)
         return WarpTile(WarpRows(place // inner, mod(index, ROW_STEP)), place % inner)
 

@@ -74,7 +74,7 @@ class MatrixAddresses(NamedTuple):
     This file writes addresses as sums: as tensors they take 10 more instructions, and were slower on an H200.
     """
 
-    x: RowAddress  # rows in memory, along K
+    x: RowAddress  # by rows of memory, along K
     data: RowAddress
     scale: RowAddress  # blocked scales have no row stride
     rows: Int32

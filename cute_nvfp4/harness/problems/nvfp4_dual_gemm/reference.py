@@ -23,8 +23,7 @@ class DualGemmProblem(DenseProblem):
     public_scales = staticmethod(draw_scales_up_to_one)
 
     def reference(self, case: Case, tensors: Mapping[str, torch.Tensor], *, magnitude: bool = True) -> list[Expected]:
-        """Operands are exact; sums g and u, silu and product in float64. Magnitude: |silu'(g) u| S_g + |silu(g)|
-        S_u."""
+        """Exact operands; sums g, u, silu and product in float64; magnitude ``|silu'(g) u| S_g + |silu(g)| S_u``."""
         a, b1, b2 = self.operands(case)
         gate, gate_size = exact_product(tensors, a, b1, magnitude=magnitude)
         up, up_size = exact_product(tensors, a, b2, magnitude=magnitude)

@@ -141,7 +141,7 @@ class SplitK(ClusterExchange):
     def store(self, e: Epilogue, sums: TileSums):
         slice_n, width, count = e.config.slice_n, e.config.epi_tile_n, len(e.columns())
         if sums.cursor != self.place.worker:
-            self.give_back()  # the buffers that the work tile before has read
+            self.give_back()  # the room of the work tile before
         mbarrier.wait(self.ring.empty(), sums.phase ^ 1, cluster=True)
         for distance in cutlass.range_constexpr(1, e.config.split_k):
             part = self.part_after(distance)
@@ -202,7 +202,7 @@ def store_tiles(
     cursor, end = scheduler.range()
     if cutlass.const_expr(config.pair):
         if cursor >= end:
-            cute.arch.cluster_arrive_relaxed()  # the arrival that ``release`` makes after the last work tile
+            cute.arch.cluster_arrive_relaxed()  # as after a last work tile
     while cursor < end:
         tile = scheduler.tile(cursor, end)
         at = Position(tile.m * CTA_ROWS + e.thread, tile.n * config.tile_n, tile.batch)

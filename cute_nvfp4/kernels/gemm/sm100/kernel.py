@@ -29,8 +29,7 @@ START_BARRIER = 1
 
 @dataclass(frozen=True)
 class Tcgen05Memory:
-    """Pointers to what lies in shared memory, or addresses of what is accessed by address (0 where it does not
-    exist)."""
+    """Pointers to what lies in shared memory, or shared addresses of it (0 for what a configuration does not have)."""
 
     stages: cute.Pointer
     output: cute.Pointer | None
@@ -92,12 +91,12 @@ def run_roles(config: cutlass.Constexpr[GemmConfig], loads: Loads, store: TmaCop
     if warp == role.load_warp:
         load(config, loads, memory.stages, barriers, scheduler, problem)
         if cutlass.const_expr(config.pair or (config.cluster_size > 1 and loads_at_once(config))):
-            cute.arch.cluster_wait()  # completes the arrival at the start of the kernel
+            cute.arch.cluster_wait()  # for what it has arrived at in the beginning
         if cutlass.const_expr(config.pair):
-            cute.arch.cluster_arrive_relaxed()  # this warp uses no tensor memory
+            cute.arch.cluster_arrive_relaxed()  # it needs no tensor memory
     if warp == role.mma_warp:
         if cutlass.const_expr(config.pair):
-            cute.arch.cluster_arrive_relaxed()  # the epilogue waits for this warp's last MMA
+            cute.arch.cluster_arrive_relaxed()  # the epilogue waits for its last MMA
         if scheduler.place.v == 0:
             tensor_base = cute.arch.retrieve_tmem_ptr(Float32, 16, memory.tensor_address).toint()
             multiply(config, memory.stages, barriers, tensor_base, scheduler)

@@ -22,8 +22,7 @@ from ..tile_scheduler import CtaPlace
 
 @dataclass(frozen=True)
 class ClusterExchange(Exchange):
-    """The exchange of sums through distributed shared memory, for split_k. received: shared address of other CTAs'
-    slots."""
+    """The exchange of sums through distributed shared memory, for split_k. received: address of other CTAs' slots."""
 
     ring: Ring
     received: Int32
@@ -47,8 +46,7 @@ class ClusterExchange(Exchange):
             self.ring.announce()
 
     def send(self, distance: int, column: int, values: list[cute.Tensor]) -> None:
-        """Sends an epilogue tile to the CTA ``distance`` after this one. column: counted from the start of its
-        slice."""
+        """Sends an epilogue tile to the CTA ``distance`` after this one. column: from the start of that CTA's slice."""
         rank = self.rank(self.part_after(distance))
         # the receiver finds this CTA split_k - distance places after itself
         slot = self.slot(self.config.split_k - distance - 1)

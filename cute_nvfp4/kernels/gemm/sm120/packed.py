@@ -31,8 +31,8 @@ STEPS_BYTES = 64
 
 @dataclass(frozen=True)
 class WarpProducts(Products):
-    """A lane's accumulators, (REGISTER, MMA_COLUMNS of x), and its products. x: bytes from a stage's x to the row of
-    sixteen bytes whose address the lane gives to its first ``ldmatrix``."""
+    """A lane's accumulators, (REGISTER, MMA_N), and the products that it adds to them. x: bytes from a stage's x to the
+    row of sixteen bytes whose address the lane gives to its first ``ldmatrix``."""
 
     asynchronous: ClassVar[bool] = False
 

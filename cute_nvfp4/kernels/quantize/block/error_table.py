@@ -125,8 +125,7 @@ def _below(
 
 
 def lookup(words: Sequence[Uint32], lowest: Int32, regular: Boolean, factor: GlobalFactor, table: ErrorTable) -> Lookup:
-    """The lookup of a block. lowest: the code of the octave's first scale. If not ``regular``, all entries are
-    first."""
+    """The lookup of a block. lowest: code of the octave's first scale; unless ``regular``, all elements use entry 0."""
     floor = Int32(_floor(scale_value(Uint32(lowest)), factor))
     floor = cutlass.select_(regular, floor, Int32(0x7FFF))
     both = Uint32(floor) * Uint32(0x00010001)

@@ -59,12 +59,12 @@ def two_least(keys: Sequence[Uint32]) -> tuple[Uint32, Uint32]:
 
 
 def products(x: Sequence[Float32], multiplier: Float32) -> list[Float32]:
-    """x · multiplier. The multiplier includes 2**-14."""
+    """x · multiplier, in units of 2**-14."""
     return [mul_rn(a, multiplier) for a in x]
 
 
 def squares(x: Sequence[Float32], multiplier: Float32, units: Units, clip: bool = False) -> Float32:
-    """Σ (y − E2M1(y))² of y = x · multiplier, in units of 2**-28. |y| < 7, unless ``clip``. Ties go either way."""
+    """Σ (y − E2M1(y))² for y = x · multiplier, y in units of 2**-14. Unless ``clip``, |y| < 7. Ties go either way."""
     y = products(x, multiplier)
     halves = cut_to_f16(y)
     if clip:
