@@ -1,1 +1,1 @@
-"""Other libraries' models on this package's layers. Each module imports its library, and is imported by its users."""
+"""Models of other libraries on this package's layers. Each module imports its library only when it is used."""

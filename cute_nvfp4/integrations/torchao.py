@@ -1,9 +1,8 @@
-"""Models that torchao quantized to NVFP4, on this package's layers: the same bytes, and no decoding in each forward.
+"""Runs models that torchao quantized to NVFP4 on this package's layers: the same bytes, without decoding each forward.
 
-torchao's ``NVFP4Tensor`` (torchao 0.18, ``torchao.prototype.mx_formats``) has packed E2M1 ``qdata`` (N, K / 2),
-``scale`` in E4M3, swizzled as the blocked layout of this package or row-major, and a global scale
-``per_tensor_scale``, or none.
-Its tensors are known by these attributes: only ``dispatch`` imports torchao.
+torchao's ``NVFP4Tensor`` (torchao 0.18, ``torchao.prototype.mx_formats``) has packed E2M1 ``qdata`` (N, K / 2), an E4M3
+``scale``, either row-major or swizzled, which is this package's blocked layout, and a global scale
+``per_tensor_scale``, or none. This module knows its tensors by these attributes; only ``dispatch`` imports torchao.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from cute_nvfp4.runtime.backend import Backend, resolve
 
 _PARTS = ("qdata", "scale", "per_tensor_scale", "is_swizzled_scales", "act_per_tensor_scale", "act_quant_kwargs")
 _KEPT, _ORIGIN = "_cute_nvfp4_prepared", "_cute_nvfp4_origin"
-"""What a tensor of theirs has besides: its packed weight, and what it is the transpose of."""
+"""Attributes that this module adds to torchao's tensors: the packed weight, and the tensor they are transposed from."""
 
 
 def is_torchao(weight: Any) -> bool:
@@ -37,8 +36,8 @@ def operand(weight: Any) -> BlockScaledTensor:
     """An ``NVFP4Tensor`` (N, K) as an operand that shares its memory.
 
     Raises:
-        OperandTypeError: another tensor.
-        OperandError: a transposed or stacked one, or memory that operands cannot have.
+        OperandTypeError: the tensor is another one.
+        OperandError: it is transposed or stacked, or operands cannot have its memory.
     """
     if not is_torchao(weight):
         raise OperandTypeError.of("weight", got=type(weight).__name__, expected="torchao's NVFP4Tensor")
@@ -53,13 +52,13 @@ def operand(weight: Any) -> BlockScaledTensor:
 
 
 def convert(model: torch.nn.Module, *, input_rule: str | None = None, backend: Backend = "auto") -> list[str]:
-    """Puts an ``NVFP4Linear`` in the place of each linear layer whose weight torchao quantized, in place: their names.
+    """Replaces each linear layer whose weight torchao quantized by an ``NVFP4Linear``, in place; returns their names.
 
-    input_rule: how activations are quantized, by their calibrated scale where torchao has one; None leaves them in 16
-    bits, whatever torchao would do. backend: of the layers.
+    input_rule: the rule by which activations are quantized, with their calibrated scale if torchao has one; None: they
+    stay in 16 bits, whatever torchao would do. backend: that of the layers.
 
     Raises:
-        OperandError: no such layer.
+        OperandError: the model has no such layer.
     """
     found = [
         name
@@ -84,11 +83,11 @@ def convert(model: torch.nn.Module, *, input_rule: str | None = None, backend: B
 
 
 def dispatch(tensor_class: type | None = None) -> None:
-    """Makes linear layers with a weight that torchao keeps in NVFP4 for weights only run this package's product for x
-    in 16 bits, where torchao decodes the weight in each call. The model and its tensors stay torchao's.
+    """Makes linear layers whose weights alone are NVFP4 use this package's product for 16-bit x.
 
-    A weight is packed by its first call, beside its own bytes (``convert`` keeps one copy). All else goes torchao's
-    way, and so does a call that torch traces. tensor_class: torchao's ``NVFP4Tensor`` by default.
+    torchao would decode the weight in each call. The model and its tensors stay torchao's. The first call with a weight
+    packs it, beside its own bytes (``convert`` keeps one copy). All other calls stay with torchao, and so do calls that
+    torch traces. tensor_class: by default torchao's ``NVFP4Tensor``.
     """
     if tensor_class is None:
         from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor
@@ -106,13 +105,13 @@ def dispatch(tensor_class: type | None = None) -> None:
 
 _ATEN = torch.ops.aten
 _PRODUCTS = {_ATEN.linear.default: (0, 1, 2), _ATEN.mm.default: (0, 1, None), _ATEN.addmm.default: (1, 2, 0)}
-"""Operators of products, and which of their arguments are x, the weight and a bias. Linear layers call the first in
-inference mode, else one of the others with the weight transposed."""
+"""The operators that multiply, and which of their arguments are x, the weight and a bias. Linear layers call the first
+in inference mode, else one of the others with the weight transposed."""
 
 
 @dataclass(frozen=True)
 class _Transpose:
-    """torchao's transposition, whose result remembers what it is of."""
+    """torchao's transposition; its result remembers the tensor that it transposes."""
 
     theirs: Callable[..., Any]
 
@@ -124,7 +123,7 @@ class _Transpose:
 
 @dataclass(frozen=True)
 class _Product:
-    """A product of torchao's, or ours; the places of its arguments."""
+    """A product, torchao's or ours. x, weight, bias: the positions of these arguments."""
 
     theirs: Callable[..., Any]
     x: int
@@ -142,7 +141,7 @@ class _Product:
 
 
 def _packed(x: torch.Tensor, weight: Any, rows: bool) -> PreparedWeight | None:
-    """The weight, packed for x; None where the product is torchao's. rows: whether it is (N, K), else (K, N)."""
+    """The weight, packed for x; None if torchao must multiply. rows: whether the weight is (N, K), else (K, N)."""
     origin = weight if rows else getattr(weight, _ORIGIN, None)
     if torch.compiler.is_compiling() or origin is None or not is_torchao(origin) or origin.act_quant_kwargs is not None:
         return None

@@ -1,10 +1,11 @@
-"""NVFP4 checkpoints in transformers: ``import cute_nvfp4.integrations.transformers``, and ``from_pretrained`` runs
+"""NVFP4 checkpoints in transformers: after ``import cute_nvfp4.integrations.transformers``, ``from_pretrained`` runs
 them in 4 bits.
- The import registers two quantization methods, which transformers has not: "modelopt" (NVIDIA's checkpoints; its own
-loader takes packed bytes for weights) and "cute_nvfp4" (:class:`CuteNvfp4Config`, which also quantizes while it loads).
-``register(compressed_tensors=True)`` takes the NVFP4 and MXFP4 checkpoints of compressed-tensors, too, which
-transformers would decode, and ``register(mxfp4=True)`` those of gpt-oss. What a file has decides which layers are
-quantized, so that ``ignore`` lists and FP8 layers of mixed checkpoints are what they are in it.
+
+The import registers two quantization methods that transformers lacks: "modelopt" (NVIDIA's checkpoints; transformers
+itself would take their packed bytes for weights) and "cute_nvfp4" (:class:`CuteNvfp4Config`, which also quantizes while
+it loads). ``register(compressed_tensors=True)`` adds the NVFP4 and MXFP4 checkpoints of compressed-tensors, which
+transformers would decode, and ``register(mxfp4=True)`` those of gpt-oss. The tensors of a file decide which layers are
+quantized, so ``ignore`` lists and FP8 layers of mixed checkpoints need no care.
 ``experts_implementation="cute_nvfp4"`` runs the experts of a model in 16 bits as one ``moe``.
 """
 
@@ -42,7 +43,7 @@ _COMPRESSED, _MXFP4 = "compressed-tensors", "mxfp4"
 
 
 class _Defaults:
-    """How checkpoints run that other libraries wrote: what ``register`` sets."""
+    """How checkpoints of other libraries run; ``register`` sets it."""
 
     input_rule: str | None = None
     backend: Backend = "auto"
@@ -51,8 +52,8 @@ class _Defaults:
 class CuteNvfp4Config(QuantizationConfigMixin):
     """How a model is quantized while it is loaded, and how its checkpoint is written.
 
-    rule, input_rule, ignore, untie, backend: as ``quantize_model`` has them, to nearest. ignore None leaves the head
-    (``lm_head``). layout: of the tensors in a checkpoint, "modelopt" or "compressed-tensors".
+    rule, input_rule, ignore, untie, backend: as in ``quantize_model``, which rounds to nearest here. ignore: None
+    leaves out the head (``lm_head``). layout: that of the tensors in a checkpoint, "modelopt" or "compressed-tensors".
     """
 
     def __init__(
@@ -74,24 +75,24 @@ class CuteNvfp4Config(QuantizationConfigMixin):
 
 
 class PublishedConfig(QuantizationConfigMixin):
-    """The configuration of a checkpoint that another library wrote: kept, and written again, as it is."""
+    """The configuration of another library's checkpoint, kept and written again unchanged."""
 
     def __init__(self, **fields: Any) -> None:
         self.__dict__.update(fields)
 
     @property
     def input_rule(self) -> str | None:
-        """What ``register`` was told."""
+        """The rule that ``register`` was given."""
         return _Defaults.input_rule
 
     @property
     def backend(self) -> Backend:
-        """What ``register`` was told."""
+        """The backend that ``register`` was given."""
         return _Defaults.backend
 
     @property
     def layout(self) -> str:
-        """The name of the layout that its library writes."""
+        """The name of the layout that the checkpoint's library writes."""
         return self.quant_method
 
 
@@ -99,7 +100,7 @@ class CuteNvfp4Quantizer(HfQuantizer):
     """Loads, quantizes and saves models with ``NVFP4Linear`` layers."""
 
     def validate_environment(self, *args: Any, **options: Any) -> None:
-        """Refuses what older versions of transformers have: plans that cut tensors after they are loaded."""
+        """Refuses the plans of older versions of transformers, which cut tensors after they are loaded."""
         if options.get("tp_plan") is not None or options.get("device_mesh") is not None:
             raise ValueError(
                 "tensor parallel loading needs transformers 5.24 or later. Or drop tp_plan and device_mesh, and then "
@@ -107,7 +108,7 @@ class CuteNvfp4Quantizer(HfQuantizer):
             )
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **options: Any) -> Any:
-        self._places: dict[str, torch.nn.Linear] = {}
+        self._linears: dict[str, torch.nn.Linear] = {}
         self._experts: set[str] = set()
         self._styles: dict[str, str] = {}
         count = ranks(model)
@@ -124,30 +125,30 @@ class CuteNvfp4Quantizer(HfQuantizer):
             raise OperandError.of("checkpoint", got=got, expected="one", hint=str(checkpoint_files))
         modules = dict(model.named_modules())
         for name, parts in stored.tensors.items():
-            place = _place(name, modules, model.base_model_prefix)
-            if self._is_expert(model, name, place, modules, StoredLinear(place, stored.packed.get(name), parts)):
+            path = _module_path(name, modules, model.base_model_prefix)
+            if self._is_expert(model, name, path, modules, StoredLinear(path, stored.packed.get(name), parts)):
                 continue
-            if not isinstance(modules.get(place), torch.nn.Linear):
-                got = type(modules[place]).__name__ if place in modules else "no such module"
+            if not isinstance(modules.get(path), torch.nn.Linear):
+                got = type(modules[path]).__name__ if path in modules else "no such module"
                 raise OperandError.of(f"module {name!r} of the model", got=got, expected="torch.nn.Linear")
-            self._places[place] = modules[place]
-            model.set_submodule(place, StoredLinear(place, stored.packed.get(name), parts))
-            _untie(model, place)
+            self._linears[path] = modules[path]
+            model.set_submodule(path, StoredLinear(path, stored.packed.get(name), parts))
+            _untie(model, path)
         for name, parts in stored.stacks.items():
-            place = _place(name, modules, model.base_model_prefix)
-            if place not in modules or first_stack(modules[place]) != "gate_up_proj":
-                got = type(modules[place]).__name__ if place in modules else "no such module"
+            path = _module_path(name, modules, model.base_model_prefix)
+            if path not in modules or first_stack(modules[path]) != "gate_up_proj":
+                got = type(modules[path]).__name__ if path in modules else "no such module"
                 raise OperandError.of(f"module {name!r} of the model", got=got, expected="experts in two tensors")
-            self._experts.add(place)
-            model.set_submodule(place, StoredStacks(place, modules[place], parts))
+            self._experts.add(path)
+            model.set_submodule(path, StoredStacks(path, modules[path], parts))
         return model
 
-    def _is_expert(self, model: Any, name: str, place: str, modules: dict[str, Any], layer: StoredLinear) -> bool:
-        """Whether a layer is one of experts that the model has in two tensors: it is put among them."""
+    def _is_expert(self, model: Any, name: str, path: str, modules: dict[str, Any], layer: StoredLinear) -> bool:
+        """Whether a layer belongs to experts that the model has in two tensors; if so, adds it to them."""
         match = _EXPERT.fullmatch(name)
-        if match is None or place in modules:
+        if match is None or path in modules:
             return False
-        parent = _place(match["experts"], modules, model.base_model_prefix)
+        parent = _module_path(match["experts"], modules, model.base_model_prefix)
         if parent not in modules or not (parent in self._experts or first_stack(modules[parent])):
             return False
         if parent not in self._experts:
@@ -163,28 +164,30 @@ class CuteNvfp4Quantizer(HfQuantizer):
         return True
 
     def update_parallel_plan(self, model: Any, plan: dict[str, str]) -> None:
-        """Makes the model's tensor parallel plan one of the tensors that the file has, and refuses what cannot be cut:
-        each rank then reads its shard of codes and scales, and packs that."""
+        """Changes the model's tensor parallel plan to the tensors in the file, and refuses what cannot be cut.
+
+        Each rank then reads its shard of codes and scales, and packs it.
+        """
         if plan is model.ep_plan and plan:
             plan_whole_experts(model, plan)
         if plan is model.tp_plan and plan:
-            self._styles = planned(model, plan, {place: model.get_submodule(place) for place in self._places})
+            self._styles = planned(model, plan, {path: model.get_submodule(path) for path in self._linears})
 
     def param_needs_quantization(self, model: Any, param_name: str, **options: Any) -> bool:
-        """True of a stored layer's tensors: their shapes are those of the file."""
+        """Whether a tensor belongs to a stored layer, whose tensors have the shapes of the file."""
         return isinstance(model.get_submodule(param_name.rpartition(".")[0]), (StoredLinear, StoredStacks))
 
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
         config = self.quantization_config
-        for place, old in self._places.items():
-            stored = model.get_submodule(place)
+        for path, old in self._linears.items():
+            stored = model.get_submodule(path)
             made = stored.made(old, config.input_rule, config.backend).requires_grad_(False)
             if stored.cut is not None:
-                made = exchanging(made, old, stored.cut, self._styles[place])
-            model.set_submodule(place, made.eval())
-        for place in self._experts:
-            made = model.get_submodule(place).made(config.input_rule, config.backend).requires_grad_(False)
-            model.set_submodule(place, made.eval())
+                made = exchanging(made, old, stored.cut, self._styles[path])
+            model.set_submodule(path, made.eval())
+        for path in self._experts:
+            made = model.get_submodule(path).made(config.input_rule, config.backend).requires_grad_(False)
+            model.set_submodule(path, made.eval())
         if not self.pre_quantized:
             ignore = config.ignore
             if ignore is None:
@@ -201,7 +204,7 @@ class CuteNvfp4Quantizer(HfQuantizer):
         return model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-        """The tensors of a checkpoint in the layout of the configuration; of a divided model every rank calls it."""
+        """The tensors of a checkpoint in the configured layout. If the model is divided, every rank must call this."""
         layers, layout = linears(model), LAYOUTS.get(self.quantization_config.layout, MODELOPT)
         experts = {name: x for name, x in model.named_modules() if isinstance(x, PackedExperts)}
         prefixes = tuple(f"{name}." for name in (*layers, *experts))
@@ -215,21 +218,21 @@ class CuteNvfp4Quantizer(HfQuantizer):
         return found, {}
 
     def is_serializable(self) -> bool:
-        """Always."""
+        """Always True."""
         return True
 
     @property
     def is_trainable(self) -> bool:
-        """Codes have no derivative."""
+        """Always False: codes have no derivative."""
         return False
 
     @property
     def is_compileable(self) -> bool:
-        """One graph, without breaks."""
+        """Always True: the layers compile to one graph, without breaks."""
         return True
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
-        # a configuration that was saved has a dtype's name
+        # a saved configuration holds the name of a dtype
         wide = dtype if isinstance(dtype, torch.dtype) else model.dtype
         if any(layer.shard is not None for layer in linears(model).values()):
             raise OperandError.of("dequantize", got="a divided model", expected="a model that one process has")
@@ -243,13 +246,13 @@ class CuteNvfp4Quantizer(HfQuantizer):
 
 
 def _untie(model: Any, name: str) -> None:
-    """A quantized layer has a weight of its own, also where that was another module's."""
+    """Marks a quantized layer as no longer tied: it has a weight of its own now."""
     if model.all_tied_weights_keys.pop(f"{name}.weight", None) is not None:
         model.config.tie_word_embeddings = False
 
 
-def _place(name: str, modules: dict[str, Any], prefix: str) -> str:
-    """The model's name of a checkpoint's layer: with the base model's prefix, or without."""
+def _module_path(name: str, modules: dict[str, Any], prefix: str) -> str:
+    """The model's name for a layer of a checkpoint, with or without the base model's prefix."""
     others = f"{prefix}.{name}", name.removeprefix(f"{prefix}.")
     return next((other for other in (name, *others) if other in modules), name)
 
@@ -266,9 +269,9 @@ class _ModelOptConfig(PublishedConfig):
 
 
 def save_pretrained(model: Any, folder: str | Path, layout: str = "modelopt", **options: Any) -> None:
-    """Writes a model of ours so that the library of ``layout`` reads it: tensors, and the configuration it looks for.
+    """Writes a model of this package so that the library of ``layout`` can read it: tensors and its configuration.
 
-    options: those of the model's own ``save_pretrained``, which writes the layout that the model was loaded in.
+    options: those of the model's own ``save_pretrained``, which writes the layout that the model was loaded from.
     """
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     quantizes = any(layer.input_global_scale is not None for layer in linears(model).values())
@@ -298,11 +301,11 @@ def register(
     input_rule: str | None = None,
     backend: Backend = "auto",
 ) -> None:
-    """Says how checkpoints run that other libraries wrote.
+    """Sets how checkpoints of other libraries run.
 
-    compressed_tensors: takes the NVFP4 and MXFP4 checkpoints of that library, too; its others stay transformers'.
-    mxfp4: takes gpt-oss's, too, which transformers runs by kernels from a hub, or decodes. input_rule: how activations
-    are quantized; None leaves them in 16 bits, whatever the checkpoint would have them. backend: of the layers.
+    compressed_tensors: whether to take its NVFP4 and MXFP4 checkpoints, too; others stay with transformers. mxfp4:
+    whether to take gpt-oss's, too, which transformers decodes, or runs by kernels from a hub. input_rule: how
+    activations are quantized; None: they stay in 16 bits, whatever the checkpoint asks for. backend: of the layers.
     """
     Recipe(input_rule=input_rule, backend=backend)
     _Defaults.input_rule, _Defaults.backend = input_rule, backend
@@ -318,7 +321,7 @@ def register(
 
 
 class _Choice:
-    """A class of transformers for compressed-tensors or MXFP4, or ours where the checkpoint has weights in 4 bits."""
+    """Replaces a class of transformers for compressed-tensors or MXFP4; checkpoints with 4-bit weights use ours."""
 
     def __init__(self, theirs: type) -> None:
         self.theirs = theirs

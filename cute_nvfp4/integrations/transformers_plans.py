@@ -1,4 +1,4 @@
-"""Tensor parallel plans of transformers for layers in 4 bits: which shard a rank reads, and what it exchanges."""
+"""Tensor parallel plans of transformers for 4-bit layers: the shard that a rank reads, and what it exchanges."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ COLUMNS = {"colwise": False, "packed_colwise": False, "colwise_rep": True, "colw
 ROWS = {"rowwise": False, "rowwise_rep": True, "rowwise_split_input": True}
 """Styles that cut columns (K) of W, and whether each rank is given all columns of x."""
 WHOLE = ("replicate", "replicated_with_grad_allreduce", "mla_kv_a_proj")
-"""Styles whose layers every rank has whole."""
+"""Styles whose layers are whole on every rank."""
 
 
 def ranks(model: Any) -> int:
-    """Among how many ranks a model's matrices are to be divided while it is loaded.
+    """The number of ranks among which a model's matrices are divided while it is loaded.
 
     Raises:
-        OperandError: it is to be distributed in another way, too.
+        OperandError: the model is to be distributed in another way, too.
     """
     wanted = getattr(model.config, "distributed_config", None)
     if not hasattr(wanted, "tp_size"):
@@ -43,11 +43,12 @@ def ranks(model: Any) -> int:
 
 
 def experts_of_rank(model: Any, name: str, count: int) -> range:
-    """The numbers of the experts that this rank reads, of ``count``: all, unless whole experts lie on ranks
-    (``ep_size``). The rest of ``name`` in a file is nothing that a loader misses.
+    """The experts, by index, that this rank reads of ``count``: all, unless ranks hold whole experts (``ep_size``).
+
+    Then the loader is told not to miss the other experts of ``name`` in the file.
 
     Raises:
-        OperandError: they do not divide.
+        OperandError: the experts do not divide by the ranks.
     """
     size = getattr(getattr(model.config, "distributed_config", None), "ep_size", 1)
     if size == 1:
@@ -61,7 +62,7 @@ def experts_of_rank(model: Any, name: str, count: int) -> range:
 
 
 def plan_whole_experts(model: Any, plan: dict[str, str]) -> None:
-    """Takes the rules for stacks out of a plan of expert parallelism: each rank has read its experts alone."""
+    """Removes the rules for stacks from a plan of expert parallelism, since each rank reads only its experts."""
     from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard as generic
 
     for name, module in model.named_modules():
@@ -71,13 +72,13 @@ def plan_whole_experts(model: Any, plan: dict[str, str]) -> None:
 
 
 def planned(model: Any, plan: dict[str, str], layers: Mapping[str, StoredLinear]) -> dict[str, str]:
-    """The styles of the layers that a plan of transformers divides, by their names.
+    """The styles of the layers that a plan of transformers divides, by name.
 
-    plan: changed in place: experts that a file has one by one get the rules of their stacks. layers: those outside of
-    such experts.
+    plan: is changed in path: experts that a file stores one by one get the rules of their stacks. layers: all layers
+    outside of such experts.
 
     Raises:
-        OperandError: layers that do not divide, or styles that these layers have not.
+        OperandError: layers do not divide by the ranks, or do not have these styles.
     """
     from transformers.distributed.parallel_utils import replace_layer_number_by_wildcard as generic
 
@@ -92,8 +93,8 @@ def planned(model: Any, plan: dict[str, str], layers: Mapping[str, StoredLinear]
     found = {name: rules[generic(name)] for name in layers if generic(name) in rules}
     for name, style in found.items():
         _check(name, style, layers[name], count)
-    for place, module in experts.items() if model.config.distributed_config.ep_size == 1 else ():
-        for name, layer in module.named_modules(prefix=place):
+    for path, module in experts.items() if model.config.distributed_config.ep_size == 1 else ():
+        for name, layer in module.named_modules(prefix=path):
             if isinstance(layer, StoredLinear) and generic(name) in rules:
                 _check(name, rules[generic(name)], layer, count)
     _check_heads(model, found, count)
@@ -101,7 +102,7 @@ def planned(model: Any, plan: dict[str, str], layers: Mapping[str, StoredLinear]
 
 
 def _plan_experts(name: str, module: StoredExperts, plan: dict[str, str]) -> None:
-    """Rules for experts one by one, in the place of those for their stacks."""
+    """Replaces the rules for stacks of experts by rules for single experts."""
     first, second = (plan.pop(f"{name}.{stack}", None) for stack in (module.first, "down_proj"))
     if first in COLUMNS and second in ROWS:
         plan |= {f"{name}.*.{matrix}": "colwise" for matrix in module.names[:-1]}
@@ -120,7 +121,7 @@ def _check(name: str, style: str, layer: StoredLinear, count: int) -> None:
 
 
 def _check_heads(model: Any, styles: Mapping[str, str], count: int) -> None:
-    """Raises where ranks would have parts of heads of keys and values."""
+    """Raises if a rank would get part of a head of keys and values."""
     heads = getattr(model.config.get_text_config(), "num_key_value_heads", None)
     cut = any(name.endswith(".k_proj") and COLUMNS.get(style) is False for name, style in styles.items())
     if cut and isinstance(heads, int) and heads % count:
@@ -130,8 +131,10 @@ def _check_heads(model: Any, styles: Mapping[str, str], count: int) -> None:
 
 
 def exchanging(made: torch.nn.Module, old: torch.nn.Linear, cut: Cut, style: str) -> torch.nn.Module:
-    """A layer made of a shard that exchanges with the other ranks as its style says: ours, or torch's in 16 bits with
-    transformers' own hooks."""
+    """A layer made from a shard, which exchanges with the other ranks as its style says.
+
+    An ``NVFP4Linear`` exchanges itself; torch's layer, in 16 bits, gets transformers' hooks.
+    """
     if isinstance(made, NVFP4Linear):
         made.shard = cut.shard(gathered=COLUMNS.get(style, False), split=ROWS.get(style, False))
         return made

@@ -1,9 +1,9 @@
-"""A plug-in of vLLM: its NVFP4 linear layers on Hopper run this package's products with prepared weights (W4A16).
+"""A plug-in for vLLM: its NVFP4 linear layers on Hopper run this package's products with prepared weights (W4A16).
 
 vLLM calls ``register`` in each of its processes (entry point ``vllm.general_plugins``). It does nothing unless the
 environment has ``CUTE_NVFP4_VLLM=1``. The contract is that of ``vllm.model_executor.kernels.linear`` in vLLM 0.30 to
-0.33; tests hold it against stand-ins of those classes, a script against those of a wheel. It was not served. For
-weight-only checkpoints vLLM takes Marlin without asking.
+0.33; tests check it against stand-ins for those classes, a script against those of a wheel. No model was served with
+it. For weight-only checkpoints vLLM uses Marlin unconditionally.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cute_nvfp4.prepared_weight import PreparedWeight
 
 SWITCH = "CUTE_NVFP4_VLLM"
 _CLOSE = 2.0**-6
-"""The largest relative distance of a product from the decoded weight's, in 16 bits, that a self-check accepts."""
+"""The largest relative distance between a product and the decoded weight's, in 16 bits, that a self-check accepts."""
 _NAME = "CuteNvfp4LinearKernel"
 
 
@@ -29,7 +29,7 @@ def register() -> None:
     """Puts the kernel before all others of vLLM that multiply NVFP4 weights on CUDA, if the switch is on.
 
     Raises:
-        CuteNvfp4Error: a vLLM without the registry that this was written for.
+        CuteNvfp4Error: this vLLM has another registry than the plug-in was written for.
     """
     if os.environ.get(SWITCH, "0") != "1":
         return
@@ -48,16 +48,16 @@ def register() -> None:
     if made not in kernels:
         expected, hint = "one that register_linear_kernel appends to", f"{SWITCH}=0 turns this plug-in off."
         raise CuteNvfp4Error.of("registry of vLLM", got="another", expected=expected, hint=hint)
-    # vLLM takes the first that can: Marlin would be it
+    # vLLM uses the first kernel that can run, which would be Marlin
     kernels.insert(0, kernels.pop(kernels.index(made)))
 
 
 def kernel_class() -> type:
-    """The kernel, a subclass of vLLM's."""
+    """The kernel's class, a subclass of vLLM's."""
     from vllm.model_executor.kernels.linear.nvfp4 import NvFp4LinearKernel
 
     class CuteNvfp4LinearKernel(NvFp4LinearKernel):
-        """x (…, K) in 16 bits times a weight that is prepared when it is loaded."""
+        """Multiplies 16-bit x (…, K) by a weight that is prepared when it is loaded."""
 
         @classmethod
         def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
@@ -84,12 +84,12 @@ def kernel_class() -> type:
 
 
 def prepare_layer(layer: torch.nn.Module) -> None:
-    """Puts the prepared weight in the place of vLLM's ``weight``, after a product of it was checked.
+    """Replaces vLLM's ``weight`` by the prepared weight, after checking a product of it.
 
-    layer: weight uint8 (N, K / 2), weight_scale e4m3 (N, K / 16), weight_global_scale, which multiplies.
+    layer: has weight uint8 (N, K / 2), weight_scale e4m3 (N, K / 16), and weight_global_scale, which multiplies.
 
     Raises:
-        OperandError: tensors of another form, or a product that is not the decoded weight's.
+        OperandError: the tensors have another form, or a product differs from the decoded weight's.
     """
     n, k = layer.output_size_per_partition, layer.input_size_per_partition
     dtype = getattr(layer, "params_dtype", torch.bfloat16)
@@ -107,7 +107,7 @@ def prepare_layer(layer: torch.nn.Module) -> None:
 
 
 def product(layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x (…, K) · weightᵀ + bias: (…, N), in the dtype of x, which is that of the prepared weight."""
+    """x (…, K) · weightᵀ + bias: (…, N), in the dtype of x, which must be that of the prepared weight."""
     n, k = layer.output_size_per_partition, layer.input_size_per_partition
     weight = PreparedWeight(layer.weight, n, k, x.dtype, layer.weight_global_scale)
     y = gemm(x.reshape(-1, k), weight).reshape(*x.shape[:-1], n)
@@ -115,7 +115,7 @@ def product(layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None =
 
 
 def _check(weight: BlockScaledTensor, prepared: PreparedWeight) -> None:
-    """Compares a product of four rows with that of the decoded weight."""
+    """Compares the product of four rows with that of the decoded weight; raises if they differ."""
     generator = torch.Generator(weight.device).manual_seed(0)
     x = torch.randn(4, weight.k, device=weight.device, generator=generator).to(prepared.dtype)
     exact = x.float() @ weight.dequantize().T

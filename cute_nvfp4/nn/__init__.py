@@ -1,6 +1,6 @@
 """Layers, training, calibration and checkpoints on top of the operations.
 
-The names are imported on first use, as those of the package are.
+The names are imported on first use, as the package's are.
 """
 
 from __future__ import annotations

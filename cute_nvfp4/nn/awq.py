@@ -1,8 +1,9 @@
-"""Columns of weights scaled by their activations before rounding, as AWQ does it.
+"""AWQ: scales the columns of weights by their activations before rounding.
 
-Lin, Tang, Tang, Yang, Dang and Han, "AWQ: Activation-aware Weight Quantization" (2023). Columns that large activations
-meet are multiplied by a factor, and the activations divided by it: what they lose by rounding is less. Here the inverse
-stays in the layer (``NVFP4Linear.input_scale``, ModelOpt's ``pre_quant_scale``), and multiplies x in each call.
+Lin, Tang, Tang, Yang, Dang and Han, "AWQ: Activation-aware Weight Quantization" (2023). Columns that meet large
+activations are multiplied by a factor, and the activations divided by it, so that rounding costs these columns less.
+Here the layer keeps the inverse factor (``NVFP4Linear.input_scale``, ModelOpt's ``pre_quant_scale``), and multiplies x
+by it in each call.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from cute_nvfp4.quantization.blocks import global_scale_from_amax
 from cute_nvfp4.quantization.rules import resolve_rule
 
 POWERS = (0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75)
-"""Exponents of the magnitudes of activations that are tried; 0 leaves the columns as they are."""
+"""The exponents of the activations' magnitudes that are tried; 0 leaves the columns as they are."""
 
 
 def column_factors(
@@ -29,11 +30,13 @@ def column_factors(
     amax: torch.Tensor | None = None,
     powers: Sequence[float] = POWERS,
 ) -> torch.Tensor | None:
-    """The factors (K,) of the columns of ``weights`` (N, K), which read the same x (rows, K): the power of the mean
-    magnitudes of x with the least error of the products, rounded to nearest. None where no factors are best.
+    """The factors (K,) of the columns of ``weights`` (N, K), which read the same x (rows, K); None if none is best.
 
-    rule, input_rule: how weights and x are quantized; None leaves x. amax: the largest magnitudes (K,) of all x, where
-    ``x`` is a sample of it.
+    The factors are that power of the mean magnitudes of x with which the products have the least error, rounded to
+    nearest.
+
+    rule, input_rule: how weights and x are quantized; None leaves x. amax: the largest magnitudes (K,) of all x, if
+    ``x`` is only a sample.
     """
     x = x.float()
     exact = [x @ w.float().T for w in weights]

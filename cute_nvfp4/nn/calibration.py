@@ -1,4 +1,4 @@
-"""Global scales from many batches instead of one: an observer of magnitudes."""
+"""An observer of magnitudes, for global scales from many batches instead of one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cute_nvfp4.quantization.rules import resolve_rule
 
 
 class AmaxObserver:
-    """Remembers the largest finite magnitude of the tensors shown to it, for ``quantize(global_scale=…)``.
+    """Remembers the largest finite magnitude of the tensors that it observes, for ``quantize(global_scale=…)``.
 
-    momentum: None keeps the maximum over all batches; a number in (0, 1] the moving average of the batches' maxima,
-        new = (1 − momentum) · old + momentum · batch, which forgets outliers (what exceeds it then saturates).
-    hadamard: the rotation that ``quantize`` will be given, because magnitudes are those after it.
+    momentum: None keeps the maximum over all batches; a number in (0, 1] keeps the moving average of the batches'
+        maxima, new = (1 − momentum) · old + momentum · batch, which forgets outliers (larger values then saturate).
+    hadamard: the rotation that ``quantize`` will be given; magnitudes are those after it.
 
     ``amax`` is a float32 tensor on the device of the first batch, or None before it. Nothing waits for the device.
     """
@@ -31,7 +31,7 @@ class AmaxObserver:
         self.batches = 0
 
     def observe(self, x: torch.Tensor) -> torch.Tensor:
-        """Takes in a batch of any shape with K last, and returns it unchanged."""
+        """Observes a batch of any shape with K last, and returns it unchanged."""
         amax = tensor_amax(x.reshape(-1, x.shape[-1]), hadamard=self.hadamard)
         self.batches += 1
         if self.amax is None:
@@ -43,7 +43,7 @@ class AmaxObserver:
         return x
 
     def global_scale(self, rule: str = "max") -> torch.Tensor:
-        """The NVFP4 global scale that ``rule`` wants for what was observed: a float32 tensor of no dimensions."""
+        """The NVFP4 global scale by ``rule`` for what was observed: a float32 tensor without dimensions."""
         if self.amax is None:
             raise OperandError.of("observer", got="no batch yet", expected="observe() first")
         return global_scale_from_amax(self.amax, resolve_rule(rule, NVFP4))

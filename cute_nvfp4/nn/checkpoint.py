@@ -1,5 +1,5 @@
-"""NVFP4 and MXFP4 checkpoints in safetensors, as published by NVIDIA's ModelOpt and by compressed-tensors (LLM
-Compressor): the names and conventions are in ``layouts``.
+"""Reads NVFP4 and MXFP4 checkpoints in safetensors, published by NVIDIA's ModelOpt or by compressed-tensors (LLM
+Compressor); ``layouts`` has their names and conventions.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def read_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Ite
     path: a .safetensors file, a ``model.safetensors.index.json``, or a folder with either.
 
     Raises:
-        OperandError, OperandTypeError: tensors that are missing, or not of the shapes and dtypes in the table of
-            ``layouts``. A quantized layer is never left out quietly.
+        OperandError, OperandTypeError: tensors are missing, or do not have the shapes and dtypes in the table of
+            ``layouts``. A quantized layer is never silently left out.
     """
     with Tensors(path, device) as tensors:
         for name, layout in quantized_layers(tensors.headers):
@@ -57,16 +57,16 @@ def load_checkpoint(
     ignore: Sequence[str] = (),
     device: torch.device | str | None = None,
 ) -> list[str]:
-    """Puts a checkpoint into ``model``: replaces its quantized linear layers by ``NVFP4Linear`` or ``MXFP4Linear``, and
-    copies the rest.
+    """Loads a checkpoint into ``model``: quantized linear layers become ``NVFP4Linear`` or ``MXFP4Linear``, and other
+    tensors are copied.
 
     The model's names are the checkpoint's. Returns the names of the replaced layers. Every tensor of the checkpoint
-    must find its place, unless its name matches a pattern of ``ignore`` (as in a shell: "*.k_scale"), and every
-    parameter of the model its tensor, unless it is tied to one that has. Otherwise an error says which did not,
-    before anything is changed.
+    must have a place in the model, unless its name matches a pattern of ``ignore`` (as in a shell: "*.k_scale"), and
+    every parameter of the model a tensor, unless it is tied to one that has. Otherwise an error names them, before
+    anything is changed.
 
-    device: where the model is by default. A model that was made on "meta" gets its tensors there, on the CPU by
-    default: then memory holds the checkpoint's bytes, and those of one layer more while it is replaced.
+    device: by default that of the model. A model that was made on "meta" gets its tensors there, by default on the CPU;
+    memory then holds the checkpoint's bytes, and one more layer's while it is replaced.
     """
     state = model.state_dict(keep_vars=True)
     if device is None:
@@ -79,7 +79,7 @@ def load_checkpoint(
         plain = [name for name in names if name not in taken]
         _check_places(model, quantized, plain, state)
         for name, layout in quantized.items():
-            # files on the CPU are mapped: only the pages that are checked are read
+            # files on the CPU are mapped: only the pages that the check needs are read
             _check_fits(model.get_submodule(name), read_layer(name, layout, shown.of_layer(name, layout)))
         for name in plain:
             if name not in infos or infos[name].shape != state[name].shape:
@@ -88,7 +88,7 @@ def load_checkpoint(
         with torch.no_grad():
             for name in plain:
                 _put(model, state.pop(name), tensors.read(name))
-        # the layers that are replaced are let go one after the other
+        # release the replaced layers one after the other
         del state
         for name, layout in quantized.items():
             layer = read_layer(name, layout, tensors.of_layer(name, layout))
@@ -98,8 +98,7 @@ def load_checkpoint(
 
 
 def _put(model: torch.nn.Module, old: torch.Tensor, value: torch.Tensor) -> None:
-    """Copies a value into a tensor of the model, or puts one in the place of a tensor that has no memory, wherever the
-    model has it."""
+    """Copies a value into a tensor of the model; a tensor without memory is replaced wherever the model has it."""
     if not old.is_meta:
         old.copy_(value)
         return
@@ -113,7 +112,7 @@ def _put(model: torch.nn.Module, old: torch.Tensor, value: torch.Tensor) -> None
 
 
 class Tensors:
-    """The tensors of one or several safetensors files by name, read when asked for."""
+    """The tensors of one or several safetensors files, by name; each is read when it is asked for."""
 
     def __init__(self, path: str | Path, device: torch.device | str) -> None:
         self._files = checkpoint_files(Path(path))
@@ -142,7 +141,7 @@ class Tensors:
 
     @functools.cached_property
     def headers(self) -> dict[str, TensorInfo]:
-        """What the files say of the tensors."""
+        """The shapes and dtypes of the tensors, from the files' headers."""
         return headers(self._files)
 
     def read(self, name: str) -> torch.Tensor:
@@ -150,12 +149,12 @@ class Tensors:
         return self._readers[name](name)
 
     def of_layer(self, name: str, layout: Layout) -> dict[str, torch.Tensor]:
-        """A layer's tensors that the file has, by their names within it."""
+        """The tensors of a layer that the files have, by their names within the layer."""
         return {part: self.read(f"{name}.{part}") for part in layout.parts if f"{name}.{part}" in self._readers}
 
 
 def headers(files: Iterable[str | Path]) -> dict[str, TensorInfo]:
-    """The tensors of safetensors files that are of a dtype which layers have, by name."""
+    """The shapes and dtypes of the tensors in safetensors files, by name, if layers can have the dtype."""
     from safetensors import safe_open
 
     found: dict[str, TensorInfo] = {}
@@ -170,7 +169,7 @@ def headers(files: Iterable[str | Path]) -> dict[str, TensorInfo]:
 
 
 def checkpoint_files(path: Path) -> list[Path]:
-    """The safetensors files of a checkpoint: a folder, an index or a file."""
+    """The safetensors files of a checkpoint, which is a folder, an index or a file."""
     if path.is_dir():
         if (path / INDEX).exists():
             path = path / INDEX
@@ -196,7 +195,7 @@ def _check_places(model: torch.nn.Module, quantized: dict[str, Layout], plain: l
     unknown = [name for name in plain if name not in state]
     present = {id(state[name]) for name in plain if name in state}
     missing = [name for name, tensor in state.items() if name not in replaced and id(tensor) not in present]
-    # what a state_dict has not, nobody would fill
+    # buffers that are not in a state_dict would stay without memory
     missing += [name for name, x in model.named_buffers() if x.is_meta and name not in state]
     if unknown or missing:
         raise OperandError.of(

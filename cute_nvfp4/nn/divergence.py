@@ -1,4 +1,4 @@
-"""How far a quantized model's predictions are from those it had: divergence of distributions, row by row."""
+"""Measures how far a quantized model's predictions are from the original's: the divergence of distributions by row."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from cute_nvfp4.nn.moments import call
 
 
 class Divergence(NamedTuple):
-    """mean: KL(before ‖ after) of the distributions that logits are, in nats a row. error: its standard error over
-    batches, 0 of one. agreement: the share of rows whose most likely entry is the same. rows: how many there were."""
+    """How far two models' predictions are apart.
+
+    mean: KL(before ‖ after) of the distributions given by the logits, in nats a row. error: its standard error over
+    batches; 0 for one batch. agreement: the share of rows with the same most likely entry. rows: their number.
+    """
 
     mean: float
     error: float
@@ -27,7 +30,7 @@ def log_probabilities(model: torch.nn.Module, batch: Any) -> torch.Tensor:
     """The logarithms (rows, entries), in float32, of the probabilities that a model gives for a batch.
 
     Raises:
-        OperandError: the model gives no tensor, no ``logits`` and no tuple that begins with one.
+        OperandError: the model returns no tensor, no ``logits`` and no tuple that begins with a tensor.
     """
     found = call(model, batch)
     found = getattr(found, "logits", found)
@@ -39,16 +42,18 @@ def log_probabilities(model: torch.nn.Module, batch: Any) -> torch.Tensor:
 
 
 def divergence(before: torch.Tensor, after: torch.Tensor) -> tuple[float, float]:
-    """The mean of KL(before ‖ after) and the share of rows with the same most likely entry, of logarithms of
-    probabilities (rows, entries)."""
+    """The mean of KL(before ‖ after), and the share of rows with the same most likely entry.
+
+    before, after: logarithms of probabilities (rows, entries).
+    """
     before, after = before.float(), after.float()
-    # a probability of zero adds nothing, whatever the other is
+    # an entry of probability zero adds nothing, whatever its other probability is
     terms = torch.where(before > -torch.inf, before.exp() * (before - after), 0.0)
     return float(terms.sum(-1).mean()), float((before.argmax(-1) == after.argmax(-1)).float().mean())
 
 
 class Judged:
-    """Batches, with what a model gave for them when they were taken: logarithms of probabilities in float32."""
+    """Batches, with the logarithms of probabilities (float32) that a model gives for them when this is made."""
 
     def __init__(self, model: torch.nn.Module, batches: Iterable[Any]) -> None:
         self.batches = list(batches)
@@ -57,7 +62,7 @@ class Judged:
         self.before = [log_probabilities(model, batch) for batch in self.batches]
 
     def divergence(self, model: torch.nn.Module) -> Divergence:
-        """How far the model is now from what was given."""
+        """How far the model's predictions are now from those kept here."""
         found = []
         for batch, before in zip(self.batches, self.before):
             after = log_probabilities(model, batch)

@@ -1,4 +1,4 @@
-"""Modules of transformers that have all experts' matrices in two tensors: which, their form, their activation."""
+"""Modules of transformers that keep all experts' matrices in two tensors: finds them, their form, their activation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cute_nvfp4.kernels.moe.config import ACTIVATIONS
 from cute_nvfp4.ops.moe.experts import ActivationFunction
 
 GATED = ("gate_proj", "up_proj", "down_proj")
-"""The names of an expert's matrices in published checkpoints; without a gate the last two."""
+"""The names of an expert's matrices in published checkpoints; an expert without a gate has the last two."""
 
 
 def stacks_of(module: torch.nn.Module) -> list[str]:
@@ -19,7 +19,7 @@ def stacks_of(module: torch.nn.Module) -> list[str]:
 
 
 def first_stack(module: torch.nn.Module) -> str | None:
-    """The name of the parameter that the first product reads, beside ``down_proj``; None where it is no such module."""
+    """The name of the parameter of the first product, beside ``down_proj``; None if the module has no such experts."""
     names = stacks_of(module)
     found = next((name for name in ("gate_up_proj", "up_proj") if name in names), None)
     return found if "down_proj" in names else None
@@ -42,10 +42,10 @@ def why_not(module: torch.nn.Module) -> str:
 
 
 def activation_of(module: torch.nn.Module) -> ActivationFunction:
-    """The activation that a module applies, found by what it makes of a sample.
+    """The activation that a module applies, found from its result for a sample.
 
     Raises:
-        OperandError: it is none of those of ``moe``.
+        OperandError: ``moe`` has no such activation.
     """
     gated = first_stack(module) == "gate_up_proj"
     interleaved = gated and not getattr(module, "is_concatenated", True)

@@ -1,4 +1,4 @@
-"""Expert parallelism: each rank has some of the experts, and rows go to the ranks of the experts that they chose."""
+"""Expert parallelism: each rank holds some of the experts, and rows travel to the ranks of the experts they chose."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from cute_nvfp4.runtime.backend import Backend
 from cute_nvfp4.weight_shards import shard_stack
 
 ROWS = ("16 bits", "nvfp4")
-"""What rows travel as: as they are, or quantized to NVFP4, 0.28 of the bytes."""
+"""The forms in which rows travel: in 16 bits, or quantized to NVFP4, which takes 0.28 of the bytes."""
 _WORDS = 4
-"""Messages are multiples of so many words of 32 bits: 16 bytes, which kernels read at a time."""
+"""Messages are multiples of so many 32-bit words: kernels read 16 bytes at a time."""
 
 
 def shard_experts(experts: Experts, rank: int, count: int) -> Experts:
-    """The experts that rank ``rank`` of ``count`` has, in their order: views of all of them.
+    """The experts of rank ``rank`` of ``count``, in order, as views of all experts.
 
     Raises:
-        OperandError: experts that do not divide.
+        OperandError: the experts do not divide by the ranks.
     """
     found = {name: shard_stack(getattr(experts, name), rank, count) for name in ("gate_up", "down")}
     for name in ("gate_up_factor", "down_factor", "gate_up_bias", "down_bias"):
@@ -42,8 +42,8 @@ def shard_experts(experts: Experts, rank: int, count: int) -> Experts:
 
 
 class Exchange(NamedTuple):
-    """Which rows go where: routing maps of (token, rank), and how many rows this rank sends to each rank and receives
-    from each."""
+    """Which rows travel where. maps: routing maps of (token, rank). sent, received: how many rows this rank sends to,
+    and receives from, each rank."""
 
     maps: torch.Tensor
     sent: list[int]
@@ -51,8 +51,11 @@ class Exchange(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """Rows with their ids and weights, int32 (rows, words): words of the row, of its scales, the ids, the weights,
-    zeros. scale: the global scale of rows in NVFP4, which all ranks have."""
+    """Rows with their ids and weights.
+
+    words: int32 (rows, words): the words of the row, of its scales, the ids, the weights, and zeros. scale: the global
+    scale of rows in NVFP4, which is the same on all ranks.
+    """
 
     words: torch.Tensor
     scale: torch.Tensor | None
@@ -60,18 +63,19 @@ class Messages(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ExpertParallel:
-    """A mixture of experts whose experts lie on the ranks of a group: as ``moe``, of the rows of each rank.
+    """A mixture of experts that lie on the ranks of a group; it computes ``moe`` for the rows of each rank.
 
-    experts: those of this rank (``shard_experts``), as many as every other rank has: rank r has numbers r · E to
+    experts: those of this rank (``shard_experts``); every rank has equally many, and rank r has the ids r · E to
         (r + 1) · E - 1.
-    group: the ranks; None for all.
+    group: the ranks; None: all.
     rows: "16 bits", or "nvfp4": rows are quantized before they travel and decoded where they arrive. Results travel in
         the dtype of x.
-    global_scale: of rows in NVFP4, equal on all ranks; None computes it for each call, by a collective of one number.
+    global_scale: that of rows in NVFP4, equal on all ranks; None: each call computes it, with a collective of one
+        value.
 
-    A row travels once to each rank that has some of its experts, with its ids and weights, in one message. What comes
-    back is the weighted sum of that rank's experts, rounded to the dtype of x; those of all ranks are added in their
-    order, in float32.
+    A row travels once to each rank that has some of its experts, in one message with its ids and weights. The rank
+    returns the weighted sum of its experts, rounded to the dtype of x; the sums of all ranks are added in rank order,
+    in float32.
     """
 
     experts: Experts
@@ -90,12 +94,12 @@ class ExpertParallel:
 
     @property
     def ranks(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return dist.get_world_size(self.group)
 
     @property
     def first(self) -> int:
-        """The number of this rank's first expert."""
+        """The id of this rank's first expert."""
         return dist.get_rank(self.group) * self.experts.count
 
     def __call__(
@@ -105,10 +109,10 @@ class ExpertParallel:
         topk_weights: torch.Tensor,
         exchange: Exchange | None = None,
     ) -> torch.Tensor:
-        """(T, H) of this rank's rows (T, H), their experts (T, k) among all ranks' and weights (T, k), T ≥ 1.
+        """The result (T, H) for this rank's rows (T, H), their experts' ids (T, k) and weights (T, k), T ≥ 1.
 
-        Each rank calls it, with rows of its own. exchange: what ``exchange`` gave for these ids: with it no value is
-        read by the host, and a CUDA graph may record the call. Ids that are no expert are left out.
+        Every rank must call it, with rows of its own. exchange: from ``exchange`` for these ids; with it the host reads
+        no value, and a CUDA graph may record the call. Ids that are no expert's are left out.
         """
         exchange = self.exchange(topk_ids) if exchange is None else exchange
         messages = self.dispatch(x, topk_ids, topk_weights, exchange)
@@ -116,8 +120,8 @@ class ExpertParallel:
         return self.combine(results, exchange, len(x))
 
     def all_gathered(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
-        """Every row goes to every rank, and results are added by a reduce-scatter, in the dtype of x: the same result
-        for as many rows on each rank. The host reads nothing, so that a CUDA graph takes any routing."""
+        """Computes what a call does, for equally many rows on each rank: every row goes to every rank, and a
+        reduce-scatter adds the results, in the dtype of x. The host reads nothing: a CUDA graph takes any routing."""
         words, scale = self._messages(x, topk_ids, topk_weights)
         every = words.new_empty((self.ranks * len(words), words.shape[1]))
         _all_gather(every, words, group=self.group)
@@ -127,11 +131,11 @@ class ExpertParallel:
         return out
 
     def exchange(self, topk_ids: torch.Tensor) -> Exchange:
-        """Which rows go where. The ranks tell one another how many, and the host waits for that."""
+        """Which rows travel where. The ranks tell one another how many, and the host waits for that."""
         ranks = torch.arange(self.ranks, device=topk_ids.device)
         owner = torch.div(topk_ids, self.experts.count, rounding_mode="floor")
         wanted = (owner[:, :, None] == ranks).any(1)
-        # a rank is an expert of these maps, and each token has a choice for every rank
+        # in these maps a rank is an expert, and each token may choose every rank
         ids = torch.where(wanted, ranks, -1).to(torch.int32)
         maps = routing_maps(ids, self.ranks, 0, None, self.backend)
         sent = Maps.of(maps, self.ranks).offsets.diff()
@@ -142,7 +146,7 @@ class ExpertParallel:
     def dispatch(
         self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor, exchange: Exchange
     ) -> Messages:
-        """The messages for this rank's experts, those of rank 0 first."""
+        """The messages for this rank's experts, those from rank 0 first."""
         words, scale = self._messages(x, topk_ids, topk_weights)
         # the kernel that gathers rows moves bytes
         ordered = gathered(words.view(torch.bfloat16), exchange.maps, self.ranks, self.ranks, None, self.backend)
@@ -164,7 +168,7 @@ class ExpertParallel:
         return moe(x, ids, weights, self.experts, offset=self.first, backend=self.backend)
 
     def combine(self, results: torch.Tensor, exchange: Exchange, tokens: int) -> torch.Tensor:
-        """(T, H) of the results (rows, H) of the messages that were received: they go back, and are added."""
+        """The result (T, H): sends the results (rows, H) of the received messages back, and adds them."""
         back = self._sent(results, exchange.received, exchange.sent)
         if not len(back):
             return back.new_zeros((tokens, self.experts.hidden))
@@ -173,12 +177,12 @@ class ExpertParallel:
 
     @property
     def _words(self) -> tuple[int, int]:
-        """Words of 32 bits of a row, and of its scales."""
+        """The 32-bit words of a row, and of its scales."""
         hidden = self.experts.hidden
         return (hidden // 8, hidden // (4 * NVFP4.block)) if self.rows == "nvfp4" else (hidden // 2, 0)
 
     def _messages(self, x: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor) -> Messages:
-        """A message of each row."""
+        """The message of each row."""
         scale, parts = None, [x.detach()]
         if self.rows == "nvfp4":
             scale = common_global_scale(x, "max", self.group) if self.global_scale is None else self.global_scale
@@ -191,14 +195,14 @@ class ExpertParallel:
         return Messages(torch.cat(words, dim=1), scale)
 
     def _sent(self, rows: torch.Tensor, sent: list[int], received: list[int]) -> torch.Tensor:
-        """What the other ranks send: of ``rows`` (sum of sent, …) each rank gets its part."""
+        """Sends ``rows``, ``sent[i]`` of them to rank i, and returns what the ranks send."""
         out = rows.new_empty((sum(received), *rows.shape[1:]))
         dist.all_to_all_single(out, rows.contiguous(), received, sent, group=self.group)
         return out
 
 
 def _named(*names: str) -> Callable[..., None]:
-    """The first of these functions that torch.distributed has: the last one is that of torch before 2.13."""
+    """The first of these functions that torch.distributed has; the last is that of torch before 2.13."""
     return next(getattr(dist, name) for name in names if hasattr(dist, name))
 
 

@@ -1,4 +1,4 @@
-"""``PackedExperts``: the experts of a mixture with weights in NVFP4 or MXFP4, run as one ``moe``."""
+"""``PackedExperts``: the experts of a mixture with NVFP4 or MXFP4 weights, run as one ``moe``."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 Stored = dict[tuple[int, str], tuple[str, dict[str, torch.Tensor]]]
-"""By expert and matrix, what ``NVFP4Linear.stored`` is of a layer: its layout and small tensors."""
+"""The layout and small tensors of each expert's matrix, as ``NVFP4Linear.stored`` has them for a layer."""
 STACKS = ("gate_up", "down")
 
 
 class Stack(NamedTuple):
-    """A matrix of each expert as a checkpoint has them: data (E, N, K / 2) and row-major scales (E, N, K / block),
-    uint8; factor: None, or float32 (E, parts), the global scales of the parts that its rows are of (gate and up, or
-    one)."""
+    """One matrix of every expert, as a checkpoint stores them.
+
+    data: uint8 (E, N, K / 2). scale: uint8, row-major, (E, N, K / block). factor: None, or float32 (E, parts): the
+    global scales of the parts of its rows (gate and up, or one).
+    """
 
     data: torch.Tensor
     scale: torch.Tensor
@@ -42,7 +44,7 @@ class Stack(NamedTuple):
 
     @classmethod
     def of(cls, experts: list[list[BlockScaledTensor]]) -> Stack:
-        """The stack of one or two matrices (N, K) of each expert; rows of the second follow those of the first."""
+        """The stack of one or two matrices (N, K) of each expert; the rows of the second follow those of the first."""
         data = torch.stack([torch.cat([as_bytes(x.data) for x in parts]) for parts in experts])
         scale = torch.stack([torch.cat([as_bytes(x.rowmajor_scale()[0]) for x in parts]) for parts in experts])
         if experts[0][0].global_scale is None:
@@ -52,7 +54,7 @@ class Stack(NamedTuple):
 
 @dataclass(frozen=True)
 class ExpertForm:
-    """What experts are besides their weights. interleaved: rows of the first stack are gate, up, gate, up."""
+    """The properties of experts besides their weights. interleaved: whether gate and up alternate by rows."""
 
     format: Format = NVFP4
     activation: ActivationFunction = field(default_factory=ActivationFunction)
@@ -63,17 +65,17 @@ class PackedExperts(torch.nn.Module):
     """Σ over a token's experts of weight · down(activation(gate_up(x))), called as transformers calls experts.
 
     Weights are buffers: ``gate_up_data`` (E, 2 I, H / 2) (without a gate (E, I, H / 2)) and ``gate_up_scale``,
-    ``down_data`` (E, H, I / 2) and ``down_scale``, scales row-major; ``…_factor`` and ``…_bias``. On a GPU, and in a
-    simulated one, a call is one ``moe`` of experts that are prepared at the first call or by ``prepare``: no value is
-    read by the host, and a CUDA graph may record it. Elsewhere exact torch runs, one expert after the other.
+    ``down_data`` (E, H, I / 2) and ``down_scale``, with row-major scales; ``…_factor`` and ``…_bias``. On a GPU, and on
+    a simulated one, a call is one ``moe`` of experts that the first call, or ``prepare``, prepares: the host reads no
+    value, and a CUDA graph may record it. Elsewhere exact torch runs, one expert after the other.
 
-    input_rule: None leaves rows in 16 bits where kernels take them so (sm_90a, sm_120a); on sm_100a they are quantized
-    to the weights' format in any case. On sm_90a they stay in 16 bits in any case, and for "fp8" and "auto" on sm_120a,
-    too. backend: as for ``moe``.
+    input_rule: None leaves rows in 16 bits if kernels take them so (sm_90a, sm_120a); sm_100a quantizes them to the
+    weights' format in any case. On sm_90a they always stay in 16 bits; on sm_120a also for "fp8" and "auto". backend:
+    as for ``moe``.
 
     ``stored`` has the small tensors of each matrix that a checkpoint had, by expert and name (``nn.layouts``).
-    ``shard`` is set where each rank has a part of I of every expert, or some of the experts (``nn.loaded_shards``):
-    results are added. ``first`` is the number of this rank's first expert among all.
+    ``shard`` is set if each rank has a part of I of every expert, or some of the experts (``nn.loaded_shards``);
+    results are then added. ``first`` is the id of this rank's first expert.
     """
 
     shard: LinearShard | None = None
@@ -110,7 +112,7 @@ class PackedExperts(torch.nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
-        """(T, H) of rows (T, H), their experts (T, k) and weights (T, k). Numbers beyond the experts are no expert."""
+        """(T, H) from rows (T, H), their experts' ids (T, k) and weights (T, k); ids of no expert are left out."""
         target = resolve(self.backend, hidden_states.device)
         if target.backend == "reference":
             y = self._by_torch(hidden_states, top_k_index, top_k_weights)
@@ -120,9 +122,9 @@ class PackedExperts(torch.nn.Module):
         return y if self.shard is None else self.shard.summed(y)
 
     def prepare(self, dtype: torch.dtype = torch.bfloat16, *, release: bool = True) -> Self:
-        """Prepares the experts now, where there is a kernel for them; elsewhere when they move there. Returns itself.
+        """Prepares the experts now if their device has a kernel, else when they move to one. Returns the module.
 
-        dtype: of rows in 16 bits. release: gives up the checkpoint's bytes, which ``state_dict`` has nevertheless.
+        dtype: that of rows in 16 bits. release: frees the checkpoint's bytes; ``state_dict`` restores them.
         """
         self._wanted = dtype if release else None
         target = resolve(self.backend, self._device())
@@ -145,11 +147,11 @@ class PackedExperts(torch.nn.Module):
         return KernelChoice(target.backend, "moe", f"rows in 16 bits, weights prepared for them, {name}")
 
     def matrix(self, expert: int, name: str) -> NVFP4Linear:
-        """One matrix of an expert, "gate_proj", "up_proj" or "down_proj", as a layer, with what the file had of it."""
+        """One matrix of an expert, "gate_proj", "up_proj" or "down_proj", as a layer, with the small tensors it had."""
         return next(layer for (i, part), layer in self.matrices() if (i, part) == (expert, name))
 
     def matrices(self) -> Iterator[tuple[tuple[int, str], NVFP4Linear]]:
-        """All matrices as layers, by expert and name. Those of interleaved rows are no matrices of a layer."""
+        """All matrices as layers, by expert and name; raises for interleaved rows, which layers cannot have."""
         if self.form.interleaved:
             raise OperandError.of("experts", got="gate and up in interleaved rows", expected="gate, then up")
         names = GATED if self.form.activation.halves == 2 else GATED[1:]
@@ -162,7 +164,7 @@ class PackedExperts(torch.nn.Module):
                 yield (i, name), layer
 
     def stacks(self) -> tuple[Stack, Stack]:
-        """The stacks of the first product and of the second, as a checkpoint has them."""
+        """The stacks of the first and of the second product, as a checkpoint stores them."""
         if self._buffers["down_data"] is not None:
             return tuple(
                 Stack(*(self._buffers[f"{name}_{part}"] for part in ("data", "scale", "factor"))) for name in STACKS
@@ -176,25 +178,25 @@ class PackedExperts(torch.nn.Module):
                 data, scale = as_bytes(weight.data), as_bytes(weight.rowmajor_scale())
             data, scale = (x.reshape(self.num_experts, -1, x.shape[-1]) for x in (data, scale))
             if name == "gate_up" and self.form.interleaved:
-                # rows of gate and then of up: back in turn
+                # rows of gate and then of up become interleaved again
                 data, scale = (x.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2) for x in (data, scale))
             found.append(Stack(data, scale, self._buffers[f"{name}_factor"]))
         return tuple(found)
 
     def _separate(self, stack: Stack, expert: int) -> list[BlockScaledTensor]:
-        """Gate and up of an expert, or its one matrix, also where they have no global scales."""
+        """Gate and up of an expert, or its one matrix, even if they have no global scales."""
         if stack.factor is not None:
             return _parts(stack, expert, self.form.format)
         halves = (x[expert].split(self.inner) for x in (stack.data, stack.scale))
         return [BlockScaledTensor(data, scale, format=self.form.format) for data, scale in zip(*halves)]
 
     def _quantizes(self, target: Target) -> bool:
-        """Whether rows are quantized by each call."""
+        """Whether each call quantizes rows."""
         generation = target.arch.generation
         return generation == "sm100" or (generation == "sm120" and takes_4_bits(self.input_rule))
 
     def _made(self, target: Target, dtype: torch.dtype) -> Experts:
-        """The prepared experts for rows of ``dtype``; made anew where they are for another one."""
+        """The prepared experts for rows of ``dtype``; they are made again if they are for another dtype."""
         wanted = None if self._quantizes(target) else dtype
         made = self._experts
         if made is not None and made.dtype is wanted:
@@ -221,7 +223,7 @@ class PackedExperts(torch.nn.Module):
         )
 
     def _release(self, made: Experts) -> None:
-        """Leaves the prepared experts alone, with the blocks that packing rewrote."""
+        """Frees the checkpoint's bytes; keeps the prepared experts, and the blocks that packing rewrote."""
         lost = []
         for name, stack in zip(STACKS, self.stacks()):
             weight = getattr(made, name)
@@ -236,7 +238,7 @@ class PackedExperts(torch.nn.Module):
             self._buffers[f"{name}_data"] = self._buffers[f"{name}_scale"] = None
 
     def _restore(self) -> None:
-        """The checkpoint's bytes in the place of the prepared experts."""
+        """Replaces the prepared experts by the checkpoint's bytes."""
         if self._buffers["down_data"] is None:
             for name, stack in zip(STACKS, self.stacks()):
                 self._buffers[f"{name}_data"], self._buffers[f"{name}_scale"] = stack.data, stack.scale
@@ -247,11 +249,11 @@ class PackedExperts(torch.nn.Module):
         return self._experts.device if data is None else data.device
 
     def decoded(self, stack: Stack, expert: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The values (N, K) of an expert's matrices in a stack of these."""
+        """The values (N, K) of an expert's matrices in one of the stacks."""
         return torch.cat([x.dequantize(dtype) for x in _parts(stack, expert, self.form.format)])
 
     def _by_torch(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """The result by exact torch, expert after expert, weights decoded to the dtype of x."""
+        """The result by exact torch, expert after expert, with weights decoded to the dtype of x."""
         stacks = self.stacks()
         biases = [self._buffers[f"{name}_bias"] for name in STACKS]
         out = torch.zeros_like(x)
@@ -294,7 +296,7 @@ class PackedExperts(torch.nn.Module):
 
 
 def _matrices(stack: Stack, format: Format) -> Any:
-    """A stack as ``prepare_experts`` takes it: the matrices of each expert where they have global scales."""
+    """A stack as ``prepare_experts`` takes it: if there are global scales, a list of each expert's matrices."""
     if stack.factor is None:
         return BlockScaledTensor(stack.data, stack.scale, format=format)
     return [_parts(stack, i, format) for i in range(len(stack.data))]

@@ -1,4 +1,4 @@
-"""What a layer's product runs, and why: the answer before the call."""
+"""Explains, before a call, what a layer's product runs, and why."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def explain_product(
 ) -> KernelChoice:
     """The choice of ``NVFP4Linear`` for x (rows, k) of ``dtype`` and a weight (n, k).
 
-    released: the dtype that a weight is prepared for where that is its only copy. block: elements of a scale.
+    released: the dtype that a weight is prepared for, if that is its only copy. block: the elements that share a scale.
     """
     target = resolve(backend, device)
     hopper, x = target.arch.generation == "sm90", _NAMES.get(dtype, str(dtype))
-    # MXFP4 in 16 bits is what it is, and a row of it has no kernel of its own
+    # x rounded to MXFP4 stays in 16 bits, and a single row of it has no kernel of its own
     nvfp4 = block == NVFP4.block
     quantized, fp8 = takes_4_bits(input_rule) and nvfp4, takes_fp8(input_rule, rows)
     product = torch.float16 if quantized else E4M3 if fp8 else dtype

@@ -1,4 +1,4 @@
-"""GPTQ for NVFP4: weights rounded one column after the other, each error made up for by the columns still to come.
+"""GPTQ for NVFP4: rounds weights one column after the other; later columns compensate each error.
 
 Frantar, Ashkboos, Hoefler and Alistarh, "GPTQ" (2022).
 """
@@ -18,12 +18,12 @@ from cute_nvfp4.quantization.rules import resolve_rule
 
 _BLOCK = NVFP4.block
 _LARGEST = 0x7E
-"""The code of the largest E4M3 number."""
+"""The code of the largest E4M3 value."""
 _LAZY = 128
-"""Columns that are updated one by one; those after them once for all of these."""
+"""The columns that are updated one by one; those after them are updated once for all of these."""
 NEIGHBOURS = (0, -3, -2, -1, 1, 2, 3, 4, 5)
-"""E4M3 codes, counted from the rule's, that a block's scale is chosen from: about three quarters to one and a half of
-it."""
+"""The E4M3 codes, relative to the rule's, from which a block's scale is chosen: about three quarters to one and a half
+of the rule's scale."""
 
 
 def gptq(
@@ -37,10 +37,10 @@ def gptq(
 ) -> BlockScaledTensor:
     """``weight`` (N, K) in NVFP4 with the least error of its products with activations, as GPTQ finds it.
 
-    hessian: XᵀX (K, K) of the activations, in float32 or float64. rule: how a block's scale follows from what its 16
-    columns are when their turn comes; of it and its ``neighbours`` the one is taken with the least error, each
-    column's squared and weighed as GPTQ weighs it. global_scale: that of ``rule`` for the weight by default. damping:
-    added to the Hessian's diagonal, a share of its mean. K is a multiple of 16. Scales are row-major.
+    hessian: XᵀX (K, K) of the activations, in float32 or float64. rule: gives a block's scale from its 16 columns when
+    their turn comes; of this scale and its ``neighbours``, the one with the least error is taken, where each column's
+    square is weighed as in GPTQ. global_scale: by default that of ``rule`` for the weight. damping: is added to the
+    Hessian's diagonal, as a share of its mean. K is a multiple of 16. Scales are row-major.
     """
     w, (rows, k) = weight.to(torch.float32).clone(), weight.shape
     if global_scale is None:
@@ -75,7 +75,7 @@ def _best(
     global_scale: torch.Tensor,
     weights: torch.Tensor,
 ) -> torch.Tensor:
-    """Codes of scales (N,) of blocks (N, 16): of ``start`` and its neighbours those with the least weighed error."""
+    """The codes of the scales (N,) of blocks (N, 16) with the least weighted error, of ``start`` and its neighbours."""
     steps = torch.tensor(neighbours, dtype=torch.int16, device=block.device)
     found = (start.to(torch.int16)[:, None] + steps).clamp(0, _LARGEST).to(torch.uint8)
     scale = (decode_e4m3(found) * global_scale).unsqueeze(-1)
@@ -85,19 +85,19 @@ def _best(
 
 
 def output_error(weight: torch.Tensor, quantized: torch.Tensor, hessian: torch.Tensor) -> float:
-    """|X Wᵀ − X W'ᵀ| / |X Wᵀ| of activations with this Hessian."""
+    """|X Wᵀ − X W'ᵀ| / |X Wᵀ| for activations with this Hessian."""
     exact, other = weight.to(hessian.dtype), (weight - quantized).to(hessian.dtype)
     squares = [float(((x @ hessian) * x).sum().clamp(min=0)) for x in (other, exact)]
     return (squares[0] / squares[1]) ** 0.5 if squares[1] else 0.0
 
 
 def _mean_diagonal(hessian: torch.Tensor) -> torch.Tensor:
-    """It is at least tiny, so that activations of zeros divide by something."""
+    """The mean of the diagonal, at least tiny, so that activations of zeros divide by something."""
     return hessian.diagonal().mean().clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def _inverse_factor(hessian: torch.Tensor, damping: float) -> torch.Tensor:
-    """The upper triangular U with UᵀU = (H + damping)⁻¹: row j has what column j's error does to the later ones."""
+    """The upper triangular U with UᵀU = (H + damping)⁻¹; row j says what column j's error does to later columns."""
     wide = hessian.to(torch.float64)
     wide = wide + damping * _mean_diagonal(wide) * torch.eye(len(wide), dtype=wide.dtype, device=wide.device)
     inverse = torch.cholesky_inverse(torch.linalg.cholesky(wide))

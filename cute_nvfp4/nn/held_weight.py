@@ -1,4 +1,4 @@
-"""The NVFP4 or MXFP4 weight that a layer holds: as a checkpoint has it, repacked for its GPU, or both."""
+"""The NVFP4 or MXFP4 weight that a layer holds: as a checkpoint stores it, repacked for its GPU, or both."""
 
 from __future__ import annotations
 
@@ -28,41 +28,45 @@ if TYPE_CHECKING:
 
 
 class _Kept(NamedTuple):
-    """The weight as an operand, and where its tensors were when they were checked; what was planned with it and with
-    the global scale of x, by kind of row (None: nothing is); the weight as it was prepared."""
+    """What a layer keeps of its weight, until a buffer changes.
+
+    operand: the weight. addresses: those of its tensors when they were checked. input_global_scale: that of x. rows:
+    what was planned for them, by kind of row (None: nothing can be). prepared: the prepared weights.
+    """
 
     operand: BlockScaledTensor
-    places: tuple[int, ...]
+    addresses: tuple[int, ...]
     input_global_scale: torch.Tensor | None
     rows: dict[tuple, RowProduct | None]
     prepared: dict[torch.dtype, _Prepared]
 
 
 class _Prepared(NamedTuple):
-    """A prepared weight, and versions of the buffers that it was made of."""
+    """A prepared weight, and the versions of the buffers that it was made from."""
 
     weight: PreparedWeight
     versions: tuple[int, ...]
 
 
 HALVES = torch.bfloat16, torch.float16
-"""What x is where it is not rounded, and the weight keeps every value."""
+"""Dtypes of an x that is not rounded; the weight keeps every value."""
 PREPARED = {dtype: f"weight_prepared_{str(dtype).removeprefix('torch.')}" for dtype in (*HALVES, E4M3)}
-"""Buffers of prepared weights, by the dtype of the products: no part of a state_dict."""
+"""The buffers of prepared weights, by the dtype of the products; they are not in a state_dict."""
 _ROW_FACTOR = "weight_row_factor_bits"
-"""The buffer of the rows' factors of the weight prepared for FP8: bits, which no dtype of a model changes."""
+"""The buffer of the row factors of the weight prepared for FP8; it holds bits, which no model's dtype changes."""
 _REWRITTEN = ("weight_rewritten_places", "weight_rewritten_contents")
-"""Buffers of the blocks that packing rewrote, where the prepared weight is the only one."""
+"""The buffers of the blocks that packing rewrote, if the prepared weight is the only copy."""
 _UNSAVED = ("_kept", "_prepared_from", "_sole")
 
 
 class HeldWeight(torch.nn.Module):
-    """The part of ``NVFP4Linear`` and ``MXFP4Linear`` that holds W (N, K): buffers ``weight_data`` (N, K / 2),
-    ``weight_scale``, blocked and flat, and ``weight_global_scale``, None for MXFP4, and what products read
-    instead of the first two where they take a prepared weight.
+    """The part of ``NVFP4Linear`` and ``MXFP4Linear`` that holds W (N, K).
 
-    in_features: columns that are no padding. input_rule: that of x, or None: it says in which dtype weights are
-    multiplied (``input_rules``). backend: of the products.
+    The buffers are ``weight_data`` (N, K / 2), ``weight_scale``, blocked and flat, ``weight_global_scale``, None for
+    MXFP4, and prepared weights, which products may read instead of the first two.
+
+    in_features: the columns without padding. input_rule: the rule for x, or None; it decides in which dtype weights are
+    multiplied (``input_rules``). backend: that of the products.
     """
 
     format: Format = NVFP4
@@ -84,26 +88,28 @@ class HeldWeight(torch.nn.Module):
 
     @property
     def weight(self) -> BlockScaledTensor:
-        """The weight as an operand, (N, K) with K padded to a multiple of 16: one object, until a buffer changes. Of a
-        layer that holds the repacked weight only it is unpacked each time."""
+        """The weight as an operand, (N, K) with K padded to a multiple of 16: one object, until a buffer changes.
+
+        A layer that holds only the repacked weight unpacks it each time.
+        """
         if self._released is not None:
             return unpacked(self._sole_weight(), self._rewritten, self.format)
         operand, _ = self._checked()
         return operand
 
     def _checked(self) -> tuple[BlockScaledTensor, dict[tuple, RowProduct | None] | None]:
-        """The weight, and what was planned with it; None while torch records, when nothing is kept."""
-        # torch.nn.Module's own attributes take longer than dictionaries
+        """The weight, and what was planned with it; None while torch records, because nothing is kept then."""
+        # dictionaries are faster than the attributes of torch.nn.Module
         buffers = self._buffers
         data, scale, factor = buffers["weight_data"], buffers["weight_scale"], buffers["weight_global_scale"]
         if torch.compiler.is_dynamo_compiling():
             return BlockScaledTensor(data, scale, factor, self.format), None
         given = buffers.get("input_global_scale")
         if self._kept is not None:
-            kept, places, before, rows, _ = self._kept
+            kept, earlier, before, rows, _ = self._kept
             if kept.data is data and kept.scale is scale and kept.global_scale is factor and before is given:
-                # a tensor may have got other memory, or contents swapped in
-                if places == addresses(data, scale, factor):
+                # a tensor may have got other memory, or swapped contents
+                if earlier == addresses(data, scale, factor):
                     return kept, rows
         operand = BlockScaledTensor(data, scale, factor, self.format)
         if is_recorded(data):
@@ -113,15 +119,16 @@ class HeldWeight(torch.nn.Module):
         return operand, self._kept.rows
 
     def prepare(self, dtype: torch.dtype = torch.bfloat16, *, release: bool = True) -> Self:
-        """Repacks the weight now, where it is, for products that read it so (on Hopper, and of x in 16 bits on
-        Blackwell): before a graph is captured or a model is compiled, where the layer cannot. Elsewhere it waits until
-        the layer moves there. Returns the layer.
+        """Repacks the weight for products that read it so: on Hopper, and on Blackwell those of 16-bit x.
 
-        dtype: of x where x is not quantized, bfloat16 or float16. ``load_state_dict`` writes the packed weight, too;
-        who writes to the buffers otherwise while gradients are off (inference mode, ``.data``) calls this again.
-        release: gives up ``weight_data`` and ``weight_scale``, which ``state_dict`` has nevertheless, in every bit; so
-        do ``weight`` and moves to other devices. One row of x is then multiplied by ``gemm``, and x in another dtype by
-        a weight that is decoded for each call. False keeps both; a layer that released them stays so.
+        It is needed before a graph is captured or a model is compiled, because the layer cannot repack then. Where no
+        product reads a packed weight, repacking waits until the layer moves to another device. Returns the layer.
+
+        dtype: that of an x that is not quantized, bfloat16 or float16. ``load_state_dict`` writes the packed weight,
+        too; whoever writes to the buffers otherwise while gradients are off (inference mode, ``.data``) must call this
+        again. release: frees ``weight_data`` and ``weight_scale``; ``state_dict``, ``weight`` and moves to other
+        devices restore every bit. ``gemm`` then multiplies a single row of x, and x in another dtype needs a weight
+        that is decoded in each call. False keeps both; a layer that released them stays so.
         """
         self._wanted = dtype if release else None
         there, dtypes = self._weight_device(), product_dtypes(self.input_rule, dtype, self.format)
@@ -139,7 +146,7 @@ class HeldWeight(torch.nn.Module):
         return self
 
     def replace_weight(self, weight: BlockScaledTensor, in_features: int) -> None:
-        """Puts another weight in the place of this one, such as a shard of it; prepared, if this one was."""
+        """Replaces this weight by another one, such as a shard of it; prepares it if this one was prepared."""
         released = self._released is not None
         prepared = self._released_dtypes if released else () if self._kept is None else tuple(self._kept.prepared)
         self._released = None
@@ -153,7 +160,7 @@ class HeldWeight(torch.nn.Module):
 
     @property
     def _released_dtypes(self) -> tuple[torch.dtype, ...]:
-        """What the weights are prepared for that stand for the checkpoint's, the one it is unpacked from first."""
+        """The dtypes that the released weight is prepared for; the one from which it is unpacked comes first."""
         held = (dtype for dtype, name in PREPARED.items() if self._buffers.get(name) is not None)
         return (self._released, *(dtype for dtype in held if dtype is not self._released))
 
@@ -162,8 +169,8 @@ class HeldWeight(torch.nn.Module):
         return self._buffers[PREPARED[self._released]].device if data is None else data.device
 
     def _reads_prepared(self, device: torch.device, dtype: torch.dtype) -> bool:
-        """Whether products in ``dtype`` read a prepared weight on ``device``: all of them on Hopper, on Blackwell those
-        of x that is left in 16 bits."""
+        """Whether products in ``dtype`` read a prepared weight on ``device``: on Hopper all do, on Blackwell those with
+        x in 16 bits."""
         if device.type not in ("cpu", "cuda"):
             return False
         target = resolve(self.backend, device)
@@ -172,7 +179,7 @@ class HeldWeight(torch.nn.Module):
         return target.arch.generation == "sm90" or (dtype in HALVES and not takes_4_bits(self.input_rule))
 
     def _prepare(self, dtype: torch.dtype, memory: PreparedWeight | None = None) -> PreparedWeight:
-        """Made in the memory of another if given, or written anew in the memory that it has: graphs read it there."""
+        """Prepares the weight, in ``memory`` or in the memory that it has already, because graphs read it there."""
         weight, rows = self._checked()
         if rows is None:
             got = "a call under a mode of torch that records operations"
@@ -192,7 +199,7 @@ class HeldWeight(torch.nn.Module):
         return made
 
     def _release(self, dtypes: Sequence[torch.dtype]) -> None:
-        """Leaves the prepared weights alone, with the blocks that packing for the first one rewrote."""
+        """Frees the checkpoint's bytes; keeps the prepared weights, and the blocks that the first packing rewrote."""
         made = [self._kept.prepared[dtype].weight for dtype in dtypes]
         lost = rewritten(self._kept.operand, made[0])
         self._forget()
@@ -205,7 +212,7 @@ class HeldWeight(torch.nn.Module):
         self._released = dtypes[0]
 
     def _register(self, made: PreparedWeight) -> None:
-        """Keeps the tensors of a prepared weight as buffers. Its global scale is the layer's, but for MXFP4, whose
+        """Keeps the tensors of a prepared weight as buffers. Its global scale is the layer's, except for MXFP4, whose
         scales packing may move by a power of two."""
         name = PREPARED[made.dtype]
         self.register_buffer(name, made.packed, persistent=False)
@@ -215,7 +222,7 @@ class HeldWeight(torch.nn.Module):
             self.register_buffer(_ROW_FACTOR, made.row_factor.view(torch.int32), persistent=False)
 
     def _held(self, dtype: torch.dtype) -> PreparedWeight | None:
-        """The prepared weight of the buffers, or None."""
+        """The prepared weight made of the buffers, or None."""
         packed, factor = self._buffers.get(PREPARED[dtype]), None
         if packed is None:
             return None
@@ -230,15 +237,17 @@ class HeldWeight(torch.nn.Module):
         return self._buffers.get("weight_global_scale" if self.format is NVFP4 else f"{PREPARED[dtype]}_factor")
 
     def _restore(self) -> None:
-        """The checkpoint's bytes in the place of the prepared weight."""
+        """Replaces the prepared weight by the checkpoint's bytes."""
         weight = self.weight
         self._released = None
         self._forget()
         self._buffers["weight_data"], self._buffers["weight_scale"] = weight.data, weight.scale
 
     def _sole_weight(self, dtype: torch.dtype | None = None) -> PreparedWeight | None:
-        """The prepared weight for products in ``dtype``, or that which stands for the checkpoint's: one object, until a
-        buffer changes; None where there is none."""
+        """The prepared weight for products in ``dtype``, by default the released one; None if there is none.
+
+        It is one object, until a buffer changes.
+        """
         dtype, tracing = dtype or self._released, torch.compiler.is_dynamo_compiling()
         packed, factor = self._buffers.get(PREPARED[dtype]), self._factor(dtype)
         if not tracing:
@@ -256,14 +265,16 @@ class HeldWeight(torch.nn.Module):
         return None if found.places is None else found
 
     def _prepared(self, x: torch.Tensor, dtype: torch.dtype) -> PreparedWeight | None:
-        """The weight for products in ``dtype`` where they take a prepared one; None elsewhere, and while torch records
-        or captures and there is none yet."""
+        """The weight for products in ``dtype`` that take a prepared one.
+
+        None for other products; also while torch records or captures, if no weight is prepared yet.
+        """
         if self._released is not None:
             usable = torch.compiler.is_dynamo_compiling() or self._reads_prepared(x.device, dtype)
             return self._sole_weight(dtype) if usable else None
         weight, planned = self._checked()
         if torch.compiler.is_dynamo_compiling():
-            # within torch.func.functional_call the weight may be another
+            # torch.func.functional_call may have put another weight here
             data, scale = self._prepared_from
             return self._held(dtype) if data is weight.data and scale is weight.scale else None
         if planned is None or recording() or not self._reads_prepared(x.device, dtype):
@@ -295,7 +306,7 @@ class HeldWeight(torch.nn.Module):
             self._prepare(dtype)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        # what moves elsewhere is not kept here
+        # keep nothing of a weight that moves elsewhere
         self._kept, self._sole = None, ()
         if self._released is None:
             self._forget()
@@ -309,22 +320,22 @@ class HeldWeight(torch.nn.Module):
         return self
 
     def _forget(self) -> None:
-        """Drops what was made of other buffers."""
+        """Drops everything that was made from other buffers."""
         self._kept, self._sole, self._prepared_from = None, (), (None, None)
         for name in (_ROW_FACTOR, *PREPARED.values(), *(f"{name}_factor" for name in PREPARED.values()), *_REWRITTEN):
             self._buffers.pop(name, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        """The state that is copied and pickled: the buffers, and no operand beside them."""
+        """The state that is copied and pickled: the buffers, without the operands made from them."""
         return {name: value for name, value in self.__dict__.items() if name not in _UNSAVED}
 
 
 def _versions(weight: BlockScaledTensor) -> tuple[int, ...]:
-    """They change when data or scales are written to, but for tensors of inference mode."""
+    """The autograd version counters of data and scales; tensors of inference mode have none."""
     return tuple(-1 if x.is_inference() else x._version for x in (weight.data, weight.scale))
 
 
 def _flat_scale(weight: BlockScaledTensor) -> torch.Tensor:
-    """The blocked scales' bytes in one dimension, without a copy where they are blocked already."""
+    """The bytes of the blocked scales in one dimension; a copy only if they are not blocked already."""
     blocked = weight.blocked_scale() if weight.scale_layout == "blocked" else to_blocked(weight.rowmajor_scale())
     return blocked_flat(blocked.view(torch.uint8))

@@ -1,4 +1,4 @@
-"""How a layer rounds x before it is multiplied: a rule of the weight's format, FP8, or not at all."""
+"""How a layer rounds x before it multiplies: by a rule of the weight's format, to FP8, or not at all."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from cute_nvfp4.quantization.rules import resolve_rule
 
 E4M3 = torch.float8_e4m3fn
 FP8_RULES = ("fp8", "auto")
-"""Rows of x in E4M3: always, or where they are many and 16 bits take longer."""
+"""The rules that round rows of x to E4M3: always, or if there are so many that 16 bits take longer."""
 FP8_ROWS = 64
-"""Rows from which "auto" takes FP8. An H200 took 18.2 µs for 32 rows of 8192 × 8192 in FP8 and 17.2 in 16 bits, for 64
-rows 19.5 and 20.4 (benchmarks/records/hopper.md)."""
+"""The number of rows from which "auto" takes FP8. An H200 took 18.2 µs for 32 rows of 8192 × 8192 in FP8 and 17.2 in 16
+bits, for 64 rows 19.5 and 20.4 (benchmarks/records/hopper.md)."""
 
 
 def check_input_rule(rule: str | None, format: Format = NVFP4) -> None:
-    """Raises unless the x of a layer with weights of ``format`` can be rounded by ``rule``."""
+    """Raises unless ``rule`` can round the x of a layer with weights of ``format``."""
     if rule is None or rule in FP8_RULES:
         return
     if resolve_rule(rule, format).choice == "hessian":
@@ -31,13 +31,15 @@ def takes_4_bits(rule: str | None) -> bool:
 
 
 def takes_fp8(rule: str | None, rows: int) -> bool:
-    """Whether x of so many rows becomes FP8."""
+    """Whether x with so many rows is rounded to FP8."""
     return rule == "fp8" or (rule == "auto" and rows >= FP8_ROWS)
 
 
 def product_dtypes(rule: str | None, dtype: torch.dtype, format: Format = NVFP4) -> tuple[torch.dtype, ...]:
-    """What weights are prepared for; the first keeps most of a weight. dtype: of an x that is not rounded, or to MXFP4,
-    whose values are numbers of 16 bits."""
+    """The dtypes that weights are prepared for; the first keeps most of a weight.
+
+    dtype: that of an x that is not rounded, or is rounded to MXFP4, whose values fit 16 bits.
+    """
     if rule in FP8_RULES:
         return (E4M3,) if rule == "fp8" else (dtype, E4M3)
     return (torch.float16 if takes_4_bits(rule) and format is NVFP4 else dtype,)

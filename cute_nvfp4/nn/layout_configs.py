@@ -11,8 +11,10 @@ _FORMATS = {"nvfp4": "nvfp4-pack-quantized", "mxfp4": "mxfp4-pack-quantized"}
 
 
 def modelopt_config(ignore: Sequence[str], quantizes_inputs: bool, *, awq: bool = False) -> dict[str, Any]:
-    """The dict that ModelOpt's exporter writes. ignore: names of linear layers that are not quantized. awq: whether
-    layers multiply their inputs (``pre_quant_scale``)."""
+    """The dict that ModelOpt's exporter writes.
+
+    ignore: the names of linear layers that are not quantized. awq: whether layers scale inputs (``pre_quant_scale``).
+    """
     weights = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": NVFP4.block}
     group: dict[str, Any] = {"weights": weights, "targets": ["Linear"]}
     if quantizes_inputs:
@@ -29,7 +31,7 @@ def modelopt_config(ignore: Sequence[str], quantizes_inputs: bool, *, awq: bool 
 
 
 def compressed_tensors_config(ignore: Sequence[str], quantizes_inputs: bool, format: Format = NVFP4) -> dict[str, Any]:
-    """The dict that LLM Compressor writes."""
+    """The dict that LLM Compressor writes; arguments as in ``modelopt_config``."""
     common = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": format.block}
     if format is not NVFP4:
         common |= {"strategy": "group", "scale_dtype": "torch.uint8"}

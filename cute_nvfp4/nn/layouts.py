@@ -1,7 +1,7 @@
-"""The layouts in which NVFP4 and MXFP4 checkpoints are published, read and written: tensors of a layer by name.
+"""The layouts of published NVFP4 and MXFP4 checkpoints, for reading and writing: the tensors of a layer, by name.
 
 ModelOpt and compressed-tensors store a linear layer ``X`` with W (N, K) as packed E2M1, low nibble first, and row-major
-scales; they differ in names, and in whether a global scale multiplies or divides. NVFP4:
+scales. They differ in names, and in whether a global scale multiplies or divides. NVFP4:
 
 | | ModelOpt | compressed-tensors |
 |---|---|---|
@@ -12,8 +12,8 @@ scales; they differ in names, and in whether a global scale multiplies or divide
 | (K,) to multiply activations by, optional | X.pre_quant_scale | |
 | (N,), optional | X.bias | X.bias |
 
-MXFP4 has the same names but for the global scale of weights, which it has not; scales are UE8M0, uint8 (N, K/32).
-gpt-oss's files have all experts of a layer in stacks of MXFP4 (``nn.stacks``).
+MXFP4 has the same names, but no global scale of weights; its scales are UE8M0, uint8 (N, K/32). The files of gpt-oss
+store all experts of a layer in stacks of MXFP4 (``nn.stored``).
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ class TensorInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """The names of a publisher's tensors, whether its global scales divide, and the format. MXFP4 has no
-    global scale."""
+    """The names of a publisher's tensors, whether its global scales divide, and the format.
+
+    MXFP4 has no global scale.
+    """
 
     name: str
     weight: str
@@ -54,7 +56,7 @@ class Layout:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The names of what every quantized layer has."""
+        """The names of the tensors that every quantized layer has."""
         return (self.weight, "weight_scale", *([self.global_scale] if self.format is NVFP4 else []))
 
     @property
@@ -64,7 +66,7 @@ class Layout:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The names of everything that belongs to a layer."""
+        """The names of all tensors that a layer may have."""
         return *self.needed, self.input_global_scale, "pre_quant_scale", "bias"
 
     def of(self, format: Format) -> Layout:
@@ -81,9 +83,9 @@ LAYOUTS = {layout.name: layout for layout in (MODELOPT, COMPRESSED_TENSORS)}
 
 @dataclass(frozen=True)
 class CheckpointLayer:
-    """A linear layer of a checkpoint. Global scales multiply, whatever the file's did.
+    """A linear layer of a checkpoint. Its global scales multiply, whatever those of the file do.
 
-    stored: what the file has besides the weight and its scales, by its names: what ``tensors_of`` writes again.
+    stored: the file's small tensors, by its names, which ``tensors_of`` writes again.
     """
 
     name: str
@@ -109,8 +111,8 @@ class CheckpointLayer:
 
 
 def quantized_layers(found: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Layout]]:
-    """Layers among a checkpoint's tensors that are of one of the layouts: NVFP4 by its global scale, MXFP4 by packed
-    bytes with scales that are bytes."""
+    """The layers among a checkpoint's tensors that have one of the layouts: NVFP4 layers have a global scale, MXFP4
+    layers packed bytes and scales that are bytes."""
     for name, info in sorted(found.items()):
         layer, _, part = name.rpartition(".")
         for layout in LAYOUTS.values():
@@ -123,10 +125,10 @@ def quantized_layers(found: Mapping[str, TensorInfo]) -> Iterator[tuple[str, Lay
 
 
 def read_layer(name: str, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> CheckpointLayer:
-    """The layer ``name`` of its tensors by the names that they have within it.
+    """The layer ``name``, from its tensors by their names within it.
 
     Raises:
-        OperandError, OperandTypeError: tensors that are missing, or not of this module's shapes and dtypes.
+        OperandError, OperandTypeError: tensors are missing, or do not have this module's shapes and dtypes.
     """
     for part in layout.needed:
         if part not in tensors:
@@ -135,7 +137,7 @@ def read_layer(name: str, layout: Layout, tensors: Mapping[str, torch.Tensor]) -
     for what, tensor, dtype in (("weight", data, torch.uint8), ("weight_scale", scale, layout.scale_dtype)):
         if tensor.dtype is not dtype:
             raise OperandTypeError.of(f"{what} of {name}", got=tensor.dtype, expected=dtype)
-    # beside MXFP4 it is that of FP8 activations, which nothing here has
+    # with MXFP4 it is the scale of FP8 activations, which this package does not use
     given = tensors.get(layout.input_global_scale) if layout.format is NVFP4 else None
     return CheckpointLayer(
         name,
@@ -154,17 +156,18 @@ def read_layer(name: str, layout: Layout, tensors: Mapping[str, torch.Tensor]) -
 
 
 def aligned(data: torch.Tensor) -> torch.Tensor:
-    """Packed bytes where kernels can read them: a file need not align its tensors."""
+    """Packed bytes at an address that kernels can read; a file need not align its tensors."""
     return data if data.data_ptr() % _ALIGNMENT == 0 else data.clone()
 
 
 def tensors_of(linear: NVFP4Linear, layout: Layout) -> dict[str, torch.Tensor]:
-    """The tensors of a layer as the publisher of ``layout`` has them, in the layer's format, by the names within it. A
-    layer that was read from that layout gives back what was read, every bit: global scales that divide are not divided
+    """The tensors of a layer as the publisher of ``layout`` stores them, in the layer's format, by name within it.
+
+    A layer that was read from that layout returns what was read, bit for bit: global scales that divide are not divided
     twice.
 
     Raises:
-        OperandError: padding along K, which neither layout has; an input scale that the layout has no name for.
+        OperandError: the layer has padding along K, which neither layout has, or an input scale without a name there.
     """
     weight = linear.weight
     layout = layout.of(weight.format)
@@ -200,7 +203,7 @@ def _names_of_all() -> set[str]:
 
 
 def _multiplier(what: str, value: torch.Tensor, layout: Layout) -> torch.Tensor:
-    """A stored global scale as the number that multiplies."""
+    """A stored global scale as a multiplier."""
     if value.numel() != 1:
         raise OperandError.of(f"global scale of {what}", got=f"shape {tuple(value.shape)}", expected="one element")
     value = value.to(torch.float32).reshape(())

@@ -1,4 +1,4 @@
-"""``NVFP4Linear`` and ``MXFP4Linear``: linear layers with weights in 4 bits, made from ``torch.nn.Linear`` or from a
+"""``NVFP4Linear`` and ``MXFP4Linear``: linear layers with 4-bit weights, made from ``torch.nn.Linear`` or from a
 checkpoint."""
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from cute_nvfp4.runtime.simulating import surroundings
 
 
 class NVFP4Linear(HeldWeight):
-    """A linear layer, y = x · Wᵀ + bias, with W (N, K) in NVFP4 and x quantized to NVFP4 on the way in.
+    """A linear layer, y = x · Wᵀ + bias, with W (N, K) in NVFP4; x is quantized to NVFP4 in each call.
 
-    Weights are buffers (``weight_data``, ``weight_scale`` blocked and flat, ``weight_global_scale``), so that they
-    move and save with the module and no optimizer sees them. The gradient flows to x and to the bias, through the
-    weights as they are (straight-through).
+    Weights are buffers (``weight_data``, ``weight_scale`` blocked and flat, ``weight_global_scale``), so they move and
+    save with the module, and no optimizer sees them. The gradient flows to x and to the bias, through the weights as
+    they are (straight-through).
 
-    One row of x is multiplied by ``gemv``, on every architecture: it reads the weight once, and needs no tensor cores.
-    More rows take ``gemm``. Both sum in float32, in different orders: a row alone and the same row among others may
-    differ in the last bits.
+    ``gemv`` multiplies a single row of x, on every architecture: it reads the weight once, and needs no tensor cores.
+    ``gemm`` multiplies more rows. Both sum in float32, in different orders, so a row alone and the same row among
+    others may differ in the last bits.
 
-    On Hopper products read the weight repacked (``prepare_weight``), and so do those of x in 16 bits on Blackwell.
-    ``prepare`` puts it in the place of the checkpoint's bytes, which are unpacked again for ``state_dict``: one copy. A
-    layer that was not prepared keeps the repacked weight beside its own from the first call that needs it: as many
-    bytes again, not saved.
+    On Hopper, products read the weight repacked (``prepare_weight``); on Blackwell, those of 16-bit x do. ``prepare``
+    replaces the checkpoint's bytes by it, and ``state_dict`` unpacks them again: there is one copy. A layer that was
+    not prepared keeps the repacked weight beside its own from the first call that needs it: as many bytes again, which
+    are not saved.
 
-    input_rule: how x is quantized; None leaves x as it is (W4A16): one launch for bfloat16 and float16 where kernels
-    run, else weights are decoded for each call. "fp8": rows in E4M3, and products of the weight rounded to E4M3 (W4A8),
-    on Hopper in one call for x in 16 bits, elsewhere in exact torch. "auto": None for few rows of x and "fp8" for many,
-    whichever is faster; on Hopper the weight is then held twice, four bits each.
-    input_global_scale: x's, calibrated; None computes it for each batch.
-    input_scale: (K,) multiplies x first (what AWQ moved out of the weights); None for none.
-    backend: of the product, as for ``gemm``. With "reference" x is quantized by torch, too, else by "auto".
+    input_rule: how x is quantized; None leaves x as it is (W4A16), in one launch for bfloat16 and float16 if kernels
+    run, else with weights that are decoded in each call. "fp8": rows become E4M3, and so does the weight (W4A8); on
+    Hopper 16-bit x takes one call, elsewhere exact torch runs. "auto": None for few rows of x and "fp8" for many,
+    whichever is faster; on Hopper the layer then holds the weight twice, each in four bits.
+    input_global_scale: the calibrated global scale of x; None: each batch computes its own.
+    input_scale: (K,), multiplies x first (what AWQ moved out of the weights), or None.
+    backend: that of the product, as for ``gemm``. With "reference" torch also quantizes x, otherwise "auto" does.
 
     ``stored`` has the layout of the checkpoint that a layer was read from, and its small tensors (``nn.layouts``).
-    ``shard`` is set where the layer has a shard of its weight (``nn.parallel``): what is exchanged with other ranks.
+    ``shard`` is set if the layer has a shard of its weight (``nn.parallel``): it exchanges data with the other ranks.
     """
 
     stored: tuple[str, dict[str, torch.Tensor]] = ("", {})
@@ -95,9 +95,9 @@ class NVFP4Linear(HeldWeight):
         backend: Backend = "auto",
         **options: Any,
     ) -> NVFP4Linear:
-        """Converts a layer of torch's, whose weight is quantized by ``rule`` and ``options``, those of ``quantize``.
+        """Converts a layer of torch. ``rule`` and ``options``, which are those of ``quantize``, quantize its weight.
 
-        in_features need not be a multiple of 16. ``linear`` keeps its own tensors.
+        in_features need not be a multiple of 16. ``linear`` keeps its tensors.
         """
         if not isinstance(linear, torch.nn.Linear):
             raise OperandTypeError.of("linear", got=type(linear).__name__, expected="torch.nn.Linear")
@@ -128,7 +128,7 @@ class NVFP4Linear(HeldWeight):
         if factors is not None:
             x = x * factors.to(x.dtype)
         flat = x if len(shape) == 2 else x.reshape(-1, self.in_features)
-        # where no gradient of x is wanted, nothing is paid for one
+        # a call that needs no gradient of x does not pay for autograd
         y = _Product.apply(flat, self) if x.requires_grad and torch.is_grad_enabled() else self._multiply(flat)
         y = y if len(shape) == 2 else y.reshape(*shape[:-1], self.out_features)
         if shard is None:
@@ -168,7 +168,7 @@ class NVFP4Linear(HeldWeight):
         return gemm(a, self.weight if prepared is None else prepared, out_dtype=x.dtype, backend=self.backend)
 
     def _left_in_16_bits(self, x: torch.Tensor) -> bool:
-        """Whether products read x in 16 bits: not quantized, or on Hopper quantized to MXFP4, whose values they are."""
+        """Whether products read x in 16 bits: x is not quantized, or on Hopper to MXFP4, whose values fit 16 bits."""
         quantized = takes_4_bits(self.input_rule)
         if not quantized or self.format is NVFP4:
             return not quantized
@@ -200,7 +200,7 @@ class NVFP4Linear(HeldWeight):
         )
 
     def _aligned(self, x: torch.Tensor, k: int) -> torch.Tensor:
-        """x (M, k), rows at multiples of 16 bytes: as TMA reads it."""
+        """x (M, k) with rows at multiples of 16 bytes, as TMA needs it."""
         if k != self.in_features:
             return torch.nn.functional.pad(x, (0, k - self.in_features))
         x = x.contiguous()
@@ -211,11 +211,11 @@ class NVFP4Linear(HeldWeight):
     def _row_product(
         self, x: torch.Tensor, scale: torch.Tensor, weight: BlockScaledTensor, planned: dict[tuple, RowProduct | None]
     ) -> RowProduct | None:
-        """The call planned for a row like x (1, K), now or before; None where the public functions are called."""
+        """The call planned for rows like x (1, K); None if the public functions must run."""
         factor = weight.global_scale
         if type(x) not in PLAIN or scale.requires_grad or (factor is not None and factor.requires_grad):
             return None
-        # of a row's strides the second one matters
+        # a row has one stride that matters, the second
         key = (
             x.dtype,
             x.stride(1),
@@ -241,19 +241,21 @@ class NVFP4Linear(HeldWeight):
 
 
 class MXFP4Linear(NVFP4Linear):
-    """A linear layer with W in MXFP4: scales are powers of two of 32 values each, without a global one. x is left as
-    it is, or quantized to MXFP4."""
+    """A linear layer with W in MXFP4: each 32 values share a power of two, and there is no global scale.
+
+    x stays as it is, or is quantized to MXFP4.
+    """
 
     format = MXFP4
 
 
 def linear_class(format: Format) -> type[NVFP4Linear]:
-    """The class of a layer whose weight is in ``format``."""
+    """The class of layers whose weight is in ``format``."""
     return MXFP4Linear if format is MXFP4 else NVFP4Linear
 
 
 class _Product(torch.autograd.Function):
-    """x · Wᵀ, straight-through in x."""
+    """x · Wᵀ; its gradient with respect to x is straight-through."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, layer: NVFP4Linear) -> torch.Tensor:

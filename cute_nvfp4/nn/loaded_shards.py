@@ -1,4 +1,4 @@
-"""The shards of layers that a loader reads: which part a rank has, and the whole tensors when a model is saved."""
+"""Shards of layers that a loader reads: the part that a rank has, and the whole tensors when a model is saved."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ FEWER = "Use fewer ranks, or load in one process."
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """The part of a layer's tensors that this rank has, as the distributed tensors say that a loader filled.
+    """The part of a layer's tensors that this rank has, taken from the distributed tensors that a loader filled.
 
-    axis: as of ``LinearShard``. parts: how many equal matrices the rows of a fused weight are of; a rank has its share
+    axis: as in ``LinearShard``. parts: the number of equal matrices whose rows a fused weight has; a rank has its share
     of each.
     """
 
@@ -29,7 +29,7 @@ class Cut:
 
     @classmethod
     def of(cls, tensors: Iterable[torch.Tensor]) -> Cut | None:
-        """The cut of the first distributed tensor with two dimensions; None where no tensor is distributed."""
+        """The cut of the first distributed tensor with two dimensions; None if no tensor is distributed."""
         for x in tensors:
             if isinstance(x, DTensor):
                 (placement,) = x.placements
@@ -39,11 +39,11 @@ class Cut:
 
     @property
     def count(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self.like.device_mesh.size()
 
     def sizes(self, n: int, k: int) -> tuple[int, int]:
-        """The rank's (N, K) of the whole layer's."""
+        """The rank's (N, K), from those of the whole layer."""
         return (n // self.count, k) if self.axis == "columns" else (n, k // self.count)
 
     def mine(self, x: torch.Tensor) -> torch.Tensor:
@@ -52,18 +52,18 @@ class Cut:
         return x.unflatten(0, (self.parts, self.count, -1))[:, rank].flatten().clone()
 
     def shard(self, *, gathered: bool = False, split: bool = False) -> LinearShard:
-        """What a layer with this part exchanges."""
+        """The exchange of a layer with this part."""
         group = self.like.device_mesh.get_group()
         return LinearShard(self.axis, group, gathered=gathered, split=split, parts=self.parts)
 
 
 def local(x: torch.Tensor) -> torch.Tensor:
-    """The elements that this rank has."""
+    """The elements of a tensor that this rank has."""
     return x.detach().to_local() if isinstance(x, DTensor) else x.detach()
 
 
 def check_cut(name: str, axis: str, n: int, k: int, block: int, count: int) -> None:
-    """Raises unless a layer (N, K), whose scales are of ``block`` elements, divides among ``count`` ranks.
+    """Checks that a layer (N, K), with a scale for each ``block`` elements, divides among ``count`` ranks.
 
     Raises:
         OperandError: it does not.
@@ -80,19 +80,23 @@ _CUT_ALONG = {
     "columns": {"weight": 0, "weight_packed": 0, "weight_scale": 0, "bias": 0},
     "rows": {"weight": 1, "weight_packed": 1, "weight_scale": 1, "pre_quant_scale": 0},
 }
-"""Along which dimension the tensors of a checkpoint's layer are cut, by their names within it."""
+"""The dimension along which each tensor of a checkpoint's layer is cut, by its name within the layer."""
 
 
 def whole_tensors(found: dict[str, torch.Tensor], shard: LinearShard | None) -> dict[str, torch.Tensor]:
-    """The tensors of a layer of which each rank has the shard ``found``, by their names within it: every rank calls
-    it."""
+    """The whole tensors of a layer, by their names within it, if each rank has the shard ``found``.
+
+    Every rank must call it.
+    """
     cut = {} if shard is None else _CUT_ALONG[shard.axis]
     return {name: _whole(x, cut[name], shard) if name in cut else x for name, x in found.items()}
 
 
 def whole_experts(found: dict[str, torch.Tensor], shard: LinearShard | None) -> dict[str, torch.Tensor]:
-    """The tensors of all experts of which each rank has shards or some whole, named by expert, matrix and tensor. All
-    matrices but ``down_proj`` are cut by rows."""
+    """The whole tensors of all experts, named by expert, matrix and tensor, if each rank has shards, or some experts.
+
+    All matrices but ``down_proj`` are cut by rows.
+    """
     if shard is None:
         return found
     made, count = {}, len({name.split(".")[0] for name in found})
@@ -108,7 +112,7 @@ def whole_experts(found: dict[str, torch.Tensor], shard: LinearShard | None) -> 
 
 
 def _whole(x: torch.Tensor, dim: int, shard: LinearShard) -> torch.Tensor:
-    """A tensor of the shards that the ranks have."""
+    """The whole tensor, from the shards that the ranks have."""
     every = _of_all(x, shard)
     if x.element_size() == 1:
         every = [y.view(torch.uint8) for y in every]
@@ -118,7 +122,7 @@ def _whole(x: torch.Tensor, dim: int, shard: LinearShard) -> torch.Tensor:
 
 
 def _of_all(x: torch.Tensor, shard: LinearShard) -> list[torch.Tensor]:
-    """The tensors that the ranks have in the place of x, in their order."""
+    """The tensors that the ranks have in the place of x, in rank order."""
     mine = x.detach().contiguous()
     sent = mine.view(torch.uint8) if mine.element_size() == 1 else mine
     every = [torch.empty_like(sent) for _ in range(dist.get_world_size(shard.group))]

@@ -1,9 +1,8 @@
-"""What calibration collects: magnitudes and second moments of the inputs of linear layers, a block of the model at a
-time.
+"""Calibration data: magnitudes and second moments of the inputs of linear layers, for one block of a model at a time.
 
-The blocks of a transformer run one after the other on all batches, on what the blocks before give now that they are
-quantized. So a layer is fitted to the activations that it will have, and what is kept is the hidden state of each batch
-and the moments of one block.
+The blocks of a transformer run one after the other on all batches, on the outputs of the earlier blocks, which are
+quantized by then. So each layer is fitted to the activations that it will see. Only the hidden state of each batch and
+the moments of one block are in memory.
 """
 
 from __future__ import annotations
@@ -21,19 +20,19 @@ from cute_nvfp4.nn.training import fake_quantize
 from cute_nvfp4.row_scaled import by_rows
 
 _CACHES = ("past_key_values", "cache")
-"""Arguments of blocks of transformers models: keys and values of tokens before."""
+"""The arguments of transformers' blocks that hold keys and values of earlier tokens."""
 
 
 SAMPLED = 512
-"""Rows of x that are kept to choose factors of columns by."""
+"""The number of rows of x that are kept for choosing column factors."""
 
 
 class Moments:
-    """The largest magnitude of the inputs x (…, K) of a layer, and xᵀx in float32, x quantized by ``input_rule`` unless
-    that is None.
+    """The largest magnitude of the inputs x (…, K) of a layer, and xᵀx in float32.
 
-    columns: the largest magnitude of each column, (K,). sample: some rows of each batch, ``SAMPLED`` at most. factors:
-    None, or those (K,) that the weights of the layers with this input are multiplied with (``nn.awq``).
+    input_rule: quantizes x first, unless it is None. columns: the largest magnitude of each column, (K,). sample: some
+    rows of each batch, at most ``SAMPLED``. factors: None, or (K,): multiply the columns of the weights of all layers
+    with this input (``nn.awq``).
     """
 
     def __init__(self, input_rule: str | None) -> None:
@@ -46,7 +45,7 @@ class Moments:
         self.factors: torch.Tensor | None = None
 
     def add(self, x: torch.Tensor) -> None:
-        """Takes in a batch."""
+        """Adds a batch."""
         x = x.detach().reshape(-1, x.shape[-1])
         self.rows += x.shape[0]
         largest = x.abs().amax(0).float()
@@ -65,7 +64,7 @@ class Moments:
 
 @contextlib.contextmanager
 def inputs_of(layers: Mapping[str, torch.nn.Module]) -> Iterator[dict[str, torch.Tensor]]:
-    """The last input of each layer that was called within, by name."""
+    """A context that collects the last input of each layer that is called in it, by name."""
     found: dict[str, torch.Tensor] = {}
 
     def keep(name: str) -> Callable:
@@ -80,39 +79,39 @@ def inputs_of(layers: Mapping[str, torch.nn.Module]) -> Iterator[dict[str, torch
 
 
 def call(model: torch.nn.Module, batch: Any) -> Any:
-    """The model's result for a batch: a tensor, a tuple of arguments, or a dict of named ones."""
+    """The model's result for a batch, which is a tensor, a tuple of arguments, or a dict of named arguments."""
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
 
 def main_blocks(model: torch.nn.Module, names: Iterable[str]) -> tuple[str, list[torch.nn.Module]]:
-    """The name and the modules of the list of blocks that most of the layers ``names`` are in; "" and none without."""
+    """The name and the modules of the block list with most of the layers ``names``; ("", []) without such a list."""
     names, best, found = list(names), 0, ("", [])
     for name, module in model.named_modules():
         if isinstance(module, torch.nn.ModuleList):
             inside = sum(x.startswith(f"{name}.") for x in names)
-            # the outermost of equals: experts are a list within a block
+            # of equals take the outermost: experts are a list within a block
             if inside > best:
                 best, found = inside, (name, list(module))
     return found
 
 
 class Run:
-    """The calls of the blocks for each batch, and the hidden states that the next block gets."""
+    """The arguments of the blocks for each batch, and the hidden states that the next block gets."""
 
     def __init__(self, model: torch.nn.Module, blocks: list[torch.nn.Module], batches: Iterable[Any]) -> None:
         self.hidden: list[torch.Tensor] = []
         self._arguments: list[list[tuple[tuple, dict[str, Any]]]] = []
-        places = {id(block): i for i, block in enumerate(blocks)}
+        index_of = {id(block): i for i, block in enumerate(blocks)}
 
         def keep(block: torch.nn.Module, arguments: tuple, named: dict[str, Any]) -> None:
             if not arguments:
                 raise OperandError.of("block", got="hidden states by name", expected="the first positional argument")
-            if places[id(block)] == 0:
+            if index_of[id(block)] == 0:
                 self.hidden.append(arguments[0].detach())
                 self._arguments.append([])
-            # a block that ran before would find its own keys there
+            # a block that runs again would find its own keys there
             named = {name: None if name in _CACHES else value for name, value in named.items()}
             self._arguments[-1].append((arguments[1:], named))
 
@@ -143,7 +142,7 @@ class Run:
         return moments
 
     def advance(self, index: int, block: torch.nn.Module) -> None:
-        """Runs block ``index`` as it is now: what the next one will get."""
+        """Runs block ``index`` as it is now, for the hidden states of the next one."""
         self.hidden = [self._call(index, block, batch, x) for batch, x in enumerate(self.hidden)]
 
     def _call(self, index: int, block: torch.nn.Module, batch: int, hidden: torch.Tensor) -> torch.Tensor:

@@ -16,13 +16,13 @@ from cute_nvfp4.weight_shards import shard_columns, shard_rows
 
 
 class NVFP4ColwiseParallel(ParallelStyle):
-    """Shards a layer by its output features: rank r has rows of W, and gives columns of the result.
+    """Shards a layer by its output features: rank r has rows of W and returns columns of the result.
 
-    Every rank is given the same x. The codes, scales and global scale of W are those of the whole layer: results are
-    its columns. The layer is changed in place; its ``state_dict`` is that of the shard.
+    Every rank is given the same x. The codes, scales and global scale of W are those of the whole layer, so the results
+    are its columns. The layer is changed in place; its ``state_dict`` is that of the shard.
 
-    parts: output features of the layers that a fused one is made of, such as (q, k, v) or (gate, up); a rank has its
-    share of each. gather_output: whether each rank gets all columns, in the order of the ranks; not with parts.
+    parts: the output features of the layers in a fused one, such as (q, k, v) or (gate, up); a rank has its share of
+    each. gather_output: whether each rank gets all columns, in rank order; not possible with parts.
     """
 
     def __init__(self, *, parts: Sequence[int] | None = None, gather_output: bool = False) -> None:
@@ -45,12 +45,12 @@ class NVFP4ColwiseParallel(ParallelStyle):
 
 class NVFP4RowwiseParallel(ParallelStyle):
     """Shards a layer by its input features: rank r has columns of W and is given columns of x, as a column-parallel
-    layer gives them; the products are added over the ranks, and the bias once.
+    layer returns them. The products are added over the ranks, and the bias once.
 
     A rank's product is rounded to the dtype of x before the sum. The layer is changed in place; its ``state_dict`` is
     that of the shard.
 
-    sums: a ``PeerSums``, for results that it holds; None adds all of them by an all-reduce of the mesh's group.
+    sums: a ``PeerSums`` for the results that it holds; None: an all-reduce of the mesh's group adds all of them.
     """
 
     def __init__(self, *, sums: PeerSums | None = None) -> None:
@@ -72,10 +72,10 @@ class NVFP4RowwiseParallel(ParallelStyle):
 
 
 def _checked(module: torch.nn.Module, mesh: DeviceMesh) -> tuple[NVFP4Linear, int, int]:
-    """The layer, this rank, and how many there are.
+    """The layer, this rank, and the number of ranks.
 
     Raises:
-        OperandError, OperandTypeError: another layer, one that is sharded already, a mesh of several dimensions.
+        OperandError, OperandTypeError: the layer is of another kind or sharded already, or the mesh is not a line.
     """
     if not isinstance(module, NVFP4Linear):
         hint = "quantize_model and load_checkpoint make them. Layers of torch take torch's styles."

@@ -1,7 +1,7 @@
-"""``quantize_files``: a checkpoint of 16 bits to one in NVFP4, a tensor at a time, without the model's code.
+"""``quantize_files``: turns a 16-bit checkpoint into one in NVFP4, a tensor at a time, without the model's code.
 
-Each file of the source becomes one of the same name. It is written to its end and then renamed, so that what has its
-name is whole, and a run that was stopped goes on with the files that are missing.
+Each file of the source becomes one of the same name. It is written completely and then renamed, so a file with that
+name is whole, and a run that was stopped continues with the files that are missing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cute_nvfp4.quantization.blocks import global_scale_from_amax
 from cute_nvfp4.quantization.rules import resolve_rule
 
 IGNORED = ("lm_head", "re:.*embed", "re:.*norm", "re:.*\\.gate$", "re:.*router", "re:.*(vision|visual)")
-"""Patterns of what stays by default: heads, embeddings, routers, and encoders of images."""
+"""Patterns of modules that stay by default: heads, embeddings, norms, routers, and encoders of images."""
 PROGRESS = "quantize_progress.json"
 _FUSED = re.compile(r"(?P<group>.*\.)(?:(?P<qkv>[qkv]_proj)|(?P<up>gate_proj|up_proj|w1|w3))$")
 _NAMES = {torch.bfloat16: "BF16", torch.float16: "F16", torch.float32: "F32", torch.uint8: "U8"}
@@ -40,7 +40,7 @@ _NAMES |= {torch.float8_e4m3fn: "F8_E4M3", torch.int64: "I64", torch.int32: "I32
 
 @dataclass(frozen=True)
 class FileRecipe:
-    """What is done to a checkpoint: rule and layout as ``quantize_model`` and ``nn.layouts`` have them."""
+    """How a checkpoint is quantized; rule and layout as in ``quantize_model`` and ``nn.layouts``."""
 
     rule: str = "max"
     layout: str = "modelopt"
@@ -54,7 +54,7 @@ class FileRecipe:
 
 
 class _Entry(NamedTuple):
-    """A tensor of a file to be written: its dtype's name, its shape, its bytes."""
+    """A tensor of a file to be written: the name of its dtype, its shape, its bytes."""
 
     dtype: str
     shape: list[int]
@@ -69,16 +69,16 @@ def quantize_files(
     device: torch.device | str = "cpu",
     progress: Callable[[LayerReport, int, int], None] = lambda layer, done, of: None,
 ) -> ModelReport:
-    """Quantizes the matrices of the checkpoint in the folder ``source`` to nearest, into the folder ``target``.
+    """Quantizes the matrices of the checkpoint in the folder ``source``, to nearest, into the folder ``target``.
 
-    A matrix is a tensor ``X.weight`` of two dimensions, in bfloat16, float16 or float32, K a multiple of 16, that no
-    pattern of the recipe names. Queries, keys and values of a layer get one global scale, and so do gate and up:
-    servers multiply them as one matrix. Memory: a few of the largest tensor. device: where it is computed. progress:
-    gets each layer, how many are done, and how many there are.
+    A matrix is a tensor ``X.weight`` of two dimensions, in bfloat16, float16 or float32, with K a multiple of 16, that
+    matches no pattern of the recipe. Queries, keys and values of a layer get one global scale, and so do gate and up,
+    because servers multiply them as one matrix. Memory: a few times the largest tensor. device: where to compute.
+    progress: is called with each layer, how many are done, and how many there are.
 
     Raises:
-        OperandError: no checkpoint, one that is quantized already, a target made by another recipe, or a pattern of
-            the caller's that matches nothing.
+        OperandError: the source is no checkpoint, or is quantized already; another recipe made the target; one of the
+            caller's patterns matches nothing.
     """
     recipe, source, target = recipe or FileRecipe(), Path(source), Path(target)
     config = source / "config.json"
@@ -116,7 +116,7 @@ class _Run:
         self.state: dict[str, Any] = {"recipe": json.loads(json.dumps(asdict(recipe))), "files": {}}
 
     def _is_layer(self, tensor: str) -> bool:
-        """Whether a tensor is quantized; the reason why a matrix is not goes to the report."""
+        """Whether a tensor is quantized; if a matrix is not, the report gets the reason."""
         name, _, part = tensor.rpartition(".")
         shape = self.shapes[tensor]
         if part != "weight" or len(shape) != 2:
@@ -129,7 +129,7 @@ class _Run:
         return name not in self.report.skipped
 
     def check_patterns(self) -> None:
-        """Raises if a pattern of the caller's matches nothing, or all."""
+        """Raises if one of the caller's patterns matches nothing, or all match everything."""
         names = [name.rpartition(".")[0] for name in self.where]
         unused = [x for x in self.recipe.ignore if x not in IGNORED and not any(matches(name, x) for name in names)]
         if unused:
@@ -138,7 +138,7 @@ class _Run:
             raise OperandError.of("model", got="no matrix to quantize", expected="one", hint=str(self.report.skipped))
 
     def resume(self) -> None:
-        """Takes up what an earlier run has finished."""
+        """Continues an earlier run: skips the files that it finished."""
         self.target.mkdir(parents=True, exist_ok=True)
         record = self.target / PROGRESS
         if not record.exists():
@@ -154,7 +154,7 @@ class _Run:
         self.report.layers += [LayerReport(**x) for layers in self.state["files"].values() for x in layers]
 
     def convert(self, file: Path, progress: Callable[[LayerReport, int, int], None]) -> None:
-        """Writes the file that ``file`` becomes, and that it is done."""
+        """Writes the quantized ``file``, and records that it is done."""
         made: list[LayerReport] = []
 
         def contents() -> Iterator[tuple[str, torch.Tensor]]:
@@ -192,7 +192,7 @@ class _Run:
         return LayerReport(name, *weight.shape, "nearest", error, None, *sizes, *choice), parts
 
     def _fused(self, name: str, weight: torch.Tensor) -> Iterator[torch.Tensor]:
-        """The weight, and those that servers join it with."""
+        """The weight, and the weights that servers fuse with it."""
         yield weight
         match = _FUSED.match(name)
         if match is None:
@@ -205,7 +205,7 @@ class _Run:
                     yield reader.get_tensor(tensor)
 
     def finish(self, source: Path) -> None:
-        """Writes the index and the configuration, and copies what else the model has."""
+        """Writes the index and the configuration, and copies the model's other files."""
         weights: dict[str, str] = {}
         total = 0
         for file in self.files:
@@ -238,15 +238,17 @@ def _opened(file: Path) -> Any:
 
 
 def _replace(file: Path, text: str) -> None:
-    """``file`` with ``text``, whole at any time."""
+    """Writes ``text`` to ``file`` so that readers see a whole file at any time."""
     other = file.with_name(f"{file.name}.part")
     other.write_text(text + "\n")
     os.replace(other, file)
 
 
 def _write(file: Path, contents: Callable[[], Iterator[tuple[str, torch.Tensor]]]) -> None:
-    """A safetensors file of tensors that are made one after the other: data first into a file of its own, because the
-    header before it has all sizes."""
+    """Writes a safetensors file of tensors that are made one after the other.
+
+    The data first go to a file of their own, because the header, which comes before them, needs all sizes.
+    """
     entries: dict[str, _Entry] = {}
     data = file.with_name(f"{file.name}.data")
     with data.open("wb") as out:
@@ -257,11 +259,11 @@ def _write(file: Path, contents: Callable[[], Iterator[tuple[str, torch.Tensor]]
             entries[name] = _Entry(_NAMES[tensor.dtype], list(tensor.shape), size)
     header, offset = {"__metadata__": {"format": "pt"}}, 0
     for name, entry in entries.items():
-        places = [offset, offset + entry.nbytes]
-        header[name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": places}
+        offsets = [offset, offset + entry.nbytes]
+        header[name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": offsets}
         offset += entry.nbytes
     text = json.dumps(header).encode()
-    # data begins at a multiple of eight bytes
+    # data must begin at a multiple of eight bytes
     text += b" " * (-len(text) % 8)
     part = file.with_name(f"{file.name}.part")
     with part.open("wb") as out, data.open("rb") as rest:
@@ -272,5 +274,5 @@ def _write(file: Path, contents: Callable[[], Iterator[tuple[str, torch.Tensor]]
 
 
 def default_ignore(more: Sequence[str], only: bool = False) -> tuple[str, ...]:
-    """Patterns of what stays: the default ones and ``more``, or ``only`` these."""
+    """The patterns of modules that stay: the default ones and ``more``, or with ``only`` just ``more``."""
     return tuple(more) if only else (*IGNORED, *more)

@@ -1,10 +1,10 @@
-"""A weight whose only copy is the repacked one: what packing does not keep, and the checkpoint's bytes back.
+"""A weight whose only copy is the repacked one: what packing loses, and how to restore the checkpoint's bytes.
 
-``prepare_weight`` keeps every value, and the bytes of nearly every block. Some it rewrites: under a scale of ±0 codes
-become zeros, the sign of a negative scale moves to its block's codes, and blocks of MXFP4 without a value, or with a
-scale of NaN, get another scale. For FP8, whose values are rounded when they are decoded, not when they are packed,
-blocks far below the largest of their row are rewritten, and those of a row with a NaN. ``rewritten`` finds them by
-unpacking and comparing, so that what ``unpacked`` gives is what was packed, whatever that was.
+``prepare_weight`` keeps every value, and the bytes of nearly every block. Some blocks it rewrites: codes under a scale
+of ±0 become zeros, the sign of a negative scale moves to its block's codes, and MXFP4 blocks without a value, or with a
+NaN scale, get another scale. For FP8, whose values are rounded when they are decoded, not when they are packed, it also
+rewrites blocks far below the largest of their row, and blocks of rows with a NaN. ``rewritten`` finds these blocks by
+unpacking and comparing, so ``unpacked`` returns exactly what was packed.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from cute_nvfp4.weight_layout import TILE_ROWS, packed_rows, separated, unpack_n
 from cute_nvfp4.weight_layout_fp8 import unpack_blocks
 
 _SLAB = 1 << 20
-"""About so many elements are unpacked at a time: unpacking takes some forty bytes of memory for each of these."""
+"""About how many elements are unpacked at a time; each takes some forty bytes of memory."""
 
 
 class Rewritten(NamedTuple):
-    """The blocks that packing rewrote: their places (n,) in row-major order, and (n, block bytes + 1) bytes, codes and
-    scale."""
+    """The blocks that packing rewrote. places: (n,), their positions in row-major order. contents: (n, block bytes +
+    1) bytes, their codes and scale."""
 
     places: torch.Tensor
     contents: torch.Tensor
 
 
 def rewritten(weight: BlockScaledTensor, packed: PreparedWeight) -> Rewritten | None:
-    """The blocks of ``weight`` (N, K), or of a stack (L, N, K), that ``packed``, made of it, does not give back; None
-    where it gives back all. The rows of a gated weight are those of gate and then of up.
+    """The blocks of ``weight`` that ``packed``, which was made from it, does not restore; None if it restores all.
 
-    It waits for the device.
+    weight: (N, K), or a stack (L, N, K); the rows of a gated weight are those of gate and then of up. It waits for the
+    device.
     """
     block = weight.format.block_bytes
     codes = as_bytes(weight.data).reshape(-1, block)
@@ -56,8 +56,10 @@ def rewritten(weight: BlockScaledTensor, packed: PreparedWeight) -> Rewritten | 
 def unpacked_rowmajor(
     packed: PreparedWeight, lost: Rewritten | None, format: Format = NVFP4
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Data (N, K / 2) and row-major scales of the weight that was packed, of a stack (L, …), of a gated one (2 N, …):
-    every code, every scale."""
+    """Data (N, K / 2) and row-major scales of the weight that was packed, with every code and every scale.
+
+    A stack gives (L, …), a gated weight (2 N, …).
+    """
     data, scale = _rowmajor(packed, format)
     if lost is not None:
         data.view(-1, format.block_bytes)[lost.places] = lost.contents[:, :-1]
@@ -66,14 +68,14 @@ def unpacked_rowmajor(
 
 
 def unpacked(packed: PreparedWeight, lost: Rewritten | None, format: Format = NVFP4) -> BlockScaledTensor:
-    """The weight (N, K) that was packed, scales blocked and flat."""
+    """The weight (N, K) that was packed, with blocked scales in one dimension."""
     data, scale = unpacked_rowmajor(packed, lost, format)
     factor = packed.global_scale if format is NVFP4 else None
     return BlockScaledTensor(data, blocked_flat(to_blocked(scale)), factor, format)
 
 
 def _matrices(packed: PreparedWeight) -> list[PreparedWeight]:
-    """The weight, or each matrix of a stack."""
+    """The weight itself, or each matrix of a stack."""
     if not packed.is_batched:
         return [packed]
     factors = [None] * packed.batch if packed.row_factor is None else packed.row_factor
@@ -81,7 +83,7 @@ def _matrices(packed: PreparedWeight) -> list[PreparedWeight]:
 
 
 def _rowmajor(packed: PreparedWeight, format: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """Data and row-major scales as packing left them, of a matrix or of a stack."""
+    """Data and row-major scales as packing left them, for a matrix or a stack."""
     made = [_rowmajor_matrix(one, format) for one in _matrices(packed)]
     if not packed.is_batched:
         return made[0]
@@ -90,7 +92,7 @@ def _rowmajor(packed: PreparedWeight, format: Format) -> tuple[torch.Tensor, tor
 
 
 def _rowmajor_matrix(packed: PreparedWeight, format: Format) -> tuple[torch.Tensor, torch.Tensor]:
-    """Data and row-major scales of one matrix as packing left them."""
+    """Data and row-major scales as packing left them, for one matrix."""
     rows, blocks = packed_rows(packed.rows, packed.gated), packed.k // format.block
     size: dict[str, Any] = {"dtype": torch.uint8, "device": packed.device}
     data = torch.empty((rows, packed.k // 2), **size)
@@ -117,14 +119,14 @@ def _rowmajor_matrix(packed: PreparedWeight, format: Format) -> tuple[torch.Tens
 
 
 def _scales_of(values: torch.Tensor, format: Format) -> torch.Tensor:
-    """Bytes of the scales of blocks of ``format``, from float64; 0 is no scale."""
+    """The bytes of the scales of blocks of ``format``, from float64; 0 stands for no scale."""
     if format is MXFP4:
         return (values.frexp().exponent + 126).clamp(0, 0xFE).to(torch.uint8)
     return values.to(torch.float32).to(torch.float8_e4m3fn).view(torch.uint8)
 
 
 def _powers(exponents: torch.Tensor, packed: PreparedWeight) -> torch.Tensor:
-    """UE8M0 codes of exponents (…, rows, K / 32) of the packing, moved back by the global scales of gate and up."""
+    """UE8M0 codes for the packing's exponents (…, rows, K / 32), moved back by the global scales of gate and up."""
     moved = [0 if x is None else x.log2().to(torch.int16).reshape(1, 1) for x in packed.global_scales]
     shift = torch.stack(moved) if torch.is_tensor(moved[0]) and packed.gated else moved[0]
     found = exponents.to(torch.int16) + (127 - packed.layout.exponent_bias) + shift

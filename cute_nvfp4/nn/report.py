@@ -1,4 +1,4 @@
-"""What quantizing a model gave, layer by layer."""
+"""The report of quantizing a model, layer by layer."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from cute_nvfp4.nn.divergence import Divergence
 
 @dataclass(frozen=True)
 class LayerReport:
-    """One layer.
+    """The report of one layer.
 
-    error: |W − W'| / |W|. output_error: the same of its products with the calibration's activations, None without.
-    bytes, bytes_before: of its weight. backend, kernel, reason: what one row of x runs, and why
-    (``NVFP4Linear.explain_backend``). method: "nearest" or "gptq", with "awq, " before it where columns were scaled.
+    error: |W − W'| / |W|. output_error: the same for its products with the calibration's activations, or None. bytes,
+    bytes_before: those of its weight. backend, kernel, reason: what one row of x runs, and why
+    (``NVFP4Linear.explain_backend``). method: "nearest" or "gptq", after "awq, " if columns were scaled.
     """
 
     name: str
@@ -32,8 +32,10 @@ class LayerReport:
 
 @dataclass
 class ModelReport:
-    """All layers, and those that stay as they were with the reason. divergence: of the model's predictions from those
-    before, where ``quantize_model`` was given batches to judge by."""
+    """The reports of all layers, and the reasons why others stayed as they were.
+
+    divergence: that of the model's predictions from those before, if ``quantize_model`` got batches to judge by.
+    """
 
     layers: list[LayerReport] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)
@@ -50,13 +52,13 @@ class ModelReport:
         return sum(layer.bytes_before for layer in self.layers)
 
     def as_dict(self) -> dict[str, Any]:
-        """The report for JSON."""
+        """The report, ready for JSON."""
         layers = [asdict(layer) for layer in self.layers]
         found = {"bytes": self.bytes, "bytes_before": self.bytes_before, "layers": layers, "skipped": self.skipped}
         return found | {"divergence": None if self.divergence is None else self.divergence._asdict()}
 
     def __str__(self) -> str:
-        """A line for each layer."""
+        """One line for each layer, and the sums."""
         width = max((len(layer.name) for layer in self.layers), default=0)
         wide = max((len(layer.method) for layer in self.layers), default=0)
         lines = []

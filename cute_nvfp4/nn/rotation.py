@@ -1,9 +1,9 @@
-"""``rotate_model``: the same model with rotated activations, whose outliers are spread before anything is rounded.
+"""``rotate_model``: rotates a model's activations, which spreads outliers before anything is rounded.
 
 Ashkboos, Mohtashami, Croci, Li, Cameron, Jaggi, Alistarh, Hoefler and Hensman, "QuaRot" (2024). An RMSNorm without
-weights commutes with a rotation R of the hidden states, so that R goes into the matrices that write them and the ones
-that read them, and the norms' weights into the latter. Values of attention and what reads them are rotated within each
-head. The model computes the same, and nothing is added to it: any checkpoint can have its weights.
+weights commutes with a rotation R of the hidden states. So R is multiplied into the matrices that write and that read
+the hidden states, and the norms' weights into the latter. Values of attention, and the matrix that reads them, are
+rotated within each head. The model computes the same, and nothing is added to it: any checkpoint can have its weights.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _READERS = (
 )
 _WRITERS = "self_attn.o_proj", "mlp.down_proj"
 _OF_HEADS = "self_attn.q_norm.weight", "self_attn.k_norm.weight"
-"""Norms of queries and keys, which no rotation here reaches."""
+"""Norms of queries and keys, which these rotations do not affect."""
 
 
 class Parts(NamedTuple):
-    """The modules of a decoder as Llama names them."""
+    """The modules of a decoder, as Llama names them."""
 
     embedding: torch.nn.Module
     blocks: torch.nn.ModuleList
@@ -40,12 +40,12 @@ class Parts(NamedTuple):
 def rotate_model(model: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     """Rotates the weights of a decoder of the Llama family (Llama, Mistral, Qwen2, Qwen3) in place; returns it.
 
-    seed: of the signs. Blocks of the largest power of two up to 256 that divides the hidden size, and the size of a
-    head, are rotated. The head gets weights of its own, if it had those of the embedding. Products are in float64 and
-    rounded to the weights' dtype once.
+    seed: the seed of the signs. It rotates blocks of the largest power of two up to 256 that divides the hidden size,
+    or the size of a head. The head gets weights of its own if it shared those of the embedding. Products are in float64
+    and rounded to the weights' dtype once.
 
     Raises:
-        OperandError: a model of another structure, named by what it has more or less. Nothing is changed then.
+        OperandError: the model has another structure; the message names the difference. Nothing is changed then.
     """
     parts = _parts(model)
     hidden = parts.embedding.weight.shape[1]
@@ -80,7 +80,7 @@ def _parts(model: torch.nn.Module) -> Parts:
     """The modules of ``model``.
 
     Raises:
-        OperandError: what is missing, what is more, or a norm that does more.
+        OperandError: parameters are missing or unknown, or a norm is not a plain RMSNorm.
     """
     try:
         inner = model.model
@@ -108,7 +108,7 @@ def _norms(parts: Parts) -> Iterator[torch.nn.Module]:
 
 
 def _check_norm(norm: torch.nn.Module) -> None:
-    """Raises unless it multiplies x / √mean(x²) by its weight: others add one to the weight, or take the mean off."""
+    """Raises unless it multiplies x / √mean(x²) by its weight: others add one to the weight, or subtract the mean."""
     weight = norm.weight.detach().double()
     x = torch.linspace(-3, 4, len(weight), dtype=torch.float32, device=weight.device)
     found = norm(x.to(norm.weight.dtype)[None])[0].double()
@@ -118,7 +118,7 @@ def _check_norm(norm: torch.nn.Module) -> None:
 
 
 def _read(norm: torch.nn.Module, layers: list[torch.nn.Module], rotation: Hadamard) -> None:
-    """The norm's weight and the rotation go into the layers that read it."""
+    """Multiplies the norm's weight and the rotation into the layers that read it."""
     for layer in layers:
         layer.weight.copy_(layer.weight.double() * norm.weight.double())
         _rotate(layer.weight, rotation)
@@ -126,13 +126,13 @@ def _read(norm: torch.nn.Module, layers: list[torch.nn.Module], rotation: Hadama
 
 
 def _rotate(weight: torch.Tensor, rotation: Hadamard) -> None:
-    """Rows (…, K) become rows · R."""
+    """Rotates rows (…, K) in place: each becomes row · R."""
     matrix = rotation.matrix(torch.float64, weight.device)
     weight.copy_((weight.double().unflatten(-1, (-1, rotation.size)) @ matrix).flatten(-2))
 
 
 def _write(layer: torch.nn.Linear, rotation: Hadamard) -> None:
-    """What the layer gives becomes rotated."""
+    """Rotates what the layer returns."""
     weight = layer.weight.T.contiguous()
     _rotate(weight, rotation)
     layer.weight.copy_(weight.T)

@@ -1,4 +1,4 @@
-"""Experts of transformers' modules for ``moe``: their weights are quantized once, and kept beside the module's."""
+"""Runs experts of transformers' modules by ``moe``: quantizes their weights once, and keeps them beside it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEPT = "_cute_nvfp4_experts"
 
 
 class Kept(NamedTuple):
-    """Experts of a module, and the weights that they were made of: where each lies, and how often it was written."""
+    """The experts of a module, and the addresses and versions of the weights that they were made from."""
 
     experts: Experts
     made_of: tuple[Any, ...]
@@ -26,10 +26,11 @@ class Kept(NamedTuple):
 def routed_experts(
     module: torch.nn.Module, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """(T, H) of rows (T, H), their experts (T, k) and weights (T, k): ``moe`` with the module's weights in NVFP4.
+    """(T, H) from rows (T, H), their experts' ids (T, k) and weights (T, k), by ``moe`` with the module's weights in
+    NVFP4.
 
-    They are quantized at the first call, and again after they were changed. Called as transformers calls what
-    ``experts_implementation`` names.
+    The first call quantizes the weights; so does a call after they changed. transformers calls it for
+    ``experts_implementation``.
     """
     weights = [module._parameters[name] for name in stacks_of(module)]
     target = resolve("auto", hidden_states.device)
@@ -38,16 +39,16 @@ def routed_experts(
     kept: Kept | None = getattr(module, _KEPT, None)
     if kept is None or kept.made_of != made_of:
         kept = Kept(experts_of(module, None if quantized else hidden_states.dtype), made_of)
-        # no submodule and no buffer: it is not saved
+        # it is neither a submodule nor a buffer, so it is not saved
         object.__setattr__(module, _KEPT, kept)
     return moe(hidden_states, top_k_index, top_k_weights, kept.experts)
 
 
 def experts_of(module: torch.nn.Module, dtype: torch.dtype | None, format: str = "nvfp4") -> Experts:
-    """The experts of a module of transformers, each matrix quantized by itself. dtype: as ``prepare_experts`` has it.
+    """The experts of a transformers module, each matrix quantized by itself. dtype: as for ``prepare_experts``.
 
     Raises:
-        OperandError: another form of experts, or an activation that ``moe`` has not.
+        OperandError: the experts have another form, or an activation that ``moe`` lacks.
     """
     if dtype is not None and dtype not in DTYPES:
         expected = "torch.bfloat16 or torch.float16"
@@ -77,5 +78,5 @@ def experts_of(module: torch.nn.Module, dtype: torch.dtype | None, format: str =
 
 
 def _state(x: torch.Tensor) -> tuple[int, int]:
-    """Where a weight lies, and how often it was written, where torch counts that."""
+    """The address and the autograd version counter of a weight; the counter is 0 in inference mode."""
     return x.data_ptr(), 0 if x.is_inference() else x._version

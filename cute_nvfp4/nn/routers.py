@@ -1,4 +1,4 @@
-"""Routers of transformers' mixtures that run as one ``route``: softmax, the largest, and their sum in one launch."""
+"""Runs routers of transformers' mixtures as one ``route``: softmax, choice, and sum in one launch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEPT = "_cute_nvfp4_router"
 
 
 class RouterForm(NamedTuple):
-    """What a router makes of its logits. dtypes: of its weights, None for that of the logits, and of its ids."""
+    """What a router computes from its logits. dtypes: that of its weights (None: the logits') and that of its ids."""
 
     scoring: str
     renormalize: bool
@@ -26,12 +26,12 @@ class RouterForm(NamedTuple):
 
 
 def fuse_routers(model: torch.nn.Module) -> list[str]:
-    """Has the routers of ``model`` use ``route`` where kernels run, and torch's operations elsewhere; their names.
+    """Makes the routers of ``model`` use ``route`` if kernels run, else torch's operations; returns their names.
 
-    A router has a ``weight`` (E, H) and ``top_k``, and gives logits (T, E), weights (T, k) and ids (T, k) of rows, as
-    those of Qwen3, Qwen2-MoE, Mixtral, OLMoE and gpt-oss do in transformers. What it makes of its logits is found by
-    what it gives for a sample; one that makes something else of them stays as it is. The product stays torch's. Ids are
-    the same but where logits are equal, of which ``route`` takes the lower number, or round to the same weight.
+    A router has a ``weight`` (E, H) and ``top_k``, and returns logits (T, E), weights (T, k) and ids (T, k) of rows, as
+    those of Qwen3, Qwen2-MoE, Mixtral, OLMoE and gpt-oss do in transformers. A sample shows what it computes from its
+    logits; a router that computes something else stays as it is. torch still computes the logits. Ids are the same,
+    except for logits that are equal, of which ``route`` takes the lower id, or that round to the same weight.
     """
     found = []
     for name, module in model.named_modules():
@@ -39,7 +39,7 @@ def fuse_routers(model: torch.nn.Module) -> list[str]:
             form = form_of(module)
             if form is None:
                 continue
-            # an attribute of the instance: its class, which transformers looks for, and its tensors stay
+            # attributes of the instance: its class, which transformers looks for, and its tensors stay
             object.__setattr__(module, _KEPT, form)
             object.__setattr__(module, "forward", types.MethodType(_forward, module))
         found.append(name)
@@ -47,9 +47,9 @@ def fuse_routers(model: torch.nn.Module) -> list[str]:
 
 
 def form_of(module: torch.nn.Module) -> RouterForm | None:
-    """What a module makes of its logits, if it is a router that ``route`` can be; else None."""
+    """What a module computes from its logits, if it is a router that ``route`` can replace; else None."""
     weight, top = module._parameters.get("weight"), getattr(module, "top_k", None)
-    # a forward that somebody has replaced already does more than its class says
+    # a forward that somebody replaced does more than its class says
     if weight is None or weight.ndim != 2 or weight.is_meta or type(top) is not int or "forward" in vars(module):
         return None
     generator = torch.Generator().manual_seed(0)
@@ -62,7 +62,7 @@ def form_of(module: torch.nn.Module) -> RouterForm | None:
             for scoring in ("softmax", "sigmoid"):
                 for renormalize in (True, False):
                     want = route(logits, top, scoring=scoring, renormalize=renormalize, backend="reference")
-                    # of equal logits another expert may have been taken
+                    # among equal logits another expert may have been taken
                     chosen = logits.gather(1, ids).equal(logits.gather(1, want.topk_ids.long()))
                     if chosen and torch.allclose(weights.float(), want.topk_weights, rtol=0.02, atol=1e-6):
                         dtype = None if weights.dtype is logits.dtype else weights.dtype
@@ -78,7 +78,7 @@ def _logits(module: torch.nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _forward(module: torch.nn.Module, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logits, weights and ids of rows (…, H), as the class of ``module`` gives them."""
+    """Logits, weights and ids of rows (…, H), as the class of ``module`` returns them."""
     followed = torch.is_grad_enabled() and (hidden_states.requires_grad or module.weight.requires_grad)
     if followed or resolve("auto", hidden_states.device).backend == "reference":
         return type(module).forward(module, hidden_states)

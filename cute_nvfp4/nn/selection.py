@@ -1,4 +1,4 @@
-"""Which linear layers of a model are quantized, and why others are not."""
+"""Selects the linear layers of a model that are quantized, and says why others are not."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from cute_nvfp4.errors import OperandError
 
 
 class Selection(dict[str, torch.nn.Linear]):
-    """The layers to quantize by name, in the model's order; ``skipped`` says of each other one why it stays."""
+    """The layers to quantize by name, in the model's order. skipped: the reason why each other layer stays."""
 
     skipped: dict[str, str]
 
 
 def select_linears(model: torch.nn.Module, ignore: Sequence[str] = (), *, untie: bool = False) -> Selection:
-    """The ``torch.nn.Linear`` layers of a model but those that ``ignore`` names.
+    """The ``torch.nn.Linear`` layers of a model, except those that ``ignore`` names.
 
     ignore: patterns as in a shell ("*.self_attn.*"), or, as compressed-tensors writes them, regular expressions that
         match from the beginning ("re:.*gate$"). A pattern that matches nothing is an error.
-    untie: takes layers whose weight another module has, too, as a language model's head often is its embedding; the
-        other module keeps it as it is.
+    untie: also takes layers that share their weight with another module, as a language model's head often does with its
+        embedding; the other module keeps it unchanged.
 
     Raises:
-        OperandError: a pattern without a match, or nothing left to quantize.
+        OperandError: a pattern matches nothing, or nothing is left to quantize.
     """
     found, unused = Selection(), dict.fromkeys(ignore)
     found.skipped = {}
@@ -59,8 +59,7 @@ def select_linears(model: torch.nn.Module, ignore: Sequence[str] = (), *, untie:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """Whether the module ``name`` is meant by a pattern of an ignore list: by its whole name, or by that of a module
-    that it is a part of."""
+    """Whether a pattern of an ignore list matches the module ``name``, or a module that contains it."""
     if pattern.startswith("re:"):
         return re.match(pattern[3:], name) is not None
     parts = name.split(".")

@@ -1,4 +1,4 @@
-"""What a linear layer with a shard of its weight exchanges with the other ranks: sums, scales, gradients."""
+"""The exchange of a linear layer that has a shard of its weight with the other ranks: sums, scales, gradients."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from cute_nvfp4.quantization.rules import resolve_rule
 
 @dataclass(frozen=True, eq=False)
 class LinearShard:
-    """The exchange of a sharded layer with ``group``. Collectives run on the stream of the call, so that a CUDA graph
-    records them.
+    """The exchange of a sharded layer with ``group``.
 
-    axis: "columns" for a column-parallel layer, which has rows (N) of W; every rank is given the same x, and gradients
-    of x are added over the ranks. "rows" for a row-parallel layer, which has columns (K) of W and of x; its results
-    are added over the ranks, and an x that is quantized with a computed global scale has that of all columns.
-    "experts" where a rank has some of a layer's experts: results are added, too.
-    gathered: whether a column-parallel layer gives the results of all ranks.
-    sums: what adds results that it holds; others are added by an all-reduce of the group.
+    Collectives run on the stream of the call, so a CUDA graph records them.
+
+    axis: "columns": a column-parallel layer has rows (N) of W; every rank is given the same x, and gradients of x are
+    added over the ranks. "rows": a row-parallel layer has columns (K) of W and of x; its results are added over the
+    ranks, and a computed global scale of x is that of all columns. "experts": a rank has some of a layer's experts;
+    results are added, too.
+    gathered: whether a column-parallel layer returns the results of all ranks.
+    sums: adds the results that it holds; an all-reduce of the group adds others.
     split: whether a row-parallel layer is given all columns of x, as every rank has them.
-    parts: how many equal matrices the rows of a fused weight are of, of each of which a rank has its share.
+    parts: the number of equal matrices whose rows a fused weight has; a rank has its share of each.
     """
 
     axis: str
@@ -38,7 +39,7 @@ class LinearShard:
     parts: int = 1
 
     def entered(self, x: torch.Tensor) -> torch.Tensor:
-        """What the layer multiplies."""
+        """The x that the layer multiplies."""
         if (self.axis == "columns" or self.split) and x.requires_grad and torch.is_grad_enabled():
             x = _SumOfGradients.apply(x, self.group)
         if self.split:
@@ -46,7 +47,7 @@ class LinearShard:
         return x
 
     def summed(self, y: torch.Tensor) -> torch.Tensor:
-        """The product of all columns, of the one that a rank made: new memory, which may be written to."""
+        """The product over all columns, from a rank's own product: new memory, which may be written to."""
         if self.axis == "columns":
             return y
         if y.requires_grad and torch.is_grad_enabled():
@@ -54,25 +55,25 @@ class LinearShard:
         return self.sums(y) if self.sums is not None and self.sums.holds(y) else _summed(y, self.group)
 
     def left(self, y: torch.Tensor) -> torch.Tensor:
-        """What the layer gives, of its product with the bias."""
+        """The result of the layer, from its product with the bias."""
         return _Gathered.apply(y, self.group) if self.gathered else y
 
     def global_scale(self, x: torch.Tensor, rule: str) -> str | torch.Tensor:
-        """The global scale that x (M, K) is quantized with: "auto", or that of the columns of all ranks."""
+        """The global scale with which x (M, K) is quantized: "auto", or that of the columns of all ranks."""
         if self.axis == "columns":
             return "auto"
         return common_global_scale(x, rule, self.group)
 
 
 def common_global_scale(x: torch.Tensor, rule: str, group: dist.ProcessGroup | None) -> torch.Tensor:
-    """The global scale that one process would compute for the x of all ranks: float32, of no dimensions."""
+    """The global scale that one process would compute for the x of all ranks: float32, without dimensions."""
     largest = tensor_amax(x.detach())
     dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
     return global_scale_from_amax(largest, resolve_rule(rule, NVFP4)).reshape(())
 
 
 class _SumOfGradients(torch.autograd.Function):
-    """x, whose gradient is the sum over the ranks."""
+    """Returns x; its gradient is the sum over the ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -97,7 +98,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _Gathered(torch.autograd.Function):
-    """(…, N of all ranks); a rank's gradient is its columns of the whole one."""
+    """The columns of all ranks, (…, N of all); a rank's gradient is its columns of the whole gradient."""
 
     @staticmethod
     def forward(ctx: Any, y: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:

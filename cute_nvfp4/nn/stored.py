@@ -1,4 +1,4 @@
-"""Modules that have the tensors of a checkpoint's layer as the file has them, until all of them are loaded."""
+"""Modules that hold the tensors of a checkpoint's layer as the file stores them, until all of them are loaded."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ from cute_nvfp4.runtime.backend import Backend
 
 _EXPERTS = ("gate_up_proj", "down_proj")
 _BLOCKS, _SCALES = "_blocks", "_scales"
-"""How gpt-oss's files name a stack's codes (E, N, K / 32, 16) and its scales (E, N, K / 32), both uint8."""
+"""The suffixes of a stack's codes (E, N, K / 32, 16) and scales (E, N, K / 32), both uint8, in gpt-oss's files."""
 _VECTORS = {"columns": ("bias", "weight_scale"), "rows": ("pre_quant_scale",)}
-"""Vectors that belong to the rows or columns of W that a rank has. ``weight_scale`` is one where W is in FP8."""
+"""The vectors that belong to the rows or columns of W that a rank has; FP8 weights may have such a ``weight_scale``."""
 
 
 @dataclass(frozen=True)
 class StoredLayers:
-    """What the headers of a checkpoint's files say: layers in 4 bits and in FP8, each one's tensors by name; and
-    modules of experts whose stacks are in MXFP4, as gpt-oss's are."""
+    """The layers that the headers of a checkpoint's files describe.
+
+    packed, fp8: layers in 4 bits, and in FP8. tensors: each layer's tensors by name. stacks: modules of experts whose
+    stacks are in MXFP4, as in gpt-oss.
+    """
 
     packed: dict[str, Layout]
     fp8: tuple[str, ...]
@@ -41,7 +44,7 @@ class StoredLayers:
     def read(cls, files: Iterable[str | Path]) -> StoredLayers:
         """The layers of safetensors files; only their headers are read.
 
-        FP8 layers, of which mixed checkpoints have some, are those with a weight of float8_e4m3fn and its scale.
+        FP8 layers, which mixed checkpoints have, are those with a weight of float8_e4m3fn and its scale.
         """
         found = headers(files)
         packed = dict(quantized_layers(found))
@@ -59,12 +62,12 @@ class StoredLayers:
 
 
 class StoredLinear(torch.nn.Module):
-    """A linear layer's tensors as a file has them, by its names; it multiplies nothing.
+    """The tensors of a linear layer as a file stores them, by its names; it does not multiply.
 
-    layout: that of 4 bits, or None for FP8, whose scale multiplies (one number, or one for each row).
+    layout: that of 4 bits, or None for FP8, whose scale multiplies (one value, or one for each row).
 
-    What a rank of several reads a shard of, the weight and its blocks' scales, are parameters, which loaders distribute
-    (``torch.distributed.tensor``); the small tensors are buffers, which every rank has whole.
+    The weight and its blocks' scales, of which a rank may read a shard, are parameters, which loaders distribute
+    (``torch.distributed.tensor``). The small tensors are buffers, which every rank has whole.
     """
 
     def __init__(self, name: str, layout: Layout | None, parts: Mapping[str, TensorInfo]) -> None:
@@ -89,22 +92,23 @@ class StoredLinear(torch.nn.Module):
 
     @property
     def cut(self) -> Cut | None:
-        """The part of the layer that this rank has; None where it has all."""
+        """The part of the layer that this rank has; None if it has all."""
         return Cut.of(self._parameters.values())
 
     def made(self, old: torch.nn.Linear, input_rule: str | None, backend: Backend) -> torch.nn.Module:
-        """The layer that multiplies, in the place of ``old``, which has its sizes: an ``NVFP4Linear`` or
-        ``MXFP4Linear``; for FP8 torch's linear, decoded to the dtype of ``old``. Of a shard, if this rank has one.
+        """The layer that multiplies in the place of ``old``, whose sizes it has, or this rank's shard of it.
+
+        It is an ``NVFP4Linear`` or ``MXFP4Linear``; for FP8 it is torch's linear, decoded to the dtype of ``old``.
 
         Raises:
-            OperandError: tensors that were not loaded, or that do not fit ``old``.
+            OperandError: tensors were not loaded, or do not fit ``old``.
         """
         if self.layout is None:
             return self._decoded(self._tensors(), old, (old.out_features, old.in_features))
         return self.read((old.out_features, old.in_features)).linear(input_rule=input_rule, backend=backend)
 
     def read(self, want: tuple[int, int]) -> CheckpointLayer:
-        """The layer in 4 bits, of the sizes (N, K) ``want``, or this rank's shard of it."""
+        """The 4-bit layer with the sizes (N, K) ``want``, or this rank's shard of it."""
         want = want if self.cut is None else self.cut.sizes(*want)
         layer = read_layer(self.name, self.layout, self._tensors())
         if (layer.weight.rows, layer.weight.k) != want:
@@ -112,7 +116,7 @@ class StoredLinear(torch.nn.Module):
         return layer
 
     def values(self, old: torch.nn.Linear) -> torch.Tensor:
-        """The values of the weight in the dtype of ``old``, with what multiplies x in them."""
+        """The values of the weight in the dtype of ``old``, multiplied by the layer's input scale."""
         if self.layout is None:
             return self._decoded(self._tensors(), old, (old.out_features, old.in_features)).weight.detach()
         layer = self.read((old.out_features, old.in_features))
@@ -145,9 +149,9 @@ class StoredLinear(torch.nn.Module):
 
 
 class StoredExperts(torch.nn.Module):
-    """Experts' tensors as a file has them, each expert a child with its layers; ``old`` has all of them in two.
+    """The tensors of experts as a file stores them: each expert is a child with its layers.
 
-    mine: the numbers of those that this rank has; None for all.
+    old: the module that has all experts in two tensors. mine: the indices of this rank's experts; None: all.
     """
 
     def __init__(self, name: str, old: torch.nn.Module, mine: range | None = None) -> None:
@@ -156,11 +160,11 @@ class StoredExperts(torch.nn.Module):
         self.mine = range(old.down_proj.shape[0]) if mine is None else mine
         self.num_experts = len(self.mine)
         self.names = GATED if self.first == "gate_up_proj" else GATED[1:]
-        # no child: its parameters are none of the checkpoint's
+        # not a child: its parameters do not belong to the checkpoint
         object.__setattr__(self, "old", old)
 
     def add(self, expert: str, projection: str, layer: StoredLinear) -> None:
-        """Takes in a layer of an expert, if this rank has it."""
+        """Adds a layer of an expert, if this rank has the expert."""
         if int(expert) not in self.mine:
             return
         if expert not in self._modules:
@@ -168,11 +172,13 @@ class StoredExperts(torch.nn.Module):
         self._modules[expert][projection] = layer
 
     def made(self, input_rule: str | None, backend: Backend) -> torch.nn.Module:
-        """The experts that multiply: in 4 bits if all of them are, of one layout, with nothing but weights; else
-        decoded into ``old``, in its dtype.
+        """The experts that multiply.
+
+        They are in 4 bits if all of them are, in one layout and with nothing but weights; otherwise they are decoded
+        into ``old``, in its dtype.
 
         Raises:
-            OperandError: experts or layers that the file lacks, or that do not fit.
+            OperandError: the file lacks experts or layers, or they do not fit.
         """
         count, hidden, inner = self.old.down_proj.shape
         layers: list[list[StoredLinear]] = []
@@ -208,7 +214,7 @@ class StoredExperts(torch.nn.Module):
         return made
 
     def _decoded(self, layers: list[list[StoredLinear]], sizes: list[tuple[int, int]]) -> torch.nn.Module:
-        """The module of 16 bits, with every expert's values."""
+        """The 16-bit module, with every expert's values."""
         old, dtype = self.old, self.old.down_proj.dtype
         like = [torch.nn.Linear(k, n, device="meta", dtype=dtype) for n, k in sizes]
         values = [[layer.values(one) for layer, one in zip(row, like)] for row in layers]
@@ -219,8 +225,10 @@ class StoredExperts(torch.nn.Module):
 
 
 class StoredStacks(torch.nn.Module):
-    """gpt-oss's experts as its files have them: ``gate_up_proj`` and ``down_proj``, each with ``_blocks``, ``_scales``
-    and ``_bias``; rows of gate and up in turn."""
+    """gpt-oss's experts as its files store them.
+
+    ``gate_up_proj`` and ``down_proj`` each have ``_blocks``, ``_scales`` and ``_bias``; rows of gate and up alternate.
+    """
 
     def __init__(self, name: str, old: torch.nn.Module, parts: Mapping[str, TensorInfo]) -> None:
         super().__init__()
@@ -242,7 +250,7 @@ class StoredStacks(torch.nn.Module):
         """The experts that multiply.
 
         Raises:
-            OperandError: tensors that were not loaded, or that do not fit the model.
+            OperandError: tensors were not loaded, or do not fit the model.
         """
         missing = [part for part, x in self.named_buffers() if x.is_meta]
         if missing:
@@ -262,14 +270,17 @@ class StoredStacks(torch.nn.Module):
 
 
 def tensors_of_experts(experts: PackedExperts, layout: Layout) -> dict[str, torch.Tensor]:
-    """The tensors of experts by the names within their module: those of gpt-oss's files for MXFP4 whose rows are in
-    turn or that have biases, else those of ``layout``, expert by expert."""
+    """The tensors of experts, by the names within their module.
+
+    MXFP4 experts with alternating rows, or with biases, get those of gpt-oss's files; others get those of ``layout``,
+    expert by expert.
+    """
     form, found = experts.form, {}
     if form.format is MXFP4 and (form.interleaved or experts.down_bias is not None):
-        for name, place, stack in zip(_EXPERTS, STACKS, experts.stacks()):
+        for name, short, stack in zip(_EXPERTS, STACKS, experts.stacks()):
             blocks = stack.data.unflatten(-1, (-1, MXFP4.block // 2)).contiguous()
             found |= {f"{name}{_BLOCKS}": blocks, f"{name}{_SCALES}": stack.scale.contiguous()}
-            bias = experts._buffers[f"{place}_bias"]
+            bias = experts._buffers[f"{short}_bias"]
             found |= {} if bias is None else {f"{name}_bias": bias}
         return found
     for (expert, name), layer in experts.matrices():
@@ -278,5 +289,5 @@ def tensors_of_experts(experts: PackedExperts, layout: Layout) -> dict[str, torc
 
 
 def linears(model: torch.nn.Module) -> dict[str, NVFP4Linear]:
-    """The model's layers in 4 bits by name."""
+    """The model's 4-bit layers, by name."""
     return {name: module for name, module in model.named_modules() if isinstance(module, NVFP4Linear)}

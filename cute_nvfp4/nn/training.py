@@ -1,7 +1,7 @@
-"""Quantization inside autograd: fake quantization, and a linear layer whose three products are of quantized operands.
+"""Quantization inside autograd: fake quantization, and a linear layer whose three products have quantized operands.
 
-Rounding has no useful derivative; both use the straight-through estimator (Bengio, Léonard and Courville, 2013), in
-which quantization is the identity on the way back.
+Rounding has no useful derivative. Both use the straight-through estimator (Bengio, Léonard and Courville, 2013), in
+which quantization is the identity in the backward pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cute_nvfp4.runtime.backend import Backend
 def fake_quantize(x: torch.Tensor, format: str = "nvfp4", rule: str = "max", **options: Any) -> torch.Tensor:
     """``x`` quantized and dequantized, in its shape and dtype; its gradient is that of the identity.
 
-    options: those of ``quantize`` but for ``scale_layout``, ``backend`` and ``pad`` (padding is added and dropped). A
+    options: those of ``quantize`` except ``scale_layout``, ``backend`` and ``pad`` (padding is added and dropped). A
     rotation is undone, and blocks along another axis leave the shape as it is.
     """
     for name in ("scale_layout", "backend", "pad"):
@@ -35,14 +35,14 @@ def fake_quantize(x: torch.Tensor, format: str = "nvfp4", rule: str = "max", **o
 class _FakeQuantize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, format: str, rule: str, options: dict[str, Any]) -> torch.Tensor:
-        # the options say along which axis; moving it back is all that quantize cannot do
+        # the options name the axis; quantize moves it last, and only moving it back is left to do
         axis = -2 if options.get("transpose") else options.get("axis")
         axis = -1 if axis is None else axis
         q = quantize(x, format, rule, pad=True, scale_layout="rowmajor", **options)
         values = dequantize(q, torch.float32, k=x.shape[axis], hadamard=options.get("hadamard"))
         values = values.reshape(-1) if x.ndim == 1 else values
         # the view comes last: torch.compile of torch 2.11 loses the gradient of a result that is also an intermediate
-        # one, as that of a conversion to the same dtype is (pytorch/pytorch#180642)
+        # one, such as that of a conversion to the same dtype (pytorch/pytorch#180642)
         return values.to(x.dtype).movedim(-1, axis)
 
     @staticmethod
@@ -54,12 +54,12 @@ class _FakeQuantize(torch.autograd.Function):
 class LinearRecipe:
     """How the operands of a linear layer's products are quantized to NVFP4.
 
-    rule, weight_rule, gradient_rule: of activations, weights and gradients.
-    weight_2d: 16 × 16 blocks for weights, so that the forward and the backward pass see the same weights.
+    rule, weight_rule, gradient_rule: the rules for activations, weights and gradients.
+    weight_2d: whether weights have 16 × 16 blocks, so that the forward and the backward pass see the same weights.
     gradient_rounding: "stochastic" keeps the expected gradient; its random bits come from ``generator``, or from
         torch's default generator.
     hadamard: rotates both operands of the weight gradient's product along the batch.
-    backend: of the products, as for ``gemm``. With "reference" operands are quantized by torch, too, else by "auto".
+    backend: that of the products, as for ``gemm``. With "reference" torch also quantizes operands, else "auto" does.
 
     The defaults are those of NVIDIA, "Pretraining Large Language Models with NVFP4" (2025).
     """
@@ -85,17 +85,17 @@ class LinearRecipe:
         return self._quantize(x, self.gradient_rule, rounding=self.gradient_rounding, generator=generator, **options)
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """y = x · Wᵀ of x (M, K) and W (N, K): (M, N), quantized along K."""
+        """y = x · Wᵀ for x (M, K) and W (N, K): (M, N), quantized along K."""
         a = self._quantize(x, self.rule)
         return gemm(a, self._weight(weight), out_dtype=x.dtype, backend=self.backend)
 
     def dgrad(self, dy: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """dx = dy · W of dy (M, N) and W (N, K): (M, K), quantized along N."""
+        """dx = dy · W for dy (M, N) and W (N, K): (M, K), quantized along N."""
         a = self._gradient(dy)
         return gemm(a, self._weight(weight, transpose=True), out_dtype=dy.dtype, backend=self.backend)
 
     def wgrad(self, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """dW = dyᵀ · x of dy (M, N) and x (M, K): (N, K), quantized along M, both rotated."""
+        """dW = dyᵀ · x for dy (M, N) and x (M, K): (N, K), quantized along M, both rotated."""
         rotation = resolve_hadamard(self.hadamard)
         a = self._gradient(dy, transpose=True, hadamard=rotation)
         b = self._quantize(x, self.rule, transpose=True, hadamard=rotation)
@@ -105,10 +105,10 @@ class LinearRecipe:
 def quantized_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, recipe: LinearRecipe | None = None
 ) -> torch.Tensor:
-    """x · Wᵀ + bias of x (…, K), W (N, K) and bias (N,): (…, N), all three products of quantized operands.
+    """x · Wᵀ + bias for x (…, K), W (N, K) and bias (N,): (…, N); all three products have quantized operands.
 
-    Differentiable in x, W and bias. Sizes need not be multiples of 16. The bias is added, and its gradient summed,
-    in the dtype of x.
+    It is differentiable in x, W and bias. Sizes need not be multiples of 16. The bias is added, and its gradient
+    summed, in the dtype of x.
     """
     if x.shape[-1] != weight.shape[-1] or weight.ndim != 2:
         raise OperandError.of(
@@ -116,7 +116,7 @@ def quantized_linear(
         )
     flat = x.reshape(-1, x.shape[-1])
     if flat.shape[0] == 0:
-        # nothing to quantize: an empty product, which autograd knows
+        # nothing to quantize: an empty product, which autograd can follow
         return torch.nn.functional.linear(x, weight, bias)
     y = _QuantizedLinear.apply(flat, weight, LinearRecipe() if recipe is None else recipe)
     y = y.reshape(*x.shape[:-1], weight.shape[0])

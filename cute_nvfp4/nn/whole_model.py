@@ -1,4 +1,4 @@
-"""``quantize_model``: a model whose linear layers have NVFP4 weights, and what that did to each of them."""
+"""``quantize_model``: gives a model's linear layers NVFP4 weights, and reports what that did to each of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ METHODS = ("nearest", "gptq")
 
 
 class QuantizedModel(NamedTuple):
-    """The model that was given, with other layers, and the report."""
+    """The model, in which layers were replaced, and the report."""
 
     model: torch.nn.Module
     report: ModelReport
@@ -57,7 +57,7 @@ class Recipe:
         check_input_rule(self.input_rule)
 
     def weight(self, weight: torch.Tensor, moments: Moments | None) -> BlockScaledTensor:
-        """The quantized weight (N, K padded to a multiple of 16), columns multiplied by the factors of ``moments``."""
+        """The quantized weight (N, K padded to a multiple of 16), with columns times the factors of ``moments``."""
         factors = None if moments is None else moments.factors
         weight = weight if factors is None else weight.float() * factors
         if self.method == "nearest":
@@ -70,7 +70,7 @@ class Recipe:
         return gptq(weight, hessian, self.rule, damping=self.damping)
 
     def layer(self, linear: torch.nn.Linear, moments: Moments | None) -> NVFP4Linear:
-        """The layer in the place of ``linear``, which keeps its tensors."""
+        """The layer that replaces ``linear``, which keeps its tensors."""
         scale = None
         factors = None if moments is None else moments.factors
         if takes_4_bits(self.input_rule) and moments is not None:
@@ -91,7 +91,7 @@ class Recipe:
         return made.requires_grad_(False).train(linear.training)
 
     def choose_factors(self, layers: Mapping[str, torch.nn.Linear], moments: Mapping[str, Moments]) -> None:
-        """Gives moments the factors of columns of the layers that they are of: one for layers with one input."""
+        """Sets the column factors in the moments of the layers' inputs; layers with one input share them."""
         groups: dict[int, list[str]] = {}
         for name in layers:
             groups.setdefault(id(_reached(moments, name)), []).append(name)
@@ -101,7 +101,7 @@ class Recipe:
             found.factors = column_factors(weights, found.sample, self.rule, rule, amax=found.columns)
 
     def experts(self, module: torch.nn.Module) -> PackedExperts:
-        """The experts in the place of fused ones, to nearest; gate and up of an expert have one global scale."""
+        """The experts that replace fused ones, rounded to nearest; gate and up of an expert share a global scale."""
 
         def stack(weights: torch.Tensor, parts: int) -> Stack:
             found = []
@@ -117,7 +117,7 @@ class Recipe:
         return PackedExperts(first, stack(module.down_proj, 1), form, **options).train(module.training)
 
     def report_experts(self, name: str, module: torch.nn.Module, made: PackedExperts) -> list[LayerReport]:
-        """What was done to the two tensors of all experts; before they are prepared."""
+        """The reports on the two tensors of all experts; they must not be prepared yet."""
         found = []
         for part, stack in zip((first_stack(module), "down_proj"), made.stacks()):
             squares, weight = [0.0, 0.0], getattr(module, part).detach()
@@ -132,7 +132,7 @@ class Recipe:
         return found
 
     def report(self, name: str, linear: torch.nn.Linear, made: NVFP4Linear, moments: Moments | None) -> LayerReport:
-        """What was done to ``linear``; before ``made`` is prepared."""
+        """The report on ``linear``; ``made`` must not be prepared yet."""
         weight, decoded = linear.weight.detach().float(), made.weight.dequantize()[:, : linear.in_features]
         if made.input_scale is not None:
             decoded = decoded * made.input_scale
@@ -170,33 +170,33 @@ def quantize_model(
     prepare: bool = True,
     progress: Callable[[LayerReport], None] = lambda report: None,
 ) -> QuantizedModel:
-    """Puts an ``NVFP4Linear`` in the place of each linear layer of ``model``, in place: ``(model, report)``.
+    """Replaces each linear layer of ``model`` by an ``NVFP4Linear``, in place, and returns ``(model, report)``.
 
     Args:
         rule: how scales of weights are chosen (docs/explanation/quantization.md).
-        method: "nearest" rounds to nearest; "gptq" makes up for errors by the columns and layers that follow, and
-            needs ``calibration``.
-        input_rule: how activations are quantized (W4A4); None leaves them in 16 bits (W4A16); "fp8" and "auto" as
-            ``NVFP4Linear`` has them (W4A8).
-        calibration: batches, each what the model is called with: a tensor, a tuple of arguments, or a dict of named
-            ones. With "nearest" it gives W4A4 its input scales; without it each batch computes its own.
-        ignore: layers that stay, by patterns as ``select_linears`` takes them ("lm_head", "*.gate", "re:.*vision.*").
-        untie: quantizes layers whose weight another module has, too: a head that is the embedding.
-        awq: multiplies columns of weights by a power of the magnitudes of their activations before rounding, where that
+        method: "nearest" rounds to nearest; "gptq" compensates errors in the columns and layers that follow, and needs
+            ``calibration``.
+        input_rule: how activations are quantized (W4A4); None leaves them in 16 bits (W4A16); "fp8" and "auto" are
+            those of ``NVFP4Linear`` (W4A8).
+        calibration: batches; the model is called with each, which is a tensor, a tuple of arguments, or a dict of named
+            arguments. With "nearest" it gives W4A4 its input scales; without it each batch computes its own.
+        ignore: layers that stay, by patterns as for ``select_linears`` ("lm_head", "*.gate", "re:.*vision.*").
+        untie: also quantizes layers that share their weight with another module, such as a head with the embedding.
+        awq: multiplies columns of weights by a power of the magnitudes of their activations before rounding, if that
             makes products closer; the layer multiplies x by the inverse (``nn.awq``). It needs ``calibration``.
-        judge: batches that the model predicts before and after: ``report.divergence`` says how far apart. Other ones
-            than ``calibration``, which GPTQ is fitted to. Logits of all are kept, four bytes each.
-        damping: of GPTQ's Hessians, a share of the mean of their diagonals.
-        backend: of the layers. prepare: calls ``NVFP4Linear.prepare`` on each, which is one copy where kernels read it.
+        judge: batches that the model predicts before and after; ``report.divergence`` says how far apart these are. Use
+            others than for ``calibration``, to which GPTQ is fitted. All logits are kept, four bytes each.
+        damping: that of GPTQ's Hessians, as a share of the mean of their diagonals.
+        backend: that of the layers. prepare: whether to call ``NVFP4Linear.prepare`` on each, which leaves one copy.
         progress: is called with each layer's report.
 
-    Experts that have all matrices in two tensors become ``PackedExperts``, to nearest whatever the method.
+    Experts that have all matrices in two tensors become ``PackedExperts``, rounded to nearest whatever the method.
 
-    Memory: one layer's weights more than the model, with calibration the second moments of one block and the hidden
+    Memory: the model and one more layer's weights; with calibration also the second moments of one block and the hidden
     states of all batches.
 
     Raises:
-        OperandError: an unknown rule or method, a pattern that matches nothing, GPTQ without calibration.
+        OperandError: the rule or the method is unknown, a pattern matches nothing, or GPTQ has no calibration.
     """
     recipe = Recipe(rule, method, input_rule, damping, backend, awq)
     if (method == "gptq" or awq) and calibration is None:
@@ -235,7 +235,7 @@ def _replace_experts(
     report: ModelReport,
     progress: Callable[[LayerReport], None],
 ) -> None:
-    """Puts ``PackedExperts`` in the place of experts that have all matrices in two tensors: to nearest."""
+    """Replaces experts that have all matrices in two tensors by ``PackedExperts``, rounded to nearest."""
     for name, module in list(model.named_modules()):
         if first_stack(module) is None:
             continue
@@ -297,7 +297,7 @@ def _reached(moments: Mapping[str, Moments], name: str) -> Moments:
 
 @contextlib.contextmanager
 def _without_cache(model: torch.nn.Module) -> Iterator[None]:
-    """A transformers model keeps no keys and values within: blocks run again and again."""
+    """A context in which a transformers model keeps no keys and values, because blocks run more than once."""
     config = getattr(model, "config", None)
     before = getattr(config, "use_cache", None)
     if before is not None:

@@ -1,4 +1,4 @@
-"""Which kernel runs a problem: problems, candidates, models of their time, tables of measured winners.
+"""Chooses the kernel that runs a problem: problems, candidates, models of their time, tables of measured winners.
 
-No device code.
+There is no device code here.
 """

@@ -1,8 +1,8 @@
-"""Plans of a B200 that the simulator's clock decided: a table of the package, made by ``benchmarks/clocked_plans.py``.
+"""Plans for a B200 that the simulator's clock decided: a table of the package, made by ``benchmarks/clocked_plans.py``.
 
-No time in it is a measurement: each entry is marked as modelled, and says by which version of the clock. It holds for
-NVFP4 operands and a row-major output of 16-bit elements in whole vectors, on a B200's 148 multiprocessors; any other
-problem is decided by the analytic model alone. The user's own table (``gemm_table``) comes before it.
+No time in it is a measurement: each entry is marked as modelled, and names the version of the clock. The table holds
+for NVFP4 operands and a row-major output of 16-bit elements in whole vectors, on a B200's 148 multiprocessors; the
+analytic model alone decides any other problem. The user's own table (``gemm_table``) comes first.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Sizes = tuple[tuple[int, int, int], ...]
 
 
 class Clocked(NamedTuple):
-    """What the clock decided for a problem.
+    """The clock's decision for a problem.
 
-    products: of the GEMM, 2 for a gated one. grouped: whether ``sizes`` are groups. swap, tiling: of the plan. us: the
-    kernel by the clock, without the launch; replaced_us: that of the analytic model's choice. modelled: always true.
-    clock: its version.
+    products: those of the GEMM, 2 for a gated one. grouped: whether ``sizes`` are groups. swap, tiling: those of the
+    plan. us: the kernel's time by the clock, without the launch. replaced_us: that of the analytic model's choice.
+    modelled: always true. clock: the version of the clock.
     """
 
     products: int
@@ -42,7 +42,7 @@ class Clocked(NamedTuple):
 
 @functools.cache
 def entries() -> dict[tuple[int, bool, Sizes], Clocked]:
-    """The table, by products, form and sizes."""
+    """The table, by products, grouped and sizes."""
     out = {}
     for raw in json.loads(FILE.read_text()):
         tiling = raw["tiling"] | {"cluster": tuple(raw["tiling"]["cluster"])}

@@ -1,4 +1,4 @@
-"""Which variant of the kernels that compute what they quantize runs a request, and on how many CTAs."""
+"""Chooses the variant and the number of CTAs for kernels that quantize what they compute."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from ..scale_layout import ATOM_ROWS
 from ..target import Architecture
 from .quantize import QuantizeProblem, choose, grid
 
-# words of a row that a thread of rmsnorm holds, at most
+# the largest number of words of a row that a thread of rmsnorm holds
 _WORDS = 32
 
 
 class _Threads(NamedTuple):
-    """Threads of a CTA of rmsnorm, at most; threads of a multiprocessor, which registers allow."""
+    """The largest number of threads in a CTA of rmsnorm, and on a multiprocessor, whose registers limit it."""
 
     of_cta: int
     resident: int
 
 
-# how many CTAs of rmsnorm share a place on a multiprocessor, one after the other
+# CTAs of rmsnorm for each one that a multiprocessor holds at a time
 _WAVES = 1
-# CTAs of silu_mul on a multiprocessor, as registers allow
+# CTAs of silu_mul that the registers of a multiprocessor allow
 _SILU_CTAS = 5
 
 
 @dataclass(frozen=True)
 class FusedProblem:
-    """What the choice depends on. quantize: the quantization of the values; values: whether they are stored."""
+    """The facts that decide the choice. quantize: the quantization of the values. values: whether they are stored."""
 
     quantize: QuantizeProblem
     values: bool = False
@@ -42,7 +42,7 @@ class FusedProblem:
 
 @dataclass(frozen=True)
 class RmsnormProblem(FusedProblem):
-    """residual: whether one is added; weight: its dtype, "" for none."""
+    """A ``FusedProblem`` of rmsnorm. residual: whether one is added. weight: its dtype, "" for none."""
 
     residual: bool = False
     weight: str = "bfloat16"
@@ -50,7 +50,7 @@ class RmsnormProblem(FusedProblem):
 
 @dataclass(frozen=True)
 class FusedPlan:
-    """A variant of the kernel, its CTAs, and how they walk the rows."""
+    """A variant of the kernel, its number of CTAs, and how they walk the rows."""
 
     config: FusedConfig
     ctas: int
@@ -61,7 +61,7 @@ class FusedPlan:
 def choose_rmsnorm(problem: RmsnormProblem, arch: Architecture, sm_count: int) -> FusedPlan:
     """The plan for ``problem`` on ``sm_count`` multiprocessors of ``arch``.
 
-    How a row is divided, and so the order of its sum, depends on K, the format and the dtype alone.
+    K, the format and the dtype alone decide how a row is divided, and so the order of its sum.
 
     Raises:
         OperandError: the kernel cannot run it.
@@ -80,8 +80,8 @@ def choose_rmsnorm(problem: RmsnormProblem, arch: Architecture, sm_count: int) -
         rows = -(-rows // ATOM_ROWS) * ATOM_ROWS
     resident = max(1, (threads.resident if blocks == 1 else threads.of_cta) // (warps * WARP))
     ctas = min(rows, _WAVES * resident * sm_count)
-    # the definition needs no table: filling one pays where it serves several rows, encoding takes many steps, and there
-    # are few bytes to wait for (with a residual memory takes longer, and there is no register left)
+    # rounding by definition needs no table. Filling one pays if it serves several rows, if encoding takes many steps,
+    # and if there are few bytes to wait for (a residual makes memory slower, and leaves no register)
     fast_path = rows > ctas and not (arch.has_fp4_convert or problem.residual or problem.values)
     fast_path = fast_path or config.choice != ""
     config = dataclasses.replace(config, warps=warps, min_blocks=min(resident, 16), bulk=False, fast_path=fast_path)
@@ -91,9 +91,9 @@ def choose_rmsnorm(problem: RmsnormProblem, arch: Architecture, sm_count: int) -
 
 @functools.lru_cache(maxsize=1024)
 def choose_silu_mul(problem: FusedProblem, arch: Architecture, sm_count: int) -> FusedPlan:
-    """The plan, as :func:`choose_rmsnorm` has it, for the kernel of rows with two inputs."""
+    """The plan for the kernel of rows with two inputs, as :func:`choose_rmsnorm` makes it."""
     config = _quantization(problem.quantize, arch)
-    # two rows of a warp at a time, and a kilobyte of each CTA's that the system takes
+    # a warp buffers two rows at a time, and the system takes a kilobyte of each CTA's shared memory
     of_warp, rest, room = 2 * WARP_ROWS * WARP * config.block_bytes + 8 * WARP_ROWS, 3072, arch.shared_bytes + 1024
     warps = config.warps if config.warps * of_warp + rest <= room else config.warps // 2
     config = dataclasses.replace(config, warps=warps, min_blocks=min(_SILU_CTAS, room // (warps * of_warp + rest)))
@@ -108,7 +108,7 @@ def _threads(config: QuantizeConfig) -> _Threads:
 
 
 def _quantization(problem: QuantizeProblem, arch: Architecture) -> QuantizeConfig:
-    """How the kernels quantize rows that only registers have."""
+    """The configuration that quantizes rows held in registers."""
     if problem.rule.choice == "optimal":
         raise OperandError(
             explain(

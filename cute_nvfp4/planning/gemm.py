@@ -1,5 +1,5 @@
-"""Which kernel runs a GEMM: the user's table of measured winners first, then the package's of plans that the clock
-decided, then the best candidate of the model."""
+"""Chooses the plan of a GEMM: from the user's table of measured winners, else from the package's table of plans that
+the clock decided, else the best candidate of the model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PAIR_CLUSTERS = ((4, 1), (2, 2), (4, 2), (2, 4))
 _MODELS = {"sm100": gemm_model, "sm120": sm120_model}
 _TILE_N = {"sm100": TILE_N, "sm120": SM120_TILE_N}
 _MIN_SHARE = 4
-"""k-tiles that a CTA has at least where they get equal shares: fewer are not worth their partial sums."""
+"""The least k-tiles of a CTA if K is cut in equal shares: fewer are not worth their partial sums."""
 
 
 def predict_plan(plan: Plan, problem: GemmProblem, sm_count: int, **counted: float) -> Prediction:
@@ -46,7 +46,7 @@ def predict_plan(plan: Plan, problem: GemmProblem, sm_count: int, **counted: flo
 
 @functools.lru_cache(maxsize=1024)
 def _choose(problem: GemmProblem, arch: Architecture, sm_count: int, device: str, stamp: object) -> Plan:
-    # ``stamp`` names the state of the table's file, so that a changed table is read again
+    # ``stamp`` identifies the state of the table's file, so that a changed table is read again
     refuse(problem, arch)
     found = gemm_table.lookup(problem, arch, sm_count, device)
     if found is not None:
@@ -68,8 +68,8 @@ def choose(problem: GemmProblem, arch: Architecture, sm_count: int, device: str 
     """The plan for ``problem`` on ``sm_count`` multiprocessors of ``arch``.
 
     An entry of the user's table for this problem, architecture and number of multiprocessors wins (``gemm_table``;
-    ``device``, a GPU's name, restricts it to entries made on such a GPU). Then comes the package's table of what the
-    simulator's clock decided (``clocked``). Otherwise the model's fastest candidate.
+    ``device``, a GPU's name, restricts it to entries made on such a GPU). Next comes the package's table of plans that
+    the simulator's clock decided (``clocked``), and then the model's fastest candidate.
 
     Raises:
         OperandError: the problem is beyond the kernels' limits.
@@ -80,7 +80,7 @@ def choose(problem: GemmProblem, arch: Architecture, sm_count: int, device: str 
 
 @remembered
 def plan_for(problem: GemmProblem, arch: Architecture, sm_count: int, given: Plan | None = None) -> Plan:
-    """``choose``, or the caller's plan with all that the problem decides filled in: formats, output, bias.
+    """``choose``, or the caller's plan with what the problem decides filled in: formats, output, bias.
 
     Raises:
         OperandError, OperandTypeError: the problem is beyond the kernels' limits, or the plan cannot run it.
@@ -89,13 +89,13 @@ def plan_for(problem: GemmProblem, arch: Architecture, sm_count: int, given: Pla
         return choose(problem, arch, sm_count)
     tiling = plan_tiling(given)
     if tiling["store"] == "tma":
-        del tiling["store"]  # the problem decides whether TMA can
+        del tiling["store"]  # the problem decides whether TMA can store
     plan = replace(given, config=problem.config(arch, given.swap, **tiling))
     reason = (
         can_run(problem) or can_implement(plan.config) or can_distribute(plan, problem.k) or can_count(plan, problem)
     )
     ctas = plan.workers * plan.config.ctas
-    # a cluster waits for those after it, so all must be on the device together
+    # a cluster waits for later ones, so all must be on the device at the same time
     if not reason and plan.config.scheduler == "stream_k" and ctas > sm_count:
         reason = explain("CTAs of a stream_k launch", got=ctas, expected=f"at most {sm_count} (one an SM)")
     if reason:
@@ -104,7 +104,7 @@ def plan_for(problem: GemmProblem, arch: Architecture, sm_count: int, given: Pla
 
 
 def plan_with(problem: GemmProblem, arch: Architecture, sm_count: int, swap: bool, tiling: dict[str, Any]) -> Plan:
-    """The plan with a static ``tiling`` on as many clusters as run at once, or as there are tiles."""
+    """The plan with a static ``tiling``; it has as many clusters as run at once, or as there are tiles if fewer."""
     config = problem.config(arch, swap, **tiling)
     (m, n), (cm, cn) = problem.kernel_mn(swap), config.cluster
     tiles = -(-m // (CTA_ROWS * cm)) * -(-n // (config.tile_n * cn)) * problem.batch
@@ -122,7 +122,7 @@ def refuse(problem: GemmProblem, arch: Architecture) -> None:
 def candidates(problem: GemmProblem, arch: Architecture, sm_count: int) -> list[Plan]:
     """Every sensible plan, the model's fastest first; ``can_implement`` accepts the configuration of each.
 
-    Left out are plans that can only lose: tiles wider than the problem, clusters larger than its tiles, splits of K
+    Plans that can only lose are left out: tiles wider than the problem, clusters larger than its tiles, splits of K
     into more parts than there are k-tiles or than fit on the device, 2-SM MMA for 128 rows.
     """
     return [plan for _, plan in ranked(problem, arch, sm_count)]
@@ -141,26 +141,27 @@ def _ranked(problem: GemmProblem, arch: Architecture, sm_count: int, every: bool
         for pair in (False, True) if m > CTA_ROWS and arch.generation == "sm100" else (False,):
             widths = _widths(problem, arch)
             for tile_n, narrower in zip(widths, (0, *widths)):
-                # a tile wider than need be: the next narrower covers all columns; one below 64 covers them alone
+                # skip a tile if the next narrower one covers all columns, and one below 64 unless it covers them
                 if narrower < n and (tile_n >= TILE_N[0] or n <= tile_n):
                     timed += _Tile(problem, arch, sm_count, swap, pair, tile_n).plans(every)
     return sorted(timed, key=_order)
 
 
 def _widths(problem: GemmProblem, arch: Architecture) -> tuple[int, ...]:
-    """Widths of tiles. A thread of sm_120a has a quarter of one below 64, and quantizes whole blocks."""
+    """The widths of tiles to try. On sm_120a a thread has a quarter of a tile below 64, and quantizes whole blocks."""
     widths = _TILE_N[arch.generation]
     return tuple(x for x in widths if x >= TILE_N[0]) if problem.out == QUANTIZED else widths
 
 
 def _order(timed: tuple[Prediction, Plan]) -> tuple:
-    """Fastest first; of equals (to 10 ns) the smaller cluster, then the one that asks less of memory, and no swap."""
+    """The sort key of a plan: time (to 10 ns), then cluster size, then load on memory, then no swap."""
     p, plan = timed
     return round(p.us, 2), plan.config.cluster_size, round(p.l2_us + p.latency_us, 1), plan.swap
 
 
 class _Tile:
-    """Plans with one shape of tile: plain or in clusters that share loads, K split in a cluster, K in equal shares."""
+    """The plans with one shape of tile: plain, with clusters that share loads, with K split in a cluster, with K in
+    equal shares."""
 
     def __init__(
         self, problem: GemmProblem, arch: Architecture, sm_count: int, swap: bool, pair: bool, tile_n: int
@@ -174,7 +175,7 @@ class _Tile:
         self.k_tiles = -(-problem.k // problem.kind.tile_k)
 
     def plan(self, work_tiles: int, cluster: tuple[int, int], **tiling: object) -> tuple[Prediction, Plan] | None:
-        """The plan on as many clusters as fit, but at most ``work_tiles``; None where it has no room."""
+        """The plan on as many clusters as fit, but at most ``work_tiles``; None if it has no room."""
         config = self.problem.config(self.arch, self.swap, cluster=cluster, **self.tiling, **tiling)
         fit = concurrent_clusters(config.cluster_size, self.sm_count)
         if fit == 0 or not _MODELS[config.arch.generation].has_room(config):
@@ -183,7 +184,7 @@ class _Tile:
         return predict_plan(plan, self.problem, self.sm_count), plan
 
     def plans(self, every: bool) -> Iterator[tuple[Prediction, Plan]]:
-        """``every``: with clusters that share loads even where L2 is not what bounds the plain plan."""
+        """All plans. every: includes clusters that share loads even if L2 does not bound the plain plan."""
         least = (self.ctas, 1)
         fit = concurrent_clusters(self.ctas, self.sm_count)
         p = self.problem
@@ -199,13 +200,13 @@ class _Tile:
     def _several(
         self, least: tuple[int, int], rasters: tuple[str, ...], fit: int, every: bool, found: list
     ) -> Iterator[tuple[Prediction, Plan]]:
-        """Clusters of CTAs that share loads, or a tile along K. ``found``: the plain plans."""
+        """Plans with clusters of CTAs that share loads, or a tile along K. found: the plain plans."""
         if self.tiles >= fit and (every or any(x and x[0].l2_us >= x[0].mainloop_us for x in found)):
             yield from filter(None, self._sharing(rasters))
         for split in SPLITS[1:]:
             size = self.ctas * split
             if split <= self.k_tiles and size <= MAX_CLUSTER and self.tile_n // split >= MIN_EPI_TILE_N:
-                # all tiles at once: K is split to fill the device, which more tiles do better
+                # only if all tiles run at once: K is split to fill the device, which more tiles do better
                 if self.tiles <= concurrent_clusters(size, self.sm_count):
                     yield from filter(None, [self.plan(self.tiles, least, split_k=split)])
 

@@ -1,15 +1,16 @@
-"""How long a GEMM takes on a B200, by a model: formulae over published figures. No time from here is a measurement.
+"""A model of how long a GEMM takes on a B200: formulae over published figures. No time from here is a measurement.
 
     t = start + round trip + max(mma, l2, latency + dram) + reduction + epilogue
 
 start: launch, prologue and exit, and the barriers of a cluster. round trip: from the request for a stage to the end of
-its MMAs, once for the first stage; later ones are bound by what is slowest over the N k-tiles of the busiest CTA:
+its MMAs, once, for the first stage. Later stages are bound by the slowest of these over the N k-tiles of the busiest
+CTA:
 
-* mma: N times the cycles of the instructions of a k-tile, or what it takes a device full of CTAs at the best rate
-  that was published for whole kernels, whichever is longer;
-* l2: bytes that all CTAs load, multicast counted once, over L2's bandwidth;
-* latency + dram: a ring of S stages asks for the next S k-tiles once a round trip: N of them take N · round trip / S;
-  to that comes the time the bytes of DRAM take, because CTAs that started together ask, and wait, together.
+* mma: N times the cycles of the instructions of a k-tile; or, if that is longer, the time of a device full of CTAs at
+  the best rate published for whole kernels;
+* l2: the bytes that all CTAs load, multicast counted once, over L2's bandwidth;
+* latency + dram: a ring of S stages requests the next S k-tiles once a round trip, so N of them take N · round trip /
+  S. The time of the bytes of DRAM is added, because CTAs that started together request, and wait, together.
 
 ``docs/explanation/gemm_plans.md`` has the reasons, the fit, its errors, and what the model does not know.
 """
@@ -29,7 +30,7 @@ from ..scale_layout import ATOM_COLS, ATOM_ROWS
 from . import rates
 
 LABEL = "model"
-"""What every figure of this module has to be called wherever it is shown."""
+"""The name that every figure of this module must have wherever it is shown."""
 
 
 def _up(x: int, multiple: int) -> int:
@@ -38,10 +39,10 @@ def _up(x: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A modelled time in microseconds, and what it is made of (see the module). ``label`` is always "model".
+    """A modelled time in microseconds, and its terms (see the module). ``label`` is always "model".
 
-    steps: k-tiles of the busiest CTA, one after the other; waves: tiles of the busiest CTA; ctas: that run at
-    once; bytes_in_flight: of all their rings.
+    steps: k-tiles of the busiest CTA, one after the other. waves: tiles of the busiest CTA. ctas: CTAs that run at
+    once. bytes_in_flight: bytes of all their rings.
     """
 
     start_us: float
@@ -93,7 +94,7 @@ class Minimum:
 
 @dataclass(frozen=True)
 class _Stage:
-    """What the model asks of the plans: stages, bytes of one (of A, of B, with their scales), its MMAs' times."""
+    """What the model needs to know of a stage: their number, its bytes (all, A's, B's, with scales), its MMAs' time."""
 
     stages: int
     loaded: int
@@ -117,13 +118,13 @@ def _stage(c: GemmConfig) -> _Stage:
 
 @functools.lru_cache(maxsize=4096)
 def _stage_of(*values: object) -> _Stage:
-    """Kept by the few fields that matter: a choice compares many clusters that have the same stage."""
+    """The stage, cached by the few fields that matter: a choice compares many clusters with the same stage."""
     c = GemmConfig(**dict(zip(_STAGE_FIELDS, values)))
     c = replace(c, cluster=(c.ctas, 1))
     plan = Tcgen05SharedPlan(c)
     b = sum(size for name, size in plan.stage.parts if "B" in name)
     cycles = c.products * c.blocks_k * rates.MMA_CYCLES[c.ctas, c.tile_n]
-    # 8-bit kinds do half the operations in the same cycles, so "sustained" is a rate of cycles: of columns of N
+    # 8-bit kinds do half the operations in the same cycles, so the sustained rate is one of cycles, for columns of N
     ideal_flops = c.products * c.blocks_k * 2 * CTA_ROWS * c.tile_n * 64
     sustained = ideal_flops / (rates.SUSTAINED_FLOP_S / rates.SM_COUNT) * 1e6
     loaded = plan.stage.loaded
@@ -132,15 +133,16 @@ def _stage_of(*values: object) -> _Stage:
 
 
 def has_room(config: GemmConfig) -> bool:
-    """Whether shared memory has room for enough stages to model the configuration."""
+    """Whether shared memory holds enough stages to model the configuration."""
     return _stage(config).stages >= MIN_STAGES
 
 
 def traffic(
     config: GemmConfig, m: int, n: int, k: int, batch: int, ctas: int, l2_bytes: float = rates.L2_BYTES
 ) -> float:
-    """Bytes between DRAM and L2: every operand once, with the padding of its scales, unless L2 cannot hold what is
-    read again. Of two operands the one along which consecutive tiles do not move is read once for each wave of tiles.
+    """Bytes between DRAM and L2: every operand once, with the padding of its scales, and the output.
+
+    If L2 cannot hold both operands, the one along which consecutive tiles do not move is read once a wave of tiles.
     """
     fa, fb = config.formats
     count_a, count_b = config.counts
@@ -158,8 +160,10 @@ def traffic(
 
 
 def _partial_bytes(c: GemmConfig, work: int, workers: int, k_tiles: int) -> int:
-    """Partial sums in global memory: of every cluster whose equal share starts inside a tile, once, as written; L2
-    may keep them beyond the launch, and the output too, which is counted."""
+    """Bytes of partial sums in global memory: every cluster whose equal share starts inside a tile writes them once.
+
+    L2 may keep them beyond the launch; it may keep the output, too, which is counted.
+    """
     if c.scheduler != "stream_k":
         return 0
     share, longer = divmod(work, workers)
@@ -168,8 +172,10 @@ def _partial_bytes(c: GemmConfig, work: int, workers: int, k_tiles: int) -> int:
 
 
 class Distributed(NamedTuple):
-    """How k-tiles, or work tiles, are distributed: ``work`` of them to ``workers`` clusters, of which ``ctas`` run at
-    once; the busiest CTA has ``steps`` k-tiles of ``waves`` work tiles."""
+    """How work is distributed: ``work`` k-tiles, or work tiles, to ``workers`` clusters, with ``ctas`` CTAs at once.
+
+    The busiest CTA has ``steps`` k-tiles of ``waves`` work tiles.
+    """
 
     work: int
     workers: int
@@ -179,7 +185,7 @@ class Distributed(NamedTuple):
 
 
 def distributed(c: GemmConfig, tiles: int, k_tiles: int, workers: int, fit: int) -> Distributed:
-    """``tiles`` of ``k_tiles`` each on ``workers`` clusters (0: as many as ``fit`` at once), no more than have work."""
+    """Distributes ``tiles`` of ``k_tiles`` each to ``workers`` clusters (0: ``fit``, those at once), at most to all."""
     stream = c.scheduler == "stream_k"
     work = tiles * k_tiles if stream else tiles
     workers = min(workers or fit, work)
@@ -202,8 +208,8 @@ def predict(
 ) -> Prediction:
     """Models one launch of ``config`` on A (M, K) and B (N, K) as the kernel sees them (after any swap).
 
-    workers: clusters launched (0: as many as run at once, or as there are tiles). dram_bytes, mma_flops: counted
-    elsewhere (by the simulator), instead of the analytic bytes of DRAM and floating-point operations of the MMAs.
+    workers: the clusters launched (0: as many as run at once, or as there are tiles). dram_bytes, mma_flops: counts of
+    the simulator in the place of the analytic bytes of DRAM and floating-point operations of the MMAs.
 
     Raises:
         ValueError: the configuration has no room for two stages, or the device for one of its clusters.
@@ -232,7 +238,7 @@ def predict(
     mainloop = max(mma, l2, latency + dram)
 
     reduction, epilogue = _reduction(c, steps, k_tiles), _epilogue(c)
-    # with one accumulator the MMAs of a tile wait for the epilogue of the last; with two only a longer one is seen
+    # with one accumulator, a tile's MMAs wait for the last tile's epilogue; with two only for a longer one
     exposed = epilogue if stage.acc_stages == 1 else max(0.0, epilogue - mainloop / max(waves, 1.0))
     epilogue += max(0.0, math.ceil(waves) - 1) * exposed
     start = rates.START_US + (rates.CLUSTER_US if c.cluster_size > 1 else 0.0)
@@ -257,7 +263,7 @@ def predict(
 
 
 def _reduction(c: GemmConfig, steps: int, k_tiles: int) -> float:
-    """Sums from other CTAs: through distributed shared memory, or through global memory (two trips, one each way)."""
+    """The time of sums from other CTAs, through distributed shared memory, or through global memory and back."""
     if c.split_k > 1:
         sent = (c.split_k - 1) * c.products * CTA_ROWS * c.slice_n * 4
         return rates.DSMEM_LATENCY_US + sent / rates.DSMEM_BYTES_S * 1e6
@@ -268,7 +274,7 @@ def _reduction(c: GemmConfig, steps: int, k_tiles: int) -> float:
 
 
 def _epilogue(c: GemmConfig) -> float:
-    """Tensor memory to output, of one tile; threads that store rows fill the sectors of memory less well than TMA."""
+    """The time of one tile's epilogue; threads that store rows fill the sectors of memory less well than TMA."""
     epi_tiles = c.products * c.slice_n / 32
     by_threads = rates.DIRECT_FACTOR if c.out_major == "n" else rates.COLUMN_FACTOR
     return epi_tiles * rates.EPI_TILE_US * (by_threads if c.store == "direct" else 1.0)

@@ -1,4 +1,4 @@
-"""A GEMM as its configuration is chosen for it, what of it no kernel can run, and a plan to run it."""
+"""The problem of a GEMM, the limits of all kernels, and the plan that runs it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SMALLEST_TILE = 128 * 64
 
 @dataclass(frozen=True)
 class GemmProblem(GemmSignature):
-    """What the choice depends on: C (L, M, N) = A (L, M, K) · B (L, N, K)ᵀ and its signature."""
+    """The facts that decide the choice: C (L, M, N) = A (L, M, K) · B (L, N, K)ᵀ, and its signature."""
 
     m: int
     n: int
@@ -41,8 +41,10 @@ class GemmProblem(GemmSignature):
         return Minimum(num_bytes, 2.0 * self.batch * self.products * self.m * self.n * self.k)
 
     def config(self, arch: Architecture, swap: bool, **tiling: Any) -> GemmConfig:
-        """The configuration with this tiling; ``swap``: for a kernel that computes Cᵀ = B · Aᵀ. The store is by TMA
-        wherever TMA can do it, but on sm_120a."""
+        """The configuration with this tiling. TMA stores wherever it can, except on sm_120a.
+
+        swap: whether the kernel computes Cᵀ = B · Aᵀ.
+        """
         signature = self.signature(swap)
         by_tma = arch.generation != "sm120" and self.vector and signature["out_major"] == "n" and self.out != QUANTIZED
         tiling = {"store": "tma" if by_tma else "direct", **tiling}
@@ -51,7 +53,8 @@ class GemmProblem(GemmSignature):
 
 @dataclass(frozen=True)
 class Plan:
-    """A way to run a problem: a kernel, whether the host gives it B and A for A and B, and the clusters it launches."""
+    """A way to run a problem. config: of the kernel. swap: whether the kernel's A is the problem's B. workers: the
+    clusters to launch."""
 
     config: GemmConfig
     swap: bool
@@ -62,7 +65,7 @@ class Plan:
 
 
 def plan_tiling(plan: Plan) -> dict[str, Any]:
-    """What a caller's plan decides of a configuration; the problem decides the rest.
+    """The part of a configuration that a caller's plan decides; the problem decides the rest.
 
     Raises:
         OperandTypeError: it is not a plan.
@@ -81,8 +84,10 @@ def can_distribute(plan: Plan, k: int) -> str:
 
 
 def can_count(plan: Plan, problem: GemmProblem) -> str:
-    """Why the k-tiles of ``plan`` do not fit 32 bits, or an empty string: tiles below 64 columns, which only a caller
-    takes for many, are more than ``can_run`` counts."""
+    """Why the k-tiles of ``plan`` do not fit 32 bits, or an empty string.
+
+    Only a caller chooses tiles below 64 columns for a large problem; ``can_run`` does not count so many.
+    """
     (m, n), c = problem.kernel_mn(plan.swap), plan.config
     work = -(-m // c.tile_m) * -(-n // c.tile_n) * problem.batch * -(-problem.k // c.tile_k)
     return explain(f"k-tiles of {c}", got=work, expected=f"at most {INT32_MAX}") if work > INT32_MAX else ""

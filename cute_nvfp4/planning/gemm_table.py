@@ -1,10 +1,10 @@
 """The user's table of GEMM plans that were measured to be fastest: a JSON file that ``choose`` reads first.
 
-It is ``gemm.json`` in the user's configuration folder, or what ``CUTE_NVFP4_GEMM_TABLE`` names; ``cute-nvfp4 tune``
-writes it, and it may be edited. An entry holds for one problem (sizes, formats and output; whatever bias, factors
-and gate it has), one architecture and one number of multiprocessors; a later entry for the same wins. Its "family" says
-whose problem it is: "gemm" (the default), or "packed" of a prepared weight. A file that cannot be read stops with what
-is wrong in it: a plan that is quietly left out would look like a slow kernel.
+It is ``gemm.json`` in the user's configuration folder, or the file that ``CUTE_NVFP4_GEMM_TABLE`` names;
+``cute-nvfp4 tune`` writes it, and users may edit it. An entry holds for one problem (sizes, formats and output, with
+any bias, factors and gate), one architecture and one number of multiprocessors; a later entry for the same wins. Its
+"family" is "gemm" (the default), or "packed" for a prepared weight. A file that cannot be read is an error that says
+what is wrong: a plan that is silently ignored would look like a slow kernel.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TableError(CuteNvfp4Error, ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A measured winner. device: the GPU's name; us: its median time there; note: when and how it was measured."""
+    """A measured winner. device: the GPU's name. us: its median time there. note: when and how it was measured."""
 
     device: str
     arch: str
@@ -49,7 +49,7 @@ class Entry:
         return FAMILIES[family_of(self.problem)]
 
     def fits(self, problem: Problem, arch: Architecture, sm_count: int) -> bool:
-        """Whether the entry is for this problem, all aside that does not matter to its tiling, and this device."""
+        """Whether the entry is for this device and this problem, without what does not matter to its tiling."""
         if type(problem) is not type(self.problem):
             return False
         tiled = self.family.tiled
@@ -57,13 +57,13 @@ class Entry:
 
 
 def path() -> Path:
-    """The file of the table (it need not exist)."""
+    """The file of the table, which may not exist."""
     override = os.environ.get(TABLE_VARIABLE)
     return Path(override) if override else user_config_path("cute_nvfp4", appauthor=False) / "gemm.json"
 
 
 def stamp() -> object:
-    """Changes whenever the table does: its path, time of change and size, or its path alone where there is none."""
+    """A value that changes with the table: its path, time of change and size, or its path alone if it is missing."""
     file = path()
     try:
         found = file.stat()
@@ -75,7 +75,7 @@ def stamp() -> object:
 
 
 def lookup(problem: Problem, arch: Architecture, sm_count: int, device: str = "") -> AnyPlan | None:
-    """The table's plan, or None. With ``device`` only entries made on a GPU of that name count.
+    """The table's plan, or None. device: if it is given, only entries made on a GPU of that name count.
 
     Raises:
         TableError: the file is not a table, or an entry is not a plan that a kernel can run.
@@ -87,7 +87,7 @@ def lookup(problem: Problem, arch: Architecture, sm_count: int, device: str = ""
 
 
 def _applied(entry: Entry, problem: Problem) -> AnyPlan:
-    """The entry's plan with the bias, factors and gate of ``problem``."""
+    """The entry's plan, with the bias, factors and gate of ``problem``."""
     plan = entry.family.applied(entry.plan, problem)
     if reason := entry.family.can_plan(plan, problem):
         raise TableError(f"the plan of {path()} for {problem} cannot run: {reason}")
@@ -95,7 +95,7 @@ def _applied(entry: Entry, problem: Problem) -> AnyPlan:
 
 
 def entries() -> tuple[Entry, ...]:
-    """All entries of the table, oldest first; none where there is no file."""
+    """All entries of the table, oldest first; empty if there is no file."""
     found = stamp()
     return () if isinstance(found, str) else _read(found)
 
@@ -193,7 +193,7 @@ def store(entry: Entry) -> Path:
     """Adds ``entry`` to the table, in place of an older one for the same problem and GPU; returns the file.
 
     Raises:
-        TableError: the table cannot be read or written; a broken table is never written over.
+        TableError: the table cannot be read or written; a broken table is never overwritten.
     """
     arch = ARCHITECTURES[entry.arch]
     kept = [e for e in entries() if e.device != entry.device or not e.fits(entry.problem, arch, entry.sm_count)]

@@ -1,4 +1,4 @@
-"""Which variant of the GEMV kernel runs a problem, and on how many CTAs."""
+"""Chooses the variant of the GEMV kernel for a problem, and its number of CTAs."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ..kernels.gemv.dot import SLICE_K, dot_engine
 from ..scale_layout import ATOM_ROWS
 from ..target import Architecture
 
-# Tiles of a CTA: more would cost shared memory for their sums and gain nothing.
+# The most tiles of a CTA: more would need shared memory for their sums, and gain nothing.
 MAX_TILES = 16
-# Elements of b held at once. A longer K is walked in chunks of this, with a barrier between them.
+# The elements of b that are held at once. A longer K is walked in chunks of this size, with a barrier between them.
 MAX_CAPACITY = 16384
-# Warps of a CTA: of one that has an SM of sm_100a for itself, where a warp for each tile is the fastest by the clock
-# (benchmarks/records/gemv.md), and of others. What changing from one tile to the next costs a warp, in slices.
+# The warps of a CTA: first that of a CTA which has an SM of sm_100a to itself, where the clock finds one warp a tile to
+# be the fastest (benchmarks/records/gemv.md), then others. A change of tile costs a warp _TILE_COST slices.
 _MOST_WARPS, _WARPS = 32, 16
 _TILE_COST = 0.3
-# CTAs of a cluster that may share tiles along K, and the part of the work that this must spare
+# CTAs of a cluster that may share tiles along K, and the part of the work that this must save
 _CLUSTER, _CLUSTER_GAIN = 2, 0.05
-# part of the clusters that is enough, if all of these then have the same number of tiles
+# the part of the clusters that is enough, if all of these have the same number of tiles
 _EVEN = 15 / 16
 _POWERS = (1, 2, 4, 8, 16, 32)
 _MAX_BATCH = 65535
 _INT32_MAX = 2**31 - 1
-# what a plan decides of a configuration, and what the operands decide; the rest follows from sizes and architecture
+# the fields of a configuration that a plan decides, and those that the operands decide; the rest follows
 _TILING = (
     "warps_m",
     "warps_k",
@@ -46,10 +46,10 @@ _OPERAND_FIELDS = ("a_scale", "b_scale", "scale_word", "a_global", "b_global", "
 
 @dataclass(frozen=True)
 class GemvProblem:
-    """What the choice depends on: sizes, and how the operands lie in memory.
+    """The facts that decide the choice: sizes, and how the operands lie in memory.
 
-    alignment: power of two that divides the addresses of A's rows; a_scale, b_scale: "blocked" or "rowmajor";
-    scale_word: whether row-major scales of A are aligned to four bytes; out: name of the output's dtype.
+    alignment: the power of two that divides the addresses of A's rows. a_scale, b_scale: "blocked" or "rowmajor".
+    scale_word: whether row-major scales of A are aligned to four bytes. out: the name of the output's dtype.
     """
 
     m: int
@@ -64,7 +64,7 @@ class GemvProblem:
     out: str = "float16"
 
     def config(self, arch: Architecture, **tiling: Any) -> GemvConfig:
-        """The variant of the kernel for this problem with the given tiling."""
+        """The variant of the kernel for this problem with this tiling."""
         ragged = self.m % ATOM_ROWS != 0 or self.k % SLICE_K != 0
         operands = {name: getattr(self, name) for name in _OPERAND_FIELDS}
         width = min(arch.vector_bytes, self.alignment, 32)
@@ -73,7 +73,7 @@ class GemvProblem:
 
 @dataclass(frozen=True)
 class GemvPlan:
-    """A way to run a problem: a variant of the kernel, and CTAs for each matrix of the batch, whole clusters."""
+    """A way to run a problem: a variant of the kernel, and the CTAs for each matrix of the batch, in whole clusters."""
 
     config: GemvConfig
     ctas: int
@@ -90,10 +90,10 @@ def can_implement(problem: GemvProblem) -> str:
 
 
 def _split(tiles: int, slices: int, warps: int) -> int:
-    """Warps that share a tile along K, so that the busiest of the ``warps`` of a CTA has the least to do.
+    """The number of warps that share a tile along K so that the busiest of a CTA's ``warps`` has the least to do.
 
-    Work is counted in slices, and a tile costs a warp ``_TILE_COST`` more. Measured on an H200, one warp along K (128
-    bytes of a row at a time) is slower than two or more, which hardly differ.
+    Work is counted in slices, and each tile adds ``_TILE_COST``. Measured on an H200, one warp along K (128 bytes of a
+    row at a time) is slower than two or more, which hardly differ.
     """
     most = min(slices, warps, MAX_CAPACITY // SLICE_K)
     candidates = [1 << i for i in range(1 if most > 1 else 0, most.bit_length())]
@@ -101,7 +101,7 @@ def _split(tiles: int, slices: int, warps: int) -> int:
 
 
 def _cluster(tiles: int, slices: int, ctas: int) -> int:
-    """CTAs of a cluster: several if the busiest CTA then has clearly less to do."""
+    """The number of CTAs in a cluster: several if the busiest CTA then has clearly less to do."""
 
     def work(size: int) -> int:
         return -(-tiles // (ctas // size)) * -(-slices // size)
@@ -114,9 +114,9 @@ def _cluster(tiles: int, slices: int, ctas: int) -> int:
 def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> GemvPlan:
     """The plan for ``problem`` on ``sm_count`` multiprocessors of ``arch``.
 
-    As many CTAs as fit on the device at once (one a multiprocessor with stages in shared memory, two with stages in
-    registers, on sm_120a, which has less shared memory), each with an equal share of the tiles (but at most
-    ``MAX_TILES``), so that no wave of CTAs is left half empty and b is decoded once or twice a multiprocessor.
+    It has as many CTAs as fit on the device at once: one a multiprocessor with stages in shared memory; two with stages
+    in registers on sm_120a, which has less shared memory. Each has an equal share of the tiles, at most ``MAX_TILES``.
+    So no wave of CTAs is half empty, and a multiprocessor decodes b once or twice.
 
     Raises:
         OperandError: the problem is beyond the kernel's limits.
@@ -132,7 +132,7 @@ def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> GemvPlan:
     cluster = 1 if registers else _cluster(tiles, slices, ctas)
     clusters = ctas // cluster
     cta_tiles = -(-tiles // clusters)
-    # of 66 pairs for 448 tiles some have six instead of seven, and are early, but no other is sooner for it: 64 will do
+    # e.g. of 66 pairs for 448 tiles some have six instead of seven and end early, which helps nobody: 64 suffice
     even = -(-tiles // cta_tiles)
     if not registers and even >= _EVEN * clusters:
         clusters = even
@@ -142,9 +142,9 @@ def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> GemvPlan:
     warps = _MOST_WARPS if many else _WARPS
     warps_k = _split(cta_tiles, slices - (cluster - 1) * cta_slices, warps)
     warps_m = warps // warps_k
-    # a capacity of few sizes keeps the variants few; K itself is compiled in where the layout of rows is plain
+    # few sizes of capacity keep the variants few; K itself is compiled in if the layout of rows is plain
     capacity = min(MAX_CAPACITY, SLICE_K << (cta_slices - 1).bit_length())
-    # of a ragged problem ptxas spills 8 bytes at 64 registers, but not inside the loop over chunks, be it run once
+    # with a ragged problem ptxas spills 8 bytes at 64 registers, but not inside the loop over chunks, even of one chunk
     ragged = problem.m % ATOM_ROWS != 0 or problem.k % SLICE_K != 0
     config = problem.config(
         arch,
@@ -163,14 +163,14 @@ def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> GemvPlan:
 
 
 def fitted(plan: GemvPlan, problem: GemvProblem, arch: Architecture) -> GemvPlan:
-    """``plan`` for this problem: its tiling is kept, what the operands decide follows them.
+    """``plan`` for this problem: its tiling stays, and the operands decide the rest.
 
     Raises:
         OperandError: the tiling cannot run the problem, or exceeds the architecture.
     """
     config = problem.config(arch, **{name: getattr(plan.config, name) for name in _TILING})
     slices, size = -(-problem.k // SLICE_K), config.cluster
-    each = -(-slices // size)  # of a CTA; its last has the rest
+    each = -(-slices // size)  # slices of a CTA; the last CTA has the rest
     last = min(slices - (size - 1) * each, config.capacity_slices)
     tiles, clusters, least = count_tiles(problem.m), plan.ctas // size, 2 if config.shared_stages else 1
     for fits, what, got, expected in (
@@ -195,10 +195,10 @@ def fitted(plan: GemvPlan, problem: GemvProblem, arch: Architecture) -> GemvPlan
 
 
 def shared_bytes(config: GemvConfig) -> int:
-    """Shared memory of a CTA: b and its scales, constants, sums, those of the cluster, and the warps' rings."""
+    """Bytes of shared memory of a CTA: b and its scales, constants, sums, the cluster's sums, and the warps' rings."""
     engine = dot_engine(config.arch, config.dot)
     b = config.capacity_slices * (engine.slice_bytes + SLICE_SCALE_BYTES)
-    # (LANES, ROW_OF_LANE, WARPS_K, TILES) in fp32; the last kilobyte covers what aligning these places costs
+    # (LANES, ROW_OF_LANE, WARPS_K, TILES) in fp32; the last kilobyte is for the alignment of these arrays
     sums = 32 * 2 * config.warps_k * config.tiles * 4
     remote = TILE_ROWS * config.tiles * (config.cluster - 1) * 4
     ring = config.threads // 32 * config.stages * config.stage_bytes if config.shared_stages else 0

@@ -1,7 +1,7 @@
-"""Which kernel runs a grouped GEMM: the tile shape, and whether A and B change places, by the GEMM's model.
+"""Chooses the plan of a grouped GEMM by the GEMM's model: the tile shape, and whether A and B are swapped.
 
-All groups share one plan. A candidate's work is distributed as the scheduler will do it; the busiest cluster's k-tiles
-and the bytes of all groups then go into ``gemm_model.predict`` as if they were one GEMM's.
+All groups share one plan. A candidate's work is distributed as the scheduler does it; ``gemm_model.predict`` then gets
+the k-tiles of the busiest cluster and the bytes of all groups, as if they were one GEMM's.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .rates import concurrent_clusters
 
 @dataclass(frozen=True)
 class GroupedProblem(GemmSignature):
-    """What the choice depends on, with the signature of all groups.
+    """The facts that decide the choice, with the signature of all groups.
 
-    sizes: (m, n, k) of each group that has rows; in the contiguous form, where offsets distribute rows to ``stack``
-    groups, of one problem of all rows.
+    sizes: (m, n, k) of each group that has rows. stack: 0, or the number of groups of the contiguous form, where
+    offsets distribute the rows; ``sizes`` is then one problem of all rows.
     """
 
     sizes: tuple[tuple[int, int, int], ...]
@@ -44,7 +44,7 @@ class GroupedProblem(GemmSignature):
         return "parameters" if len(self.sizes) <= PARAMETER_GROUPS else "workspace"
 
     def config(self, arch: Architecture, swap: bool, maps: str = "", **tiling: Any) -> GroupedConfig:
-        """The configuration with this tiling, for maps of this kind ("": the default for so many groups)."""
+        """The configuration with this tiling. maps: the kind of maps; "": the default for so many groups."""
         maps = maps or self.maps
         groups = self.stack or len(self.sizes)
         return GroupedConfig(
@@ -62,7 +62,7 @@ class GroupedProblem(GemmSignature):
 
 
 def expected_sizes(sizes: tuple[tuple[int, int, int], ...], stack: int) -> tuple[tuple[int, int, int], ...]:
-    """Sizes (m, n, k) to plan for: even shares of the rows where offsets distribute them to ``stack`` groups."""
+    """Sizes (m, n, k) to plan for: if offsets distribute the rows to ``stack`` groups, equal shares."""
     if not stack:
         return sizes
     ((m, n, k),) = sizes
@@ -72,13 +72,15 @@ def expected_sizes(sizes: tuple[tuple[int, int, int], ...], stack: int) -> tuple
 
 
 def random_sizes(rows: int, groups: int) -> tuple[int, ...]:
-    """Rows of the groups that have some, the largest first, where each of ``rows`` rows takes any of ``groups``:
-    quantiles of the binomial distribution."""
+    """Row counts of the groups that have rows, largest first, if each of ``rows`` rows picks one of ``groups``.
+
+    They are quantiles of the binomial distribution.
+    """
     if groups == 1:
         return (rows,)
     mean = rows / groups
     counts = np.arange(1, min(rows, math.ceil(mean + 10 * mean**0.5 + 20)) + 1)
-    # logarithms of the chances of 0, 1, … rows, each from the one before
+    # logarithms of the probabilities of 0, 1, … rows, each from the one before
     ratios = np.log((rows + 1 - counts) / counts / (groups - 1))
     chances = np.exp(rows * np.log1p(-1 / groups) + np.concatenate([[0.0], np.cumsum(ratios)]))
     found = np.searchsorted(np.cumsum(chances), (np.arange(groups)[::-1] + 0.5) / groups)
@@ -86,8 +88,10 @@ def random_sizes(rows: int, groups: int) -> tuple[int, ...]:
 
 
 def uneven_sizes(rows: int, groups: int, spread: float) -> tuple[int, ...]:
-    """Rows of the groups that have some, the largest first: quantiles of a lognormal distribution. spread: the standard
-    deviation of the logarithms."""
+    """Row counts of the groups that have rows, largest first: quantiles of a lognormal distribution.
+
+    spread: the standard deviation of the logarithms.
+    """
     normal = statistics.NormalDist()
     shares = np.exp([spread * normal.inv_cdf(1 - (i + 0.5) / groups) for i in range(groups)])
     ends = np.rint(np.cumsum(shares) / shares.sum() * rows).astype(int)
@@ -112,24 +116,24 @@ def can_run_grouped(problem: GroupedProblem) -> str:
 
 
 def work_tiles(config: GemmConfig, m: int, n: int) -> int:
-    """Work tiles, each of a cluster, that cover (m, n) of the kernel."""
+    """The number of work tiles, each of a cluster, that cover the kernel's (m, n)."""
     cm, cn = config.cluster
     return -(-m // (CTA_ROWS * cm)) * -(-n // (config.tile_n * cn))
 
 
 def workers_of(problem: GroupedProblem, config: GemmConfig, swap: bool, sm_count: int) -> int:
-    """Clusters to launch: those that run at once, or as many as there can be tiles."""
+    """The number of clusters to launch: those that run at once, or as many as there can be tiles."""
     sizes = [(n, m) if swap else (m, n) for m, n, _ in problem.sizes]
     tiles = sum(work_tiles(config, m, n) for m, n in sizes)
     if problem.stack:
-        # a group begun in each tile of rows: one more of its other side's tiles for each
+        # each further group may begin inside a tile of rows, and then has one more tile for each of the other side
         tiles += (problem.stack - 1) * work_tiles(config, *((sizes[0][0], 1) if swap else (1, sizes[0][1])))
     return max(1, min(tiles, concurrent_clusters(config.cluster_size, sm_count)))
 
 
 @functools.lru_cache(maxsize=1024)
 def choose_grouped(problem: GroupedProblem, arch: Architecture, sm_count: int) -> Plan:
-    """The plan that the clock decided for these very groups (``clocked``), or that of the shortest modelled time.
+    """The plan that the clock decided for exactly these groups (``clocked``), or that of the shortest modelled time.
 
     Raises:
         OperandError: the problem is beyond the kernel's limits.
@@ -143,7 +147,7 @@ def choose_grouped(problem: GroupedProblem, arch: Architecture, sm_count: int) -
         return Plan(config, found.swap, workers_of(problem, config, found.swap, sm_count))
     plans = candidates(problem, arch, sm_count)
     if not plans:
-        # an architecture or a format that no tiling can run says so itself
+        # if no tiling runs the architecture or the format, the reason says so
         why = can_implement_grouped(problem.config(arch, False, tile_n=TILE_N[0]))
         none = explain("plans for these groups", got=f"none on {sm_count} multiprocessors", expected="one")
         raise OperandError(why or none)
@@ -158,7 +162,7 @@ def candidates(problem: GroupedProblem, arch: Architecture, sm_count: int) -> li
 
 @remembered
 def plan_for_groups(problem: GroupedProblem, arch: Architecture, sm_count: int, given: Plan | None = None) -> Plan:
-    """``choose_grouped``, or the caller's plan with all that the problems decide filled in.
+    """``choose_grouped``, or the caller's plan with what the problems decide filled in.
 
     Raises:
         OperandError, OperandTypeError: the problems are beyond the kernel's limits, or the plan cannot run them.
@@ -166,7 +170,7 @@ def plan_for_groups(problem: GroupedProblem, arch: Architecture, sm_count: int, 
     if given is None:
         return choose_grouped(problem, arch, sm_count)
     tiling = plan_tiling(given) | {"store": "direct"}
-    # maps in a workspace serve few groups too
+    # maps in a workspace are possible for few groups, too
     maps = "workspace" if given.config.maps == "workspace" and not problem.stack else ""
     plan = replace(given, config=problem.config(arch, given.swap, maps, **tiling))
     smallest_k = min(k for _, _, k in problem.sizes)
@@ -178,7 +182,7 @@ def plan_for_groups(problem: GroupedProblem, arch: Architecture, sm_count: int, 
 
 def _candidates(problem: GroupedProblem, arch: Architecture, sm_count: int) -> Iterator[Plan]:
     least_k = min(k for _, _, k in problem.expected)
-    several = arch.generation != "sm120"  # CTAs that share operands or K
+    several = arch.generation != "sm120"  # whether CTAs can share operands or K
     for swap in (False, True):
         for pair in (False, True) if several else (False,):
             ctas = 2 if pair else 1
@@ -195,7 +199,7 @@ def _candidates(problem: GroupedProblem, arch: Architecture, sm_count: int) -> I
 
 
 def modelled_us(plan: Plan, problem: GroupedProblem, sm_count: int) -> float:
-    """The time of ``gemm_model`` for one GEMM with the k-tiles, work tiles and bytes of this one's busiest cluster."""
+    """The time of one GEMM by ``gemm_model``, with the k-tiles, work tiles and bytes of the busiest cluster here."""
     config = plan.config
     workers = plan.workers
     steps, tiles = np.zeros(workers, np.int64), np.zeros(workers, np.int64)

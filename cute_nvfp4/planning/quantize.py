@@ -1,4 +1,4 @@
-"""Which requests the quantization kernels take, and which variant runs a request, on how many CTAs."""
+"""Says which requests the quantization kernels accept, and chooses the variant and the number of CTAs for each."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from ..quantization.rules import Rule
 from ..scale_layout import ATOM_COLS, ATOM_ROWS
 from ..target import Architecture
 
-# ``optimal`` looks up errors from so many blocks on: filling the table costs little then
+# number of blocks from which ``optimal`` looks errors up in a table; filling it then costs little
 _TABLE_BLOCKS = 1 << 19
-# from so many blocks on 4/6 by sums of errors has one CTA on a multiprocessor (2 % on an H200)
+# number of blocks from which 4/6 by sums of errors has one CTA a multiprocessor (2 % on an H200)
 _ONE_CTA_BLOCKS = 1 << 21
-# warps of a CTA that has a multiprocessor for itself; and with the table, as many as spill no registers
+# warps of a CTA that has a multiprocessor to itself; with the error table, as many as spill no registers
 _MANY_WARPS, _TABLE_WARPS = 16, 20
 _MAX_GRID, _INT32_MAX = 65535, 2**31 - 1
 _FORMATS = {("e2m1", "e4m3", 16), ("e2m1", "ue8m0", 32), ("e4m3", "ue8m0", 32), ("e5m2", "ue8m0", 32)}
 _CHOICES = {"e4m3": ("", "mse", "mae", "abs_max", "optimal"), "ue8m0": ("",)}
-# how many CTAs share a place on a multiprocessor, one after the other; for 4/6 by sums; and for searches, whose work
-# tiles take more or less time: more CTAs even that out
+# CTAs for each one that a multiprocessor holds at a time; for 4/6 by sums; and for searches, whose work tiles take
+# different times, which more CTAs even out
 _WAVES, _WAVES_OF_SUMS, _WAVES_OF_SEARCHES = 2, 2, 8
 # warps of a CTA of the amax kernel, and its CTAs on a multiprocessor
 _AMAX_WARPS, _AMAX_CTAS = 8, 8
-# CTAs of a cluster that may look for the largest magnitude: what every GPU with clusters runs, and divides the grid
+# CTAs of a cluster that may find the largest magnitude: every GPU with clusters runs these, and they divide the grid
 _CLUSTERS = (1, 2, 4, 8)
-# microseconds that a second launch takes, with the one that clears its result (measured on an H200); and what each part
-# of AmaxWork takes (assumed; benchmarks/quantize_launches.py fits them)
+# microseconds of a second launch, with the one that clears its result (measured on an H200); and of each part of
+# AmaxWork (assumed; benchmarks/quantize_launches.py fits them)
 _SECOND_LAUNCH_US = 3.7
 _ROUND_US, _CLUSTER_US, _MEGABYTE_US = 0.3, 0.5, 0.2
 
 
 @dataclass(frozen=True)
 class QuantizeProblem:
-    """What the choice depends on: ``batch`` matrices of (rows, k), and what becomes of them.
+    """The facts that decide the choice: ``batch`` matrices (rows, k), and how they are quantized.
 
-    dtype: of x. alignment: power of two, 32 at most, that divides the address of every row of x in memory.
-    scale_layout: "blocked" or "rowmajor". global_scale: "none", "given", or "computed" by the kernels.
-    rotation: how many elements are rotated together, 0 for none. tile: square tiles. transposed: K is the strided
-    dimension of x, which is read where it lies.
+    dtype: the dtype of x. alignment: the power of two, at most 32, that divides the address of every row of x in
+    memory. scale_layout: "blocked" or "rowmajor". global_scale: "none", "given", or "computed" by the kernels.
+    rotation: the number of elements that are rotated together, 0 for none. tile: whether scales are those of square
+    tiles. transposed: whether K is the strided dimension of x, which is read as it lies.
     """
 
     format: Format
@@ -63,13 +63,13 @@ class QuantizeProblem:
 
     @property
     def columns(self) -> int:
-        """Blocks of a row."""
+        """The number of blocks of a row."""
         return self.format.scale_columns(self.k)
 
 
 @dataclass(frozen=True)
 class AmaxPlan:
-    """A way to find the largest magnitude in a launch of its own: a variant of the kernel, CTAs for each matrix."""
+    """A way to find the largest magnitude in a launch of its own: a kernel's variant, and its CTAs for each matrix."""
 
     config: QuantizeConfig
     ctas: int
@@ -80,7 +80,7 @@ class AmaxPlan:
 class QuantizePlan:
     """A way to run a problem: a variant of the kernel, CTAs for each matrix, and the pass before it, if any.
 
-    chunks: where the kernel itself looks for the largest magnitude.
+    chunks: given if the kernel itself finds the largest magnitude.
     """
 
     config: QuantizeConfig
@@ -117,11 +117,11 @@ def can_implement(problem: QuantizeProblem) -> str:
 def choose(problem: QuantizeProblem, arch: Architecture, sm_count: int, cluster: int | None = None) -> QuantizePlan:
     """The plan for ``problem`` on ``sm_count`` multiprocessors of ``arch``.
 
-    cluster: CTAs of the clusters that compute the global scale, a power of two up to 8; 0: a launch of its own does;
-    None: what takes less time.
+    cluster: the size, a power of two up to 8, of the clusters that compute the global scale; 0: a launch of its own
+        computes it; None: whichever takes less time.
 
     Raises:
-        OperandError: the kernels cannot run it.
+        OperandError: the kernels cannot run the problem.
     """
     reason = can_implement(problem)
     if reason:
@@ -145,7 +145,7 @@ def _plan(problem: QuantizeProblem, arch: Architecture, sm_count: int, cluster: 
 
 @functools.lru_cache(maxsize=1024)
 def _best_cluster(problem: QuantizeProblem, arch: Architecture, sm_count: int) -> int:
-    """CTAs of the clusters that compute the global scale the soonest; 0 if another launch before takes less."""
+    """The fastest size of the clusters that compute the global scale; 0 if a launch of its own takes less time."""
     times = {}
     for size in _CLUSTERS:
         work = amax_work(problem, _plan(problem, arch, sm_count, size))
@@ -155,10 +155,10 @@ def _best_cluster(problem: QuantizeProblem, arch: Architecture, sm_count: int) -
 
 
 class AmaxWork(NamedTuple):
-    """What a kernel does more where each of its clusters finds the largest magnitude on its own.
+    """The extra work of a kernel in which each cluster finds the largest magnitude on its own.
 
-    rounds: chunks that a warp reads, one after the other. barriers: 1 for clusters of several CTAs, which wait for one
-    another. megabytes: what all clusters together read, from L2.
+    rounds: the chunks that a warp reads, one after the other. barriers: 1 for clusters of several CTAs, which wait for
+    one another. megabytes: what all clusters together read, from L2.
     """
 
     rounds: int
@@ -167,7 +167,7 @@ class AmaxWork(NamedTuple):
 
 
 def amax_work(problem: QuantizeProblem, plan: QuantizePlan) -> AmaxWork:
-    """The work of ``plan``, whose ``chunks`` are set."""
+    """The extra work of ``plan``, which must have ``chunks``."""
     config = plan.config
     rounds = problem.batch * -(-plan.chunks.count // (config.cluster * config.warps))
     x_bytes = problem.batch * problem.rows * problem.k * ITEM_BYTES[problem.dtype]
@@ -177,10 +177,10 @@ def amax_work(problem: QuantizeProblem, plan: QuantizePlan) -> AmaxWork:
 
 @functools.lru_cache(maxsize=1024)
 def _config(problem: QuantizeProblem, arch: Architecture, cluster: int) -> QuantizeConfig:
-    """The variant; cluster: as in :func:`choose`."""
+    """The variant of the kernel. cluster: as in :func:`choose`."""
     format, rule = problem.format, problem.rule
     reads_rows = not (problem.tile or problem.transposed)
-    # a transposed read takes words, but where it finds the largest magnitude of elements as they lie
+    # a transposed read takes words, unless it finds the largest magnitude of elements as they lie
     by_words = problem.transposed and not (cluster and not problem.rotation)
     config = QuantizeConfig(
         arch=arch,
@@ -213,35 +213,35 @@ def _config(problem: QuantizeProblem, arch: Architecture, cluster: int) -> Quant
 
 
 def _wants_error_table(problem: QuantizeProblem, config: QuantizeConfig) -> bool:
-    """Whether ``optimal`` looks up errors: where there are so many blocks that filling the table costs little."""
+    """Whether ``optimal`` looks errors up: with so many blocks, filling the table costs little."""
     apart = config.hadamard or config.transposed or config.stochastic or config.global_scale == "computed"
     return config.tries_all_scales and not apart and _large_on_hopper(problem, config, _TABLE_BLOCKS)
 
 
 def _wants_one_cta(problem: QuantizeProblem, config: QuantizeConfig) -> bool:
-    """Whether 4/6 has one CTA on a multiprocessor, with many warps."""
+    """Whether 4/6 has one CTA a multiprocessor, with many warps."""
     takes = config.defers_undecided and config.choice in ("mse", "mae") and config.global_scale == "given"
     return takes and _large_on_hopper(problem, config, _ONE_CTA_BLOCKS)
 
 
 def _large_on_hopper(problem: QuantizeProblem, config: QuantizeConfig, blocks: int) -> bool:
-    """Whether this is what large plans were measured for: bfloat16 that bulk copies bring, ``blocks`` and more."""
+    """Whether the problem is one that large plans were measured for: bfloat16 in bulk copies, at least ``blocks``."""
     measured = config.dtype == "bfloat16" and config.bulk and not config.arch.has_fp4_convert
     return measured and problem.batch * problem.rows * problem.columns >= blocks
 
 
 def _resident_rows(config: QuantizeConfig) -> int:
-    """CTAs of the kernel of rows that are to fit on a multiprocessor: as shared memory allows, and registers."""
+    """The CTAs of the kernel of rows on a multiprocessor, which shared memory and registers limit."""
     shared = config.warps * (WARP_ROWS * WARP * config.block_bytes + 8 * WARP_ROWS) + 2048
-    # the system takes a kilobyte of each CTA's
+    # the system takes a kilobyte of each CTA's shared memory
     most = (config.arch.shared_bytes + 1024) // (shared + 1024) if config.bulk else 16
     if config.tries_all_scales:
-        # where four would spill registers
+        # with four, registers would spill
         wanted = 3 if config.ragged or config.stochastic or config.item_bytes == 4 else 4
     elif config.stochastic:
         wanted = 3
     elif config.has_fast_path:
-        # for 4/6 more registers are worth more than more warps; the first loads of a computed global scale need 60
+        # for 4/6, registers are worth more than warps; the first loads of a computed global scale need 60 registers
         wanted = 4 if config.choice else 6 if config.global_scale == "computed" else 10
     else:
         wanted = 6
@@ -249,7 +249,7 @@ def _resident_rows(config: QuantizeConfig) -> int:
 
 
 def _resident_others(config: QuantizeConfig) -> int:
-    """CTAs of the kernels of tiles and of transposed reads that are to fit on a multiprocessor: as registers allow."""
+    """The CTAs of the kernels of tiles and of transposed reads on a multiprocessor, which registers limit."""
     if config.stochastic:
         return 2
     if config.transposed:
@@ -258,11 +258,11 @@ def _resident_others(config: QuantizeConfig) -> int:
 
 
 def grid(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> tuple[int, Walk]:
-    """CTAs for a matrix, no more than have work, and how they walk it on ``places`` multiprocessors."""
+    """The number of CTAs for a matrix, at most as many as have work, and how they walk it on ``places`` SMs."""
     atoms, columns = -(-problem.rows // ATOM_ROWS), problem.columns
     waves, walkers = _WAVES, 1
     if config.transposed:
-        # a CTA takes an atom's rows of as many blocks as it has room for
+        # a CTA takes the rows of an atom for as many blocks as it has room for
         inner, count = atoms, atoms * -(-columns // config.blocks_along_k)
         busy = count
     elif config.tile:
@@ -282,7 +282,7 @@ def grid(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> tuple
             waves = _WAVES_OF_SEARCHES
         elif config.defers_undecided and config.choice != "abs_max":
             waves = _WAVES_OF_SUMS
-    # whole clusters: row groups are a multiple of them, and tiles may have CTAs without work
+    # whole clusters: row groups are a multiple of them; some CTAs of tiles may have no work
     ctas = -(-max(1, min(busy, waves * config.min_blocks * places)) // config.cluster) * config.cluster
     if config.transposed or config.tile:
         return ctas, Walk(inner, count, 0, 0, 0, 0)
@@ -290,8 +290,8 @@ def grid(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> tuple
 
 
 def _amax(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> AmaxPlan:
-    """How the pass before ``config``'s finds the largest magnitude of x, rotated if so configured."""
-    # a rotation of a transposed read needs all rows of a block at once; else rows of memory will do
+    """The pass before ``config``'s kernel that finds the largest magnitude of x, rotated if so configured."""
+    # a rotation of a transposed read needs all rows of a block at once; without one, rows in memory will do
     by_blocks = config.transposed and config.hadamard > 0
     found = QuantizeConfig(
         arch=config.arch,
@@ -307,19 +307,19 @@ def _amax(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> Amax
 
 
 def _row_vector(problem: QuantizeProblem) -> int:
-    """The widest load, in bytes, of which rows in memory are whole numbers."""
+    """The widest load, in bytes, that divides the rows in memory."""
     row_bytes = _memory_rows(problem)[1]
     return min(problem.alignment, row_bytes & -row_bytes)
 
 
 def _memory_rows(problem: QuantizeProblem) -> tuple[int, int]:
-    """Rows of a matrix as it lies in memory, and their bytes."""
+    """The number of rows of a matrix as it lies in memory, and their bytes."""
     rows, length = (problem.k, problem.rows) if problem.transposed else (problem.rows, problem.k)
     return rows, length * ITEM_BYTES[problem.dtype]
 
 
 def _chunks(problem: QuantizeProblem, config: QuantizeConfig, warps: int) -> Chunks:
-    """The chunks of a matrix that ``warps`` walk together."""
+    """The chunks of a matrix, which ``warps`` warps walk together."""
     rows, row_bytes = _memory_rows(problem)
     if config.transposed and config.hadamard:
         rows //= problem.format.block

@@ -1,11 +1,10 @@
-"""Published figures of B200-class GPUs that the models of kernel times rest on; nothing here was measured by us.
+"""Published figures of B200-class GPUs, on which the models of kernel times rest; none was measured by us.
 
-Each figure says where it comes from and what kind of statement it is: ``peak`` (a data sheet or a published bound),
+Each figure names its source, and says what kind of statement it is: ``peak`` (a data sheet or a published bound),
 ``measured`` (by the source, on its machine), ``fitted`` (by us, to published times of another kernel or to modelled
-ones of ours, which `benchmarks/records/gemm_model.md` names), or ``assumed`` (nobody has published it; the reason for
-the value is given).
-All are for one GPU with its 148 multiprocessors; times are in microseconds, sizes in bytes. NVFP4, MXFP4 and MXFP8
-instructions of one shape take the same time.
+times of ours, which `benchmarks/records/gemm_model.md` names), or ``assumed`` (nobody has published it; the text gives
+the reason for the value). All are for one GPU with its 148 multiprocessors; times are in microseconds, sizes in bytes.
+NVFP4, MXFP4 and MXFP8 instructions of one shape take the same time.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ _HACKATHON = "published speed of light of GPU MODE's NVFP4 hackathon (B200 at 1.
 
 
 class Figure(float):
-    """A number with its unit, what kind of statement it is (see the module), and its source."""
+    """A number with its unit, the kind of statement it is (see the module), and its source."""
 
     unit: str
     basis: str
@@ -68,10 +67,10 @@ PUBLISHED_EPI_TILE_US = Figure(
 )
 
 FIGURES = {name.lower(): figure for name, figure in vars().items() if isinstance(figure, Figure)}
-"""Every figure by name."""
+"""Every figure, by its name in lower case."""
 
 SM_COUNT = 148
-"""Multiprocessors of the GPU that the figures are of; rates of the whole chip do not depend on how many are used."""
+"""Multiprocessors of the GPU that the figures are for; rates of the whole chip do not depend on how many are in use."""
 
 MMA_CYCLES = {
     (1, 64): 48.0,
@@ -83,9 +82,9 @@ MMA_CYCLES = {
     (2, 192): 96.0,
     (2, 256): 128.0,
 }
-"""Cycles from one tcgen05.mma to the next by (CTAs that share it, N), M = 128 for each CTA, 32 bytes of K, operands in
-shared memory: SemiAnalysisAI/microbench-blackwell, umma_throughput. It timed kind::mxf8f6f4; that kind::mxf4nvf4 takes
-as long follows from the data sheet's peak. N = 192 is interpolated: from 128 on the cycles are N / 2."""
+"""Cycles from one tcgen05.mma to the next, by (CTAs that share it, N), for M = 128 in each CTA, 32 bytes of K, and
+operands in shared memory: SemiAnalysisAI/microbench-blackwell, umma_throughput. It timed kind::mxf8f6f4; the data
+sheet's peak implies that kind::mxf4nvf4 takes as long. N = 192 is interpolated: from 128 on the cycles are N / 2."""
 
 TMA_BYTES_IN_FLIGHT = (
     (2 << 10, 0.60e12),
@@ -97,15 +96,15 @@ TMA_BYTES_IN_FLIGHT = (
     (128 << 10, 7.12e12),
 )
 """(bytes in flight on each of 148 multiprocessors, B/s of TMA loads from DRAM): SemiAnalysisAI/microbench-blackwell,
-ncu, middle of its range. The model does not use them: docs/explanation/gemm_plans.md compares it with them."""
+ncu, middle of its range. The model does not use them; docs/explanation/gemm_plans.md compares it with them."""
 
 CONCURRENT_CTAS = {1: 148, 2: 148, 4: 132, 8: 120, 16: 112}
-"""CTAs of a kernel with one CTA on a multiprocessor that a B200 runs at once, by size of cluster: a cluster lies within
-one GPC, and GPCs are of several sizes (StuartSul/gpu-experiments, 107-preferred-cluster)."""
+"""The CTAs that a B200 runs at once, by size of cluster, for a kernel with one CTA a multiprocessor: a cluster lies
+within one GPC, and GPCs have several sizes (StuartSul/gpu-experiments, 107-preferred-cluster)."""
 
 
 def concurrent_clusters(size: int, sm_count: int) -> int:
-    """Clusters of ``size`` CTAs, one CTA a multiprocessor, that run at once; B200's share of waste for other counts."""
+    """The clusters of ``size`` CTAs, one CTA a multiprocessor, that run at once; the wasted share is that of a B200."""
     if sm_count < size:
         return 0
     most = CONCURRENT_CTAS[size] * sm_count // SM_COUNT

@@ -1,12 +1,12 @@
-"""How long a GEMM takes on a GPU of sm_120a or sm_121a, by a model. No time from here is a measurement.
+"""A model of how long a GEMM takes on a GPU of sm_120a or sm_121a. No time from here is a measurement.
 
     t = start + round trip + max(mma, latency, dram) + epilogues
 
-mma: k-tiles of the busiest CTA at the rate that whole kernels were seen to reach; latency: a ring of S stages asks for
-the next S k-tiles once a round trip; dram: all bytes at the published bandwidth; epilogues: of every tile of the
-busiest CTA, whose accumulators are in the registers of the warps that multiply, so that nothing hides them. Rings are
-short and stay full: latency and bandwidth bound the rate of the same loads, and do not add up as they do in the few
-steps of B200's model.
+mma: the k-tiles of the busiest CTA at the rate that whole kernels were seen to reach; latency: a ring of S stages
+requests the next S k-tiles once a round trip; dram: all bytes at the published bandwidth; epilogues: those of every
+tile of the busiest CTA, which nothing hides, because the warps that multiply hold the accumulators in registers. Rings
+are short and stay full: latency and bandwidth bound the rate of the same loads, and do not add up as they do in the few
+steps of the B200's model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .sm120_rates import DRAM_SHARE, EPILOGUE_CYCLES, LATENCY_US, START_US, STEP
 
 
 def has_room(config: GemmConfig) -> bool:
-    """Whether shared memory has room for enough stages."""
+    """Whether shared memory holds enough stages."""
     return MmaSyncSharedPlan(config).stages >= MIN_STAGES
 
 
@@ -39,19 +39,19 @@ def predict(
     *,
     dram_bytes: float | None = None,
 ) -> Prediction:
-    """Models one launch of ``config``, as ``gemm_model.predict`` does for B200."""
+    """Models one launch of ``config``, as ``gemm_model.predict`` does for a B200."""
     part = part_of(sm_count)
     tiles = -(-m // CTA_ROWS) * -(-n // config.tile_n) * batch
     k_tiles = -(-k // config.tile_k)
     stream = config.scheduler == "stream_k"
     _, workers, ctas, steps, waves = distributed(config, tiles, k_tiles, workers, sm_count)
     flops = 2.0 * config.products * tiles * k_tiles * config.tile_k * CTA_ROWS * config.tile_n
-    # an instruction of 8-bit operands takes the cycles of one with twice the K of 4-bit ones
+    # an instruction with 8-bit operands takes the cycles of one with 4-bit operands and twice the K
     slow = 64 / config.kind.k
     mma = steps * (flops / tiles / k_tiles) * slow / part.sm_flop_s * 1e6
     if dram_bytes is None:
         dram_bytes = traffic(config, m, n, k, batch, ctas, part.l2_bytes)
-        # sums of tiles that two CTAs have are written and read once
+        # the sums of tiles that two CTAs share are written and read once
         dram_bytes += 2 * workers * config.products * CTA_ROWS * config.tile_n * 4 if stream else 0
     dram = dram_bytes / (part.dram_bytes_s * DRAM_SHARE) * 1e6
     stages, loaded = MmaSyncSharedPlan(config).stages, StagePlan(config).loaded
@@ -81,8 +81,10 @@ def predict(
 
 
 def packed_costs(config: WgmmaConfig, columns: int, sm_count: int) -> PackedCosts:
-    """The costs of products of 16-bit x and a packed weight, of tiles with ``columns`` rows of x, where ``sm_count``
-    multiprocessors are busy: a step is the tensor cores', or those of its share of memory."""
+    """The costs of products of 16-bit x and a packed weight, for tiles with ``columns`` rows of x.
+
+    sm_count: the number of busy multiprocessors. A step takes the time of the tensor cores, or of its share of memory.
+    """
     part, weights = part_of(sm_count), config.tile_m * config.tile_k
     mma = 2 * weights * columns / part.sm_f16_flop_s + STEP_CYCLES / part.clock_ghz * 1e-9
     packed = weights * config.weights.tile_bytes / (TILE_ROWS * TILE_K)

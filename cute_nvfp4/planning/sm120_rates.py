@@ -1,5 +1,5 @@
-"""Published figures of the GPUs of sm_120a and sm_121a; nothing here was measured by us (``rates`` says what the kinds
-of statements are)."""
+"""Published figures of the GPUs of sm_120a and sm_121a; none was measured by us (``rates`` explains the kinds of
+statements)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from .rates import Figure
 
 _FLOP_PER_CLOCK = 4096
-"""Dense NVFP4 and MXFP4 of one multiprocessor; four clocks for an m16n8k64."""
+"""Dense NVFP4 or MXFP4 operations of one multiprocessor; an m16n8k64 takes four clocks."""
 _BLACKWELL = "NVIDIA RTX Blackwell GPU architecture white paper"
 _SPARK = "NVIDIA DGX Spark data sheet"
 _MEASURED = "users' reports of the CuTe DSL's NVFP4 GEMM"
@@ -16,8 +16,11 @@ _MEASURED = "users' reports of the CuTe DSL's NVFP4 GEMM"
 
 @dataclass(frozen=True)
 class Part:
-    """One GPU. clock_ghz: boost; sustained: the share of its peak that whole kernels were seen to reach on large
-    problems; f16_flop_per_clock: dense, of 16-bit numbers with float32 sums, of one multiprocessor."""
+    """One GPU.
+
+    clock_ghz: the boost clock. sustained: the share of its peak that whole kernels were seen to reach on large
+    problems. f16_flop_per_clock: dense operations of one multiprocessor on 16-bit values with float32 sums.
+    """
 
     name: str
     sm_count: int
@@ -29,7 +32,7 @@ class Part:
 
     @property
     def sm_flop_s(self) -> float:
-        """The rate of one multiprocessor for 4-bit operands; 8-bit ones take twice as long."""
+        """The rate of one multiprocessor for 4-bit operands; 8-bit operands take twice as long."""
         return _FLOP_PER_CLOCK * self.clock_ghz * 1e9 * self.sustained
 
     @property
@@ -81,5 +84,5 @@ STEP_CYCLES = Figure(
 
 
 def part_of(sm_count: int) -> Part:
-    """The part with this many multiprocessors, or the one nearest to it."""
+    """The part with this number of multiprocessors, or with the nearest one."""
     return min(PARTS, key=lambda part: abs(part.sm_count - sm_count))

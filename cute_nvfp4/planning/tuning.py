@@ -1,4 +1,4 @@
-"""Timing plans of a GEMM against each other on a GPU, so that the fastest can be kept."""
+"""Times plans of a GEMM against each other on a GPU, so that the fastest can be kept."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from .packed_problem import PackedPlan
 
 Call = Callable[[], object]
 _FIRST_ROUNDS = 5
-"""Rounds in which every plan is timed; then those that are clearly slower drop out."""
+"""The rounds in which every plan is timed; after them, clearly slower plans drop out."""
 _HOPELESS = 1.25
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A plan with its median and best time in microseconds, over ``runs`` cold calls, or why it could not run."""
+    """A plan with its median and best time in microseconds over ``runs`` cold calls, or why it did not run."""
 
     plan: Plan | PackedPlan
     us: float = 0.0
@@ -34,14 +34,14 @@ def time_plans(
     rounds: int = 40,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> list[Timed]:
-    """Times ``plans`` in turn, round after round, so that a drift of the clock meets all of them alike.
+    """Times ``plans`` in turn, round after round, so that a drift of the clock affects all of them alike.
 
     prepare: compiles and checks a plan and returns a call that runs it once; what it raises becomes that plan's error.
-    timer: nanoseconds of one call (``harness.timing.time_once`` with a cold L2). progress: told what is done, how much
-    of it, of how much. After a few rounds plans a quarter slower than the best are timed no further.
+    timer: returns the nanoseconds of one call (``harness.timing.time_once`` with a cold L2). progress: is called with
+    the current step, the amount done, and the total. After a few rounds, plans a quarter slower than the best drop out.
 
     Returns:
-        Plans that ran, fastest median first, then those that could not.
+        Plans that ran, fastest median first, then plans that could not run.
     """
     calls: dict[Plan | PackedPlan, Call] = {}
     failed: list[Timed] = []
@@ -49,7 +49,7 @@ def time_plans(
         progress("compiling and checking", index, len(plans))
         try:
             calls[plan] = prepare(plan)
-        except Exception as error:  # shown beside the plan, whatever it is
+        except Exception as error:  # any error is shown beside the plan
             failed.append(Timed(plan, error=f"{type(error).__name__}: {error}"))
     samples: dict[Plan | PackedPlan, list[float]] = {plan: [] for plan in calls}
     active = list(calls)

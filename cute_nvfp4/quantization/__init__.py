@@ -1,6 +1,6 @@
 """The quantization rules in torch: definitions of what the kernels compute. Nothing here launches a kernel.
 
-The names are imported on first use, as those of the package are.
+The names are imported on first use, as the package's are.
 """
 
 from __future__ import annotations

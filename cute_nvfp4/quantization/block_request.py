@@ -1,4 +1,4 @@
-"""What quantizing blocks asks for, and the arithmetic of errors that rules and searches share.
+"""The request for quantizing blocks, and the arithmetic of errors that rules and searches share.
 
 Every step is written out, as in ``blocks``.
 """
@@ -19,11 +19,11 @@ _LANES = 8
 
 @dataclass(frozen=True)
 class GlobalScale:
-    """A global scale and what follows from it, all tensors without dimensions.
+    """A global scale and what follows from it, all as tensors without dimensions.
 
-    value: the scale; inverse: its float32 reciprocal; shift: the power of two that brings it into [1, 2), so that
-    errors can be squared without overflow (it changes nothing else: multiplying by it is exact); valid: whether the
-    scale is in [2**-100, 2**118]. One that is not makes everything NaN, and counts as 1 until then.
+    value: the scale. inverse: its float32 reciprocal. shift: the power of two that brings it into [1, 2), so that
+    errors can be squared without overflow; multiplying by it is exact. valid: whether the scale is in
+    [2**-100, 2**118]; an invalid one makes everything NaN in the end, and counts as 1 until then.
     """
 
     value: torch.Tensor
@@ -43,12 +43,12 @@ class GlobalScale:
 
 @dataclass(frozen=True)
 class Request:
-    """What ``quantize_blocks`` needs to know besides the blocks.
+    """The arguments of ``quantize_blocks`` besides the blocks.
 
-    global_scale: None for a format without, else the global scale (1 where the user wants none).
-    tile: whether a block is a square tile, whose sums must not depend on which way round it is.
-    uniform: stream → numbers in [0, 1) of the blocks' shape, for stochastic rounding; None rounds to nearest.
-    hessian: (groups, B, B) float32, and block b belongs to group ``b % groups``; for the rule of that name.
+    global_scale: None for a format without one, else the global scale (1 if the user wants none).
+    tile: whether a block is a square tile, whose sums must be the same for the transposed tile.
+    uniform: from a stream number to values in [0, 1) in the blocks' shape, for stochastic rounding; None: to nearest.
+    hessian: (groups, B, B) float32, for the rule "hessian"; block b belongs to group ``b % groups``.
     """
 
     format: Format
@@ -66,12 +66,12 @@ def residual(x: torch.Tensor, element: torch.Tensor, scale: torch.Tensor, factor
 
 
 def ordered_sum(values: torch.Tensor, tile: bool = False) -> torch.Tensor:
-    """Sums over blocks, (B, n) to (n,), in an order that is part of the definition: ties must fall the same way.
+    """Sums over blocks, (B, n) to (n,), in an order that is part of the definition, so that ties fall the same way.
 
-    Eight lanes: lane j adds elements j, j + 8, j + 16, … in turn; then lanes 0 … 7 are added in turn. That is the
-    order of torch's sum of 16 contiguous floats on a CPU with vectors, and so that of fouroversix.
-    Square tiles add the sum of their row sums to that of their column sums, each in that order: twice the sum, and
-    the same for the transposed tile.
+    There are eight lanes. Lane j adds elements j, j + 8, j + 16, … in turn; then lanes 0 … 7 are added in turn. That is
+    the order in which torch adds 16 contiguous floats on a CPU with vectors, and so that of fouroversix. A square tile
+    adds the sum of its row sums to that of its column sums, each in that order: twice the sum, and the same for the
+    transposed tile.
     """
     if tile:
         side = round(values.shape[0] ** 0.5)
@@ -81,7 +81,7 @@ def ordered_sum(values: torch.Tensor, tile: bool = False) -> torch.Tensor:
 
 
 def _lanes(values: torch.Tensor) -> torch.Tensor:
-    """Sum over the first dimension, a multiple of eight, in the order of ``ordered_sum``."""
+    """The sum over the first dimension, a multiple of eight, in the order of ``ordered_sum``."""
     lanes = values[:_LANES]
     for start in range(_LANES, values.shape[0], _LANES):
         lanes = lanes + values[start : start + _LANES]

@@ -1,8 +1,8 @@
-"""One scale and the codes of every block: the core that all rules share. Element-major blocks, see ``rounding``.
+"""Chooses the scale and the codes of every block: the core of all rules. Blocks are element-major (``rounding``).
 
 Everything is float32, and every step is written out, because other implementations of this library compute the same
 bits: division and multiplication in the order given, sums in the order of ``ordered_sum``, no fused multiply-add.
-``divide``, ``reciprocal`` and ``rounded`` keep compiled code to that.
+``divide``, ``reciprocal`` and ``rounded`` hold compiled code to that.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _NAN_E4M3, _NAN_UE8M0 = 0x7F, 0xFF
 
 
 def global_scale_from_amax(amax: torch.Tensor, rule: Rule) -> torch.Tensor:
-    """The global scale with which the largest block's scale is ``rule.top_scale``: amax / full scale.
+    """The global scale for which the largest block's scale is ``rule.top_scale``: amax / full scale.
 
-    ``amax`` is a float32 tensor of one element, divided in float32: one rounding. At least 2**-100 (also for a
+    ``amax`` is a float32 tensor of one element; the division rounds once. The result is at least 2**-100 (also for a
     tensor of zeros), so that nothing overflows; NaN stays.
     """
     largest = amax.clamp(min=rule.full_scale * SMALLEST_GLOBAL_SCALE)
@@ -41,14 +41,14 @@ def global_scale_from_amax(amax: torch.Tensor, rule: Rule) -> torch.Tensor:
 def quantize_blocks(x: torch.Tensor, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes (B, n) and scale codes (n,), ``uint8``, of element-major blocks ``x`` (B, n) in float32.
 
-    A block that holds NaN or infinity gets a NaN scale, which makes all of it NaN; so does every block where the
-    global scale is NaN. A block whose scale is 0 has codes 0.
+    A block that holds NaN or infinity gets a NaN scale, which makes all of it NaN; so does every block if the global
+    scale is NaN. A block whose scale is 0 has codes 0.
     """
     largest = x.abs().amax(0)
     poisoned = ~torch.isfinite(largest)
     if request.global_scale is not None:
         poisoned = poisoned | ~request.global_scale.valid
-    # searches and bit arithmetic are for finite numbers; what they make of these blocks is thrown away
+    # searches and bit arithmetic need finite values; their results for poisoned blocks are discarded
     sound, largest = (t.masked_fill(poisoned, 0) for t in (x, largest))
     choose = _scale_ue8m0 if request.global_scale is None else _scale_e4m3
     scale, codes = choose(sound, largest, request)
@@ -69,7 +69,7 @@ def _scale_e4m3(x: torch.Tensor, largest: torch.Tensor, request: Request) -> tup
 
 
 def _codes(x: torch.Tensor, scale: torch.Tensor, request: Request, stream: int) -> torch.Tensor:
-    """Codes of ``x`` under E4M3 scales: x · (1 / (global scale · scale)), rounded; 0 where the scale is 0."""
+    """Codes of ``x`` under E4M3 scales: x · (1 / (global scale · scale)), rounded; 0 if the scale is 0."""
     value = formats.decode_e4m3(scale)
     y = x * reciprocal(request.global_scale.value * value)
     return _round(y, request, stream).masked_fill(value == 0, 0)
@@ -84,7 +84,7 @@ def _round(y: torch.Tensor, request: Request, stream: int) -> torch.Tensor:
 def _four_over_six(
     x: torch.Tensor, six: torch.Tensor, four: torch.Tensor, request: Request
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The better of the scale that maps the largest magnitude to 6 and the one that maps it to 4 (6 if equal)."""
+    """The better of two scales: one maps the largest magnitude to 6, the other to 4; a tie goes to 6."""
     candidates = []
     for stream, scale in enumerate((six, four)):
         codes = _codes(x, scale, request, stream)
@@ -96,7 +96,7 @@ def _four_over_six(
 
 
 def _error(difference: torch.Tensor, request: Request) -> torch.Tensor:
-    """The error that ``request.rule`` compares, of the residuals of each block."""
+    """The error of each block's residuals, as ``request.rule`` compares it."""
     if request.rule.choice == "abs_max":
         return difference.abs().amax(0)
     if request.rule.choice == "mae":

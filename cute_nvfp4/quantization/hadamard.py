@@ -2,7 +2,7 @@
 
 y = (x ∘ signs) · H / √n with H the Sylvester-ordered Hadamard matrix, H[i, j] = (−1)^popcount(i & j), and random signs.
 If both operands of a product are rotated alike along K, the product is unchanged: (A R)(B R)ᵀ = A R Rᵀ Bᵀ = A Bᵀ.
-Source of its use before 4-bit quantization: NVIDIA, "Pretraining Large Language Models with NVFP4" (2025).
+Its use before 4-bit quantization: NVIDIA, "Pretraining Large Language Models with NVFP4" (2025).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_SIZE = 256
 
 @dataclass(frozen=True)
 class Hadamard:
-    """A rotation of every ``len(signs)`` elements: a power of two up to 256. ``signs`` are +1 or −1."""
+    """A rotation of every ``len(signs)`` elements, a power of two up to 256. signs: +1 or −1 each."""
 
     signs: tuple[int, ...]
 
@@ -34,19 +34,19 @@ class Hadamard:
 
     @classmethod
     def from_seed(cls, seed: int, size: int = 16) -> Hadamard:
-        """Signs drawn from ``seed``: bit 31 of ``philox.random_bits`` of elements 0 … size − 1; set is −1."""
-        # in Python's integers, which torch.compile follows without looking at a tensor
+        """Draws the signs from ``seed``: if bit 31 of ``philox.random_bits`` of an element's index is set, −1."""
+        # with Python's integers, which torch.compile traces without reading a tensor
         groups = (philox4x32((group, 0, _SIGN_STREAM, 0), key_of(seed)) for group in range(-(-size // 4)))
         words = [word for group in groups for word in group]
         return cls(tuple(1 - 2 * (word >> 31) for word in words[:size]))
 
     @property
     def size(self) -> int:
-        """Elements that are mixed."""
+        """The number of elements that are rotated together."""
         return len(self.signs)
 
     def matrix(self, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> torch.Tensor:
-        """The (size, size) matrix R, so that a row vector x becomes x · R."""
+        """The (size, size) matrix R: a row vector x becomes x · R."""
         return self._rotate(torch.eye(self.size, device=device)).to(dtype)
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
@@ -86,7 +86,7 @@ def _butterflies(x: torch.Tensor) -> torch.Tensor:
 
 
 def resolve_hadamard(hadamard: Hadamard | int | None) -> Hadamard | None:
-    """A rotation, from a seed if an int is given."""
+    """The rotation, or one from a seed; None stays None."""
     if hadamard is None or isinstance(hadamard, Hadamard):
         return hadamard
     if isinstance(hadamard, int) and not isinstance(hadamard, bool):

@@ -1,8 +1,8 @@
-"""Random bits that are a function of a seed and an element's index, and of nothing else.
+"""Random bits that depend on a seed and an element's index, and on nothing else.
 
 Philox4x32-10 (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011), the generator of
 cuRAND: ten rounds of two 32 × 32 → 64-bit multiplications. Four consecutive elements share one evaluation. The order
-of evaluation, the device and the slabs play no part, so that any backend draws the same numbers.
+of evaluation, the device and the slabs do not matter, so every backend draws the same numbers.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _MASK = 0xFFFFFFFF
 
 
 def _multiply(a: torch.Tensor, constant: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """High and low 32 bits of the product of 32-bit numbers held in int64.
+    """The high and the low 32 bits of the product of 32-bit numbers held in int64.
 
-    The product wraps around in int64, but its 64 bits are right, and the mask undoes the sign of the shift.
+    The product wraps around in int64, but its 64 bits are right, and the mask removes the sign that the shift copies.
     """
-    # as a signed number, because torch takes no Python integer of 64 bits
+    # the constant counts as signed, because torch takes no Python integer of 64 bits
     product = a * constant
     return (product >> 32) & _MASK, product & _MASK
 
 
 def philox4x32(counter: tuple[torch.Tensor, ...], key: tuple[int, int]) -> tuple[torch.Tensor, ...]:
-    """Philox4x32-10 of four counter words and two key words: 32-bit numbers in int64 of one shape, or Python's."""
+    """Philox4x32-10 of four counter words and two key words: 32-bit values in int64 tensors of one shape, or ints."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
@@ -47,8 +47,8 @@ def key_of(seed: int) -> tuple[int, int]:
 def random_bits(seed: int, index: torch.Tensor, stream: int = 0) -> torch.Tensor:
     """32 random bits for each element of ``index`` (int64, not negative), as int64 in [0, 2**32).
 
-    The counter is (low and high half of index // 4, ``stream``, 0), the key ``seed``'s halves; element index % 4 of
-    the result is taken. ``stream`` keeps draws for different purposes apart.
+    The counter is (low half of index // 4, high half of it, ``stream``, 0), the key is the halves of ``seed``, and word
+    index % 4 of the result is taken. ``stream`` separates draws for different purposes.
     """
     if index.dtype is not torch.int64:
         raise OperandTypeError.of("index of random bits", got=index.dtype, expected="torch.int64")
@@ -62,12 +62,12 @@ def random_bits(seed: int, index: torch.Tensor, stream: int = 0) -> torch.Tensor
 
 
 def uniform(seed: int, index: torch.Tensor, stream: int = 0) -> torch.Tensor:
-    """Float32 numbers in [0, 1), multiples of 2**-24: the upper 24 of ``random_bits``."""
+    """Float32 values in [0, 1), multiples of 2**-24: the upper 24 of ``random_bits``."""
     return (random_bits(seed, index, stream) >> 8).to(torch.float32) * 2.0**-24
 
 
 def resolve_seed(generator: int | torch.Generator | None) -> int:
-    """A seed in [0, 2**63): the number given, or one drawn from a torch generator (None: torch's default one)."""
+    """A seed in [0, 2**63): the one given, or one drawn from a torch generator (None: torch's default one)."""
     if isinstance(generator, int) and not isinstance(generator, bool):
         if not 0 <= generator < 2**63:
             raise OperandError.of("seed", got=generator, expected="0 <= seed < 2**63")

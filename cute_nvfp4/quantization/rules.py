@@ -1,7 +1,7 @@
 """The rules that choose a block's scale, as data: what each divides by, what it compares, and where it comes from.
 
 docs/explanation/quantization.md has every rule's formula. The names are those of the literature; ``static_6`` is
-fouroversix's name of ``max``, kept because its users will look for it.
+fouroversix's name for ``max``, kept for its users.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import FORMATS, Format
 
-# the scales of an NVFP4 tensor whose global scale is computed: the largest block's is 448, E4M3's largest value …
+# the largest block's scale if an NVFP4 tensor's global scale is computed: 448, E4M3's largest value …
 _TOP = 448.0
-# … or 256, so that the scale of the candidate that maps to 4 (1.5 times larger) still fits
+# … or 256, for which the candidate that maps to 4, whose scale is 1.5 times larger, still fits
 _TOP_FOUR_SIX = 256.0
 _SMALLEST_NORMAL_E4M3 = 2.0**-6
 
@@ -22,15 +22,15 @@ _SMALLEST_NORMAL_E4M3 = 2.0**-6
 class Rule:
     """How the scale of a block follows from its elements.
 
-    name: what the user calls it.
+    name: the user's name for it.
     scale: the type of scale it is for, "e4m3" or "ue8m0".
-    max_code: the element that the block's largest magnitude is divided by; None for the format's largest.
-    top_scale: E4M3 only: the scale of the block that holds the tensor's largest magnitude, where the global scale is
-        computed: global scale = amax / (max_code · top_scale).
+    max_code: the element that the block's largest magnitude is divided by; None: the format's largest.
+    top_scale: E4M3 only: the scale of the block with the tensor's largest magnitude if the global scale is computed:
+        global scale = amax / (max_code · top_scale).
     min_scale: E4M3 only: smaller scales are raised to it.
     exponent: UE8M0 only: how the exponent is rounded, "floor", "ceil", "even" or "rceil".
-    choice: "" where the formula alone decides; "mse", "mae" or "abs_max" for the better of two candidates;
-        "optimal" or "hessian" for the best of all scales.
+    choice: "": the formula alone decides; "mse", "mae" or "abs_max": the better of two candidates; "optimal" or
+        "hessian": the best of all scales.
     """
 
     name: str
@@ -67,7 +67,7 @@ _RULES = (
 )
 _BY_NAME = {(rule.name, rule.scale): rule for rule in _RULES}
 _ALIASES = {"static_6": "max"}
-# rules about the codes 4 and 6, and searches that measure E2M1's steps
+# rules for the codes 4 and 6, and searches that use E2M1's steps
 _ONLY_E2M1 = ("static_4", "optimal", "hessian")
 
 RULE_NAMES = tuple(dict.fromkeys(rule.name for rule in _RULES))
@@ -96,7 +96,7 @@ def resolve_rule(name: str, format: Format) -> Rule:
 
 
 def rules_of(format: str | Format) -> tuple[str, ...]:
-    """The names of the rules that ``format`` has, aliases left out."""
+    """The names of the rules for ``format``, without aliases."""
     format = resolve_format(format)
     return tuple(
         rule.name

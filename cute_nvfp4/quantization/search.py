@@ -1,19 +1,19 @@
-"""The rules that search: the scale with the least error of all scales that the format has.
+"""The rules that search: of all scales of the format they choose the one with the least error.
 
-The error of a scale is that of the whole block under it: the squares of (element · scale) · global scale − x, summed
-in the order of ``ordered_sum``. Of equal errors the formula's scale wins, then the smallest. Evaluating every scale
-is the definition; what is evaluated is a range outside of which the error must be larger than the formula scale's
-error E. With t = scale · global scale and elements sorted by magnitude a₁ ≤ … ≤ a_B:
+The error of a scale is that of the whole block under it: the squares of (element · scale) · global scale − x, summed in
+the order of ``ordered_sum``. Among equal errors the formula's scale wins, then the smallest. By definition every scale
+is evaluated; in fact a range is, outside of which the error must be larger than E, the error of the formula's scale.
+With t = scale · global scale and elements sorted by magnitude a₁ ≤ … ≤ a_B:
 
-- if 6t < a_B the largest element is clipped, and its error is (a_B − 6t)²; more than E if t < (a_B − √E) / 6;
-- elements below t/4 become 0, and their error is their sum of squares; more than E if t > 4·a_i, with i the
+- if 6t < a_B, the largest element is clipped, and its error is (a_B − 6t)², which is more than E if t < (a_B − √E) / 6;
+- elements below t/4 become 0, and their error is their sum of squares, which is more than E if t > 4·a_i, with i the
   first at which a₁² + … + a_i² exceeds E.
 
-The bounds are widened by more than what rounding in float32 can change in both sides, so that the result equals the
-exhaustive search's bit for bit. The idea of such bounds is qwantize's (0.1.1).
+The bounds are widened by more than float32 rounding can change on both sides, so the result equals that of the
+exhaustive search bit for bit. The idea of such bounds is qwantize's (0.1.1).
 
-How many scales are evaluated depends on the values, which torch cannot trace: under ``torch.compile`` a search is one
-operator of the graph, and what it does is not compiled.
+The number of scales that are evaluated depends on the values, which torch cannot trace: under ``torch.compile`` a
+search is one operator of the graph, and its inside is not compiled.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from cute_nvfp4.quantization.mx import power_of_two
 from cute_nvfp4.quantization.rounding import _BIAS, round_e2m1
 from cute_nvfp4.quantization.rules import resolve_rule
 
-# relative margins on errors and on scales: sums of a few hundred float32 numbers are off by 2**-16 at most
+# relative margins of errors and of scales: sums of a few hundred float32 values are off by at most 2**-16
 _ERROR_MARGIN = 1 + 2.0**-10
 _SCALE_MARGIN = 2.0**-18
 _LARGEST_E4M3 = 0x7E
 _UE8M0_CODES = (1, 254)
-# blocks that are searched together: few enough to stay in a CPU's second-level cache; on a GPU elements, for which
-# temporaries take some twenty bytes each
+# how much is searched at a time: on a CPU, blocks that fit into a second-level cache; on a GPU, elements, for each of
+# which temporaries take some twenty bytes
 _CPU_BLOCKS, _DEVICE_ELEMENTS = 4096, 1 << 23
 
 
@@ -50,7 +50,7 @@ _SCHEMA = (
 class _Candidates:
     """The scales of a search. ``first`` … ``last`` are codes; ``value(code)`` gives float32 scales.
 
-    ``values`` are those of all codes in order, ascending, times the global scale; bounds are looked up in them.
+    values: the scales of all codes, ascending, times the global scale; bounds are looked up in them.
     """
 
     first: int
@@ -60,7 +60,7 @@ class _Candidates:
 
 
 class _Limits(NamedTuple):
-    """The codes of each block that may be its scale's; None for all."""
+    """The lowest and the highest code that each block's scale may have; None: any."""
 
     lowest: torch.Tensor | None
     highest: torch.Tensor | None
@@ -70,7 +70,7 @@ _EVERY_CODE = _Limits(None, None)
 
 
 def search_e4m3(x: torch.Tensor, largest: torch.Tensor, start: torch.Tensor, request: Request) -> torch.Tensor:
-    """The best E4M3 code (n,) for each block of ``x`` (B, n), finite, given the formula's code ``start``."""
+    """The best E4M3 code (n,) for each block of ``x`` (B, n), which is finite. start: the formula's code."""
     if torch.compiler.is_compiling() or is_wrapper(x):
         return _as_operator(x, largest, start, request)
     factor = request.global_scale
@@ -80,15 +80,15 @@ def search_e4m3(x: torch.Tensor, largest: torch.Tensor, start: torch.Tensor, req
 
 
 def search_ue8m0(x: torch.Tensor, largest: torch.Tensor, start: torch.Tensor, request: Request) -> torch.Tensor:
-    """The best UE8M0 code in 1 … 254 (int32) for each block of ``x``, finite, given the formula's code ``start``.
+    """The best UE8M0 code in 1 … 254 (int32) for each block of ``x``, which is finite. start: the formula's code.
 
-    A block is searched as a multiple of its formula scale, so that no square over- or underflows.
+    A block is searched as a multiple of its formula scale, so that no square overflows or underflows.
     """
     if torch.compiler.is_compiling() or is_wrapper(x):
         return _as_operator(x, largest, start, request)
     first, last = _UE8M0_CODES
     start = start.clamp(first, last)
-    # codes relative to the start; those further away differ from these in nothing that float32 can show
+    # codes relative to the start; codes further away give the same float32 results as the last of these
     reach = _BIAS - 1
     relative = torch.arange(-reach, reach + 1, dtype=torch.int32, device=x.device)
     candidates = _Candidates(
@@ -106,7 +106,7 @@ def _as_operator(x: torch.Tensor, largest: torch.Tensor, start: torch.Tensor, re
 
 @torch.library.custom_op("cute_nvfp4::search_scales", mutates_args=(), schema=_SCHEMA)
 def _search_operator(x, largest, start, global_scale, hessian, rule, tile):
-    """``search_e4m3`` with a global scale, else ``search_ue8m0``; formats that are searched have E2M1 elements."""
+    """``search_e4m3`` if there is a global scale, else ``search_ue8m0``; searched formats have E2M1 elements."""
     format = formats.MXFP4 if global_scale is None else formats.NVFP4
     factor = None if global_scale is None else GlobalScale.of(global_scale)
     request = Request(format, resolve_rule(rule, format), factor, tile, None, hessian)
@@ -147,7 +147,7 @@ def _search_part(
     low, high = _bounds(x, squares, candidates, request.tile)
     if limits.lowest is not None:
         low, high = torch.maximum(low, limits.lowest), torch.minimum(high, limits.highest)
-    # widest ranges first: the blocks that still have a candidate are then always the first ones
+    # widest ranges first, so that the blocks with candidates left are always the first ones
     width = (high - low + 1).clamp(min=0).masked_fill(squares == 0, 0)
     order = width.argsort(descending=True, stable=True)
     narrower = torch.bincount(width).cumsum(0)
@@ -167,16 +167,16 @@ def _search_part(
 
 
 def _evaluate(x: torch.Tensor, code: torch.Tensor, candidates: _Candidates) -> torch.Tensor:
-    """Residuals (B, n) of the blocks ``x`` under the scales ``code``."""
+    """The residuals (B, n) of the blocks ``x`` under the scales ``code``."""
     factor = candidates.factor
     scale = candidates.value(code)
-    # a scale of zero has no reciprocal, and all its elements are zero
+    # a scale of zero has no reciprocal; all its elements are zero
     inverse = torch.where(scale == 0, 0.0, 1.0 / (factor.value * scale))
     return residual(x, round_e2m1(x * inverse), scale, factor)
 
 
 def _objective(difference: torch.Tensor, request: Request, group: torch.Tensor | None) -> torch.Tensor:
-    """The sum that the search makes least: of squares, or rᵀHr in float64."""
+    """The sum that the search minimizes: of squares, or rᵀHr in float64."""
     if group is None:
         return ordered_sum(difference * difference, request.tile)
     rows = difference.t().to(torch.float64).unsqueeze(-1)
@@ -187,7 +187,7 @@ def _objective(difference: torch.Tensor, request: Request, group: torch.Tensor |
 def _bounds(
     x: torch.Tensor, error: torch.Tensor, candidates: _Candidates, tile: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes (first, last) of each block outside of which the sum of squares exceeds ``error``."""
+    """The codes (first, last) of each block outside of which the sum of squares exceeds ``error``."""
     error = error * (_ERROR_MARGIN / (2 if tile else 1))
     magnitude, _ = (x * candidates.factor.shift).abs().sort(0)
     low = (magnitude[-1] - error.sqrt()) / 6 * (1 - _SCALE_MARGIN)

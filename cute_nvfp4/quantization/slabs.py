@@ -1,4 +1,4 @@
-"""What torch quantizes, a slab at a time, so that temporaries stay small beside the tensor; and its amax."""
+"""Quantizes a tensor in torch, a slab at a time, so that temporaries stay small beside it; and finds its amax."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from cute_nvfp4.quantization.blocks import quantize_blocks
 from cute_nvfp4.quantization.hadamard import Hadamard
 from cute_nvfp4.quantization.rules import Rule
 
-# elements worked on at once; temporaries take some twenty bytes each, with stochastic rounding a hundred
+# elements of a slab; temporaries take some twenty bytes for each, a hundred with stochastic rounding
 _CPU_SLAB, _DEVICE_SLAB = 1 << 19, 1 << 23
 
 
 class Slab(NamedTuple):
-    """A part of a source: ``batch`` and ``rows`` of it, and its values, (L', MN' rounded up to whole tiles, k)."""
+    """A part of a source: its ``batch`` and ``rows``, and its values, (L', MN' rounded up to whole tiles, k)."""
 
     batch: slice
     rows: slice
@@ -29,7 +29,7 @@ class Slab(NamedTuple):
 
 @dataclass(frozen=True)
 class Source:
-    """Matrices (L, MN, K) to read slabs from, in float32, padded to ``k`` columns and whole tiles, and rotated."""
+    """Matrices (L, MN, K), read in slabs as float32, padded to ``k`` columns and whole tiles, and rotated."""
 
     matrices: torch.Tensor
     k: int
@@ -40,8 +40,7 @@ class Source:
         """The whole source, in parts that are small enough."""
         batch, rows, _ = self.matrices.shape
         if torch.compiler.is_compiling():
-            # compiled code has few temporaries, and one copy of it is enough; it would be one for these sizes only, if
-            # a slice had them
+            # compiled code has few temporaries, and slices would give it several copies, each for its sizes only
             yield self._read(slice(None), slice(None))
             return
         limit = _CPU_SLAB if self.matrices.device.type == "cpu" else _DEVICE_SLAB
@@ -66,7 +65,7 @@ def quantize_slabs(
     seed: int | None,
     hessian: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Data (L, MN, bytes of K) and row-major scales (L, MN, K/block)."""
+    """Quantizes a source: data (L, MN, bytes of K) and row-major scales (L, MN, K/block)."""
     batch, rows, _ = source.matrices.shape
     device = source.matrices.device
     data = torch.empty((batch, rows, format.data_columns(source.k)), dtype=torch.uint8, device=device)
@@ -92,7 +91,7 @@ def quantize_slabs(
 
 
 def _to_blocks(values: torch.Tensor, format: Format, tile: int) -> torch.Tensor:
-    """(L, MN, K) to element-major blocks (elements, blocks), blocks in the order (L, MN / tile, K / block)."""
+    """(L, MN, K) as element-major blocks (elements, blocks), with blocks in the order (L, MN / tile, K / block)."""
     batch, rows, k = values.shape
     tiles = values.reshape(batch, rows // tile, tile, k // format.block, format.block)
     return tiles.permute(2, 4, 0, 1, 3).reshape(tile * format.block, -1)
@@ -106,7 +105,7 @@ def _from_blocks(blocks: torch.Tensor, shape: torch.Size, format: Format, tile: 
 
 
 def _element_index(slab: Slab, rows: int) -> torch.Tensor:
-    """(l · MN + row) · K + k of the elements of a slab, as int64. What a ragged tile adds repeats later indices."""
+    """(l · MN + row) · K + k for the elements of a slab, in int64. Rows that pad a tile repeat later indices."""
     (batch, slab_rows, k), device = slab.values.shape, slab.values.device
     matrix = torch.arange(batch, device=device)[:, None] + (slab.batch.start or 0)
     lines = matrix * rows + torch.arange(slab_rows, device=device) + (slab.rows.start or 0)
@@ -114,7 +113,7 @@ def _element_index(slab: Slab, rows: int) -> torch.Tensor:
 
 
 def amax(source: Source) -> torch.Tensor:
-    """The largest finite magnitude: float32, no dimensions; 0 if there is none."""
+    """The largest finite magnitude, a float32 tensor without dimensions; 0 if no element is finite."""
     largest = torch.zeros((), device=source.matrices.device)
     for slab in source.slabs():
         magnitude = slab.values.abs()
