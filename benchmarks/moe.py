@@ -32,6 +32,7 @@ import json
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from functools import partial
@@ -368,7 +369,7 @@ def main() -> int:
                     record["rows"] += measure(layer, options, copy, quantized, fp8)
                     write(record, options.output or results_path("moe"))
     except AssertionError as error:
-        print(error, file=sys.stderr)
+        traceback.print_exception(error)
         return 1
     if options.compile:
         return 0

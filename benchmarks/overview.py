@@ -42,6 +42,7 @@ from gemm_contestants import OURS, PEERS, Problem
 from gemm_report import versions
 from gemm_shapes import SETS, Shape
 from generate_model import Decoder, empty_cache
+from generate_model import Shape as ModelShape
 
 from cute_nvfp4.harness.timing import ColdL2
 
@@ -173,18 +174,19 @@ def experts(layer: moe.Layer, tokens: tuple[int, ...], clock: Clock, device: str
 
 
 @torch.inference_mode()
-def model(clock: Clock) -> Iterator[Row]:
+def model(clock: Clock, shape: ModelShape = generate.LLAMA_8B, device: str = "cuda") -> Iterator[Row]:
     """A decoder of Llama-3.1-8B's shape: steps of decoding, and a prompt."""
-    between, how = generate.compiled_between()
-    made = generate.models(generate.LLAMA_8B, ["bf16", "w4a16"], "cuda", between)
-    far = generate.distances(made, "cuda")["w4a16"]
+    between, how = generate.compiled_between(mixture=shape.experts > 0)
+    made = generate.models(shape, ["bf16", "w4a16"], device, between)
+    far = generate.distances(made, device)["w4a16"]
     if not far < generate.CLOSE:
         raise AssertionError(f"logits are {far} from those of bf16, expected less than {generate.CLOSE}")
-    name = f"{generate.LLAMA_8B.name}'s shape" + (", uncompiled" if how != "compiled" else "")
+    name = f"{shape.name}'s shape" + (", uncompiled" if how != "compiled" else "")
     steps: dict[str, Callable[[Decoder], Call]] = {
-        f"a step of decoding, batch {batch}": lambda m, batch=batch: decoding(m, batch) for batch in BATCHES
+        f"a step of decoding, batch {batch}": lambda m, batch=batch: decoding(m, batch, CONTEXT, device)
+        for batch in BATCHES
     }
-    steps[f"a prompt of {PROMPT} tokens"] = prompt
+    steps[f"a prompt of {PROMPT} tokens"] = lambda m: prompt(m, PROMPT, device)
     for text, of in steps.items():
         us = clock.medians({"ours": of(made["w4a16"]), "peer": of(made["bf16"])})
         yield Row(f"{name}, {text}", "bf16", us)

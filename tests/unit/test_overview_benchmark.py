@@ -88,6 +88,20 @@ def test_a_model_decodes_and_reads(on_cpu: None) -> None:
     assert generate.LLAMA_8B.layers == 32
 
 
+def test_rows_of_a_model(on_cpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def uncompiled(mixture: bool) -> tuple[Between, str]:
+        return Between(), "eager"
+
+    monkeypatch.setattr(generate, "compiled_between", uncompiled)
+    found = list(overview.model(CLOCK, TINY._replace(vocabulary=overview.PROMPT), "cpu"))
+    assert [row.call for row in found] == [
+        "tiny's shape, uncompiled, a step of decoding, batch 1",
+        "tiny's shape, uncompiled, a step of decoding, batch 16",
+        "tiny's shape, uncompiled, a prompt of 2048 tokens",
+    ]
+    assert all(row.us == {"ours": 2.0, "peer": 2.0} for row in found)
+
+
 @pytest.fixture
 def record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict:
     """A record of three kinds of rows: one that works, one that fails, and one that comes too late."""
