@@ -296,9 +296,9 @@ _HEAD = """# Qualifiers
 
 This page lists every word behind a `.` that the simulator accepts in an instruction, by the files of
 `cute_nvfp4/sim/isa` that accept it, and what becomes of it: it is *executed* (it decides values, or who may go on),
-*checked* (it changes no value; the checks of [checks.md](checks.md) follow it), *ignored* on purpose, or *refused* by name. A word that is not here is an
-`UnsupportedInstruction`. `python -m tests.simulator.qualifiers` writes this page from the builders; a test fails where
-a word has no row, or a row no word.
+*checked* (it changes no value; the checks of [checks.md](checks.md) follow it), *ignored* on purpose, or *refused* by
+name. A word that is not here is an `UnsupportedInstruction`. `python -m tests.simulator.qualifiers` writes this page
+from the builders; a test fails where a word has no row, or a row no word.
 
 | chapters | words | what becomes of it | what it says, or why |
 |---|---|---|---|"""
