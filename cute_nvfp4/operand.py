@@ -61,7 +61,7 @@ class OperandKey:
 
 
 _keys: dict[tuple, OperandKey] = {}
-_checked: dict[tuple, OperandKey] = {}  # of operands that passed the checks, by all that those look at
+_checked: dict[tuple, OperandKey] = {}  # keys of operands that passed the checks, by what these read
 
 
 def _kind(data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor | None, format: Format) -> tuple | None:
@@ -147,8 +147,8 @@ class BlockScaledTensor:
     @functools.cached_property
     def key(self) -> OperandKey:
         """The cache key of plans for this operand, made on first use."""
-        data, scale, given = self.data, self.scale, self.global_scale
-        plain = type(data) in PLAIN and type(scale) in PLAIN and (given is None or type(given) in PLAIN)
+        data, scale, factor = self.data, self.scale, self.global_scale
+        plain = type(data) in PLAIN and type(scale) in PLAIN and (factor is None or type(factor) in PLAIN)
         batched = self.is_batched
         strides = (data.stride(-2), data.stride(0) if batched else 0)
         per_matrix = scale.numel() // self.batch
@@ -156,7 +156,7 @@ class BlockScaledTensor:
         if self.scale_layout == "rowmajor":
             scales = (scale.stride(-2), scale.stride(0) if batched else 0)
         found = (
-            *(self.format, self.rows, self.k, self.batch, batched, self.scale_layout, data.device, given is not None),
+            *(self.format, self.rows, self.k, self.batch, batched, self.scale_layout, data.device, factor is not None),
             *(strides, scales, span_bytes(data), span_bytes(scale), row_alignment(data, 32), row_alignment(scale, 32)),
             *(plain, data.device.type == "cpu"),
         )

@@ -108,10 +108,10 @@ def rounded(weight: BlockScaledTensor, up: BlockScaledTensor | None, promoted: b
     Raises:
         OperandError: E4M3 cannot hold blocks of MXFP4 exactly beside the largest of their rows.
     """
-    given, batched = [x for x in (weight, up) if x is not None], weight.is_batched
+    weights, batched = [x for x in (weight, up) if x is not None], weight.is_batched
     name = packing_of(weight.format)
     packing = PACKINGS[name][torch.float8_e4m3fn]
-    stacks = [(x.data, x.rowmajor_scale()) if batched else (x.data[None], x.rowmajor_scale()) for x in given]
+    stacks = [(x.data, x.rowmajor_scale()) if batched else (x.data[None], x.rowmajor_scale()) for x in weights]
     # one matrix after the other, because an element takes dozens of bytes on the way
     each = [
         _rounded([(data[i : i + 1], scale[i : i + 1]) for data, scale in stacks], weight.format, packing)
@@ -119,7 +119,7 @@ def rounded(weight: BlockScaledTensor, up: BlockScaledTensor | None, promoted: b
     ]
     packed, factor = (torch.cat(x) for x in zip(*each))
     packed, factor = (packed, factor) if batched else (packed[0], factor[0])
-    gate, of_up = (*(x.global_scale for x in given), None)[:2]
+    gate, of_up = (*(x.global_scale for x in weights), None)[:2]
     options = {"global_scale": gate, "gated": up is not None, "up_global_scale": of_up, "packing": name}
     return PreparedWeight(
         packed, weight.rows, weight.k, packing.dtype, row_factor=factor.contiguous(), promoted=promoted, **options
@@ -127,13 +127,13 @@ def rounded(weight: BlockScaledTensor, up: BlockScaledTensor | None, promoted: b
 
 
 def _rounded(
-    given: list[tuple[torch.Tensor, torch.Tensor]], format: Format, packing: Packing
+    matrices: list[tuple[torch.Tensor, torch.Tensor]], format: Format, packing: Packing
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The tiles (1, …) and the factors of the padded rows (1, rows), of one matrix or of two that are interleaved."""
-    codes = [unpack_e2m1(data) for data, _ in given]
-    scales = [format.decode_scale(scale, torch.float64) for _, scale in given]
+    codes = [unpack_e2m1(data) for data, _ in matrices]
+    scales = [format.decode_scale(scale, torch.float64) for _, scale in matrices]
     scales = [x.repeat_interleave(format.block // NVFP4.block, dim=-1) for x in scales]
-    one, other = (x[0] if len(given) == 1 else interleaved(*x) for x in (codes, scales))
+    one, other = (x[0] if len(matrices) == 1 else interleaved(*x) for x in (codes, scales))
     rows = by_row(one, other)
     if format is MXFP4 and (least := float(rows.least)) < LEAST:
         raise OperandError.of(

@@ -69,13 +69,13 @@ def convert(model: torch.nn.Module, *, input_rule: str | None = None, backend: B
         raise OperandError.of("model", got="no linear layer with an NVFP4Tensor", expected="one that torchao quantized")
     for name in found:
         old = model.get_submodule(name)
-        given = old.weight.act_per_tensor_scale
+        input_global_scale = old.weight.act_per_tensor_scale
         made = NVFP4Linear(
             operand(old.weight),
             None if old.bias is None else old.bias.detach(),
             in_features=old.in_features,
             input_rule=input_rule,
-            input_global_scale=None if given is None else given.float().reshape(()),
+            input_global_scale=None if input_global_scale is None else input_global_scale.float().reshape(()),
             backend=backend,
         )
         model.set_submodule(name, made.requires_grad_(False).train(old.training).prepare())

@@ -74,7 +74,7 @@ def plan_whole_experts(model: Any, plan: dict[str, str]) -> None:
 def planned(model: Any, plan: dict[str, str], layers: Mapping[str, StoredLinear]) -> dict[str, str]:
     """The styles of the layers that a plan of transformers divides, by name.
 
-    plan: is changed in path: experts that a file stores one by one get the rules of their stacks. layers: all layers
+    plan: is changed in place: experts that a file stores one by one get the rules of their stacks. layers: all layers
     outside of such experts.
 
     Raises:

@@ -104,10 +104,15 @@ class HeldWeight(torch.nn.Module):
         data, scale, factor = buffers["weight_data"], buffers["weight_scale"], buffers["weight_global_scale"]
         if torch.compiler.is_dynamo_compiling():
             return BlockScaledTensor(data, scale, factor, self.format), None
-        given = buffers.get("input_global_scale")
+        input_global_scale = buffers.get("input_global_scale")
         if self._kept is not None:
             kept, earlier, before, rows, _ = self._kept
-            if kept.data is data and kept.scale is scale and kept.global_scale is factor and before is given:
+            if (
+                kept.data is data
+                and kept.scale is scale
+                and kept.global_scale is factor
+                and before is input_global_scale
+            ):
                 # a tensor may have got other memory, or swapped contents
                 if earlier == addresses(data, scale, factor):
                     return kept, rows
@@ -115,7 +120,7 @@ class HeldWeight(torch.nn.Module):
         if is_recorded(data):
             return operand, None
         self._forget()
-        self._kept = _Kept(operand, addresses(data, scale, factor), given, Bounded(), {})
+        self._kept = _Kept(operand, addresses(data, scale, factor), input_global_scale, Bounded(), {})
         return operand, self._kept.rows
 
     def prepare(self, dtype: torch.dtype = torch.bfloat16, *, release: bool = True) -> Self:

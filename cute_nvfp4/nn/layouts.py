@@ -138,7 +138,7 @@ def read_layer(name: str, layout: Layout, tensors: Mapping[str, torch.Tensor]) -
         if tensor.dtype is not dtype:
             raise OperandTypeError.of(f"{what} of {name}", got=tensor.dtype, expected=dtype)
     # with MXFP4 it is the scale of FP8 activations, which this package does not use
-    given = tensors.get(layout.input_global_scale) if layout.format is NVFP4 else None
+    input_global_scale = tensors.get(layout.input_global_scale) if layout.format is NVFP4 else None
     return CheckpointLayer(
         name,
         layout.name,
@@ -148,7 +148,7 @@ def read_layer(name: str, layout: Layout, tensors: Mapping[str, torch.Tensor]) -
             _multiplier(f"{name}, weights", tensors[layout.global_scale], layout) if layout.format is NVFP4 else None,
             layout.format,
         ),
-        None if given is None else _multiplier(f"{name}, inputs", given, layout),
+        None if input_global_scale is None else _multiplier(f"{name}, inputs", input_global_scale, layout),
         tensors.get("pre_quant_scale"),
         tensors.get("bias"),
         {part: x for part, x in tensors.items() if part not in (layout.weight, "weight_scale", "bias")},

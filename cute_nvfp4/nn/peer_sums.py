@@ -21,7 +21,7 @@ class PeerSums:
     for that launch, and lets the next one start, which may be a product whose plan is ``early()``.
 
     Raises:
-        OperandError: the dtype has not 16 bits, elements are no multiple of 8, or the device is no GPU.
+        OperandError: the dtype is not one of 16 bits, elements are no multiple of 8, or the device is no GPU.
     """
 
     def __init__(

@@ -120,7 +120,7 @@ def split_alpha(alpha: Any, device: torch.device, groups: int = 1) -> tuple[floa
     return 1.0, alpha.reshape(-1)
 
 
-def as_alpha(alpha: float | torch.Tensor | None) -> tuple[float, torch.Tensor | None]:
+def split_checked_alpha(alpha: float | torch.Tensor | None) -> tuple[float, torch.Tensor | None]:
     """A checked alpha as a number and a tensor or None."""
     return (1.0, alpha) if isinstance(alpha, torch.Tensor) else (1.0 if alpha is None else number("alpha", alpha), None)
 

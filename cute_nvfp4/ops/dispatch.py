@@ -1,4 +1,4 @@
-"""When a call of a public function goes through torch's dispatcher, as an operator of ``ops.library``."""
+"""Decides whether a call of a public function goes through torch's dispatcher, as an operator of ``ops.library``."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ from .quantize_request import (
     kind_of_scale,
 )
 from .quantize_rows import check_out as check_out_rows
-from .quantize_rows import check_rows, quantize_rows, rows_of
+from .quantize_rows import check_rows, quantize_rows, rows_and_maker
 
 
 class Fused(NamedTuple):
@@ -171,7 +171,7 @@ class FusedOperation(Operation):
     def _planned_rows(self, r: Any, target: Target, own: Mapping[str, Any]) -> PlannedCall:
         """The planned call that returns FP8 rows."""
         x = r.described.matrices[0]
-        like, made = rows_of(x)
+        like, made = rows_and_maker(x)
         has = {name for name, field in own.items() if field is not None}
         variant = {"source": self._source, "residual": "residual" in has, "weighted": "weight" in has}
         config = Fp8ComputedConfig(**vars(rows_config(DTYPE_NAMES[x.dtype], x.shape[1], target.arch)), **variant)
@@ -200,21 +200,21 @@ class FusedOperation(Operation):
             options["new"] = {"residual_out": allocator(torch.empty_like(like))}
         if values:
             make = allocator(like)
-            options["extra"] = "values", lambda given, kept: make(), like
+            options["extra"] = "values", lambda args, kept: make(), like
         return self.planned(kernel, config, target, arguments, r._replace(out=out), wrap=Fused, **options)
 
-    def _in_two_steps(self, *given: Any) -> Fused:
+    def _in_two_steps(self, *args: Any) -> Fused:
         """The planned call for a global scale that all values decide: a launch, then ``quantize``."""
-        r = self.request(*given)
+        r = self.request(*args)
         if r.out is not None:
-            self.overlapping(*given)
+            self.overlapping(*args)
         found = self.run(*r._replace(**{"global_scale": None, "out": None, self.wanted: True}))
         return found._replace(quantized=quantized_values(found.values, r))
 
-    def _copied_first(self, *given: Any) -> Fused:
+    def _copied_first(self, *args: Any) -> Fused:
         """The planned call that first copies the matrices that a kernel cannot read."""
-        self.overlapping(*given)
-        r = self.request(*given)
+        self.overlapping(*args)
+        r = self.request(*args)
         copies = {}
         for name, x in r.described.matrices._asdict().items():
             if x is not None and name != "residual_out":
@@ -229,8 +229,8 @@ class FusedOperation(Operation):
 
 def checked_quantization(values: torch.Tensor, r: Any) -> tuple[QuantizeRequest, str]:
     """How the request of an operation quantizes values like ``values`` (M, K), and the kind of the global scale."""
-    given = {"format": r.format, "rule": r.rule, "scale_layout": r.scale_layout}
-    request = checked_request(QUANTIZE.request_of(x=values, **given))
+    options = {"format": r.format, "rule": r.rule, "scale_layout": r.scale_layout}
+    request = checked_request(QUANTIZE.request_of(x=values, **options))
     if request.rule.choice in ("optimal", "hessian"):
         got, expected = repr(request.rule.name), "a rule that does not search"
         raise OperandError.of("rule", got=got, expected=expected, hint="quantize has it.")

@@ -116,8 +116,8 @@ def _plan(r: Any, target: Target) -> PlannedCall | PackThenMultiply:
     both = (operand_record(r.b1, "b1"), operand_record(r.b2, "b2")) if r.b2 is not None else _halves(r, n)
     dtype = None if quantized else r.out.dtype
 
-    def new(a: BlockScaledTensor, *given: Any) -> torch.Tensor | BlockScaledTensor:
-        return _new(a, n, dtype, given[_SCALE])
+    def new(a: BlockScaledTensor, *args: Any) -> torch.Tensor | BlockScaledTensor:
+        return _new(a, n, dtype, args[_SCALE])
 
     options = {"read_only": ("out.global_scale",), "new_of": new}
     described = {"n": n, "b_format": r.b1.format.name, "products": 2, "gate": r.gate, "interleaved": r.interleaved}

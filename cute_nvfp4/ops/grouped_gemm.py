@@ -17,7 +17,16 @@ from ..runtime.bounded import Bounded
 from ..runtime.simulating import surroundings
 from ..target import Target
 from .arguments import ACTIVATIONS, LIST, OUTPUT, TENSOR
-from .checks import ALL_FORMATS, as_alpha, check_format, check_formats, inputs, refuse_gate, span, split_alpha
+from .checks import (
+    ALL_FORMATS,
+    check_format,
+    check_formats,
+    inputs,
+    refuse_gate,
+    span,
+    split_alpha,
+    split_checked_alpha,
+)
 from .gemm_launch import check_operands, check_signs
 from .grouped_launch import BlockScaledList
 from .groups import (
@@ -196,7 +205,7 @@ class GroupsCall:
         self.new = maker([tuple(x.shape) for x in r.out], r.out[0].dtype, r.out[0].device)
         self.launch = None
         if self._live:
-            groups = self._of_live(r.problems, r.out, as_alpha(r.alpha)[1])
+            groups = self._of_live(r.problems, r.out, split_checked_alpha(r.alpha)[1])
             self.launch = kind(ListRequest(*groups, target, r.config, r.gate))
 
     def _of_live(self, groups: Sequence[Any], outs: Sequence[torch.Tensor], alpha: torch.Tensor | None) -> tuple:
@@ -209,7 +218,7 @@ class GroupsCall:
     ) -> list[torch.Tensor]:
         if self.signed:
             _check_signs(problems)
-        scalar, factors = as_alpha(alpha)
+        scalar, factors = split_checked_alpha(alpha)
         outs = self.new() if out is None else list(out)
         if out is not None:
             found = addresses(factors, *outs, *tensors_of(problems))
@@ -265,7 +274,7 @@ def _prepared(r: Any) -> Preparation:
         empty = next(i for i, (x, _) in enumerate(r.problems) if not rows_of(x))
         hint = "Leave the group out: it has no result."
         raise OperandError.of(f"group {empty}: rows of a of a prepared call", got=0, expected="at least 1", hint=hint)
-    scalar, alpha = as_alpha(r.alpha)
+    scalar, alpha = split_checked_alpha(r.alpha)
     outs, alpha = call.new() if r.out is None else list(r.out), None if alpha is None else alpha.reshape(-1)
     return call.launch.preparation(r.problems, outs, scalar, alpha)
 

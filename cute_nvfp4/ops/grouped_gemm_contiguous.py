@@ -34,7 +34,7 @@ from .checks import (
 )
 from .gemm_launch import check_operands, check_signs_of
 from .grouped_launch import KERNEL, aligned, group_record, planned_groups
-from .groups import alpha_of_group, check_rows, checked_status, status_of, store_rows
+from .groups import alpha_of_group, check_rows_contiguous, checked_status, status_of, store_rows
 from .operation import Operation
 from .planned import PlannedCall
 from .prepared_weight.operands import exact_product, exact_values, natural_dtype
@@ -90,7 +90,7 @@ def _check(r: Any) -> torch.Tensor:
     split_alpha(r.alpha, b.device, b.batch)
     dtype = default if r.out is None and r.out_dtype is None else r.out_dtype
     out = checked_output(reads(r), b.device, (rows, b.rows), r.out, dtype)
-    check_rows("out", out)
+    check_rows_contiguous("out", out)
     checked_status(r.status, b.device)
     return out
 
@@ -118,9 +118,9 @@ def _check_block_scaled(r: Any) -> int:
     return a.rows
 
 
-def _pack_then_multiply(dtype: torch.dtype, a: GroupedRows, b: BlockScaledTensor, *given: Any) -> torch.Tensor:
+def _pack_then_multiply(dtype: torch.dtype, a: GroupedRows, b: BlockScaledTensor, *args: Any) -> torch.Tensor:
     """The planned call on sm_90a for a stack that each call packs. dtype: that of a new result."""
-    _, gate, alpha, out, _, status, config, backend = given
+    _, gate, alpha, out, _, status, config, backend = args
     options = out, dtype if out is None else None, status, config, backend
     return CONTIGUOUS(a, packed_first(b, backend), a.offsets, gate, alpha, *options)
 

@@ -54,10 +54,10 @@ def checked_outputs(
         got = f"{type(out).__name__}" + (f" of {len(out)}" if isinstance(out, (list, tuple)) else "")
         raise OperandError.of("out", got=got, expected=f"a list of {len(shapes)} tensors")
 
-    def check(given: Any, shape: tuple[int, int]) -> None:
-        check_dense("out", given)
-        checked_output({}, device, shape, given, dtype or getattr(out[0], "dtype", None))
-        check_rows("out", given)
+    def check(x: Any, shape: tuple[int, int]) -> None:
+        check_dense("out", x)
+        checked_output({}, device, shape, x, dtype or getattr(out[0], "dtype", None))
+        check_rows_contiguous("out", x)
 
     each_group(check, out, shapes)
     return list(out)
@@ -96,7 +96,7 @@ def check_spans(spans: list[tuple[int, int, str, int, bool]]) -> None:
             reach[written] = end, name, group
 
 
-def check_rows(name: str, out: torch.Tensor) -> None:
+def check_rows_contiguous(name: str, out: torch.Tensor) -> None:
     """Raises unless the rows of an output are contiguous."""
     if out.shape[-1] > 1 and out.stride(-1) != 1:
         raise OperandError.of(f"stride of {name} along N", got=out.stride(-1), expected="1")
@@ -143,9 +143,9 @@ def alpha_of_live(live: Sequence[int], whole: bool, alpha: torch.Tensor | None) 
     return torch.cat([each[i] for i in live])
 
 
-def addresses(*given: torch.Tensor | None) -> tuple[int, ...]:
+def addresses(*tensors: torch.Tensor | None) -> tuple[int, ...]:
     """The addresses of the tensors, without those that are None."""
-    return tuple([x.data_ptr() for x in given if x is not None])
+    return tuple([x.data_ptr() for x in tensors if x is not None])
 
 
 def tensors_of(groups: Sequence[Any]) -> Iterator[torch.Tensor]:

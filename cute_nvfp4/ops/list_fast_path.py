@@ -66,22 +66,22 @@ def _key(problems: Sequence[Pair], gate: str, out: Any, out_dtype: Any, backend:
 class RepeatedCall:
     """A call for operands like those of ``problems``, in which all groups have rows.
 
-    given: whether the caller gave the outputs. usable: whether the operands are aligned.
+    has_out: whether the caller gave the outputs. usable: whether the operands are aligned.
     """
 
-    def __init__(self, call: Any, problems: Sequence[Pair], outs: list[Tensor], given: bool) -> None:
+    def __init__(self, call: Any, problems: Sequence[Pair], outs: list[Tensor], has_out: bool) -> None:
         launch = self._launch = call.launch
         self._run, self._new = getattr(launch.launch, "of_values", None), call.new
         self._decodes = not launch.only_addresses
         n = self._groups = len(problems)
         scale_parts = [part for part, how in launch.scales.items() if how != "none"]
         self._tensors, self._scales = reader(launch.operands), reader(scale_parts)
-        # what no key of an operand says
+        # bare tensors have no key
         self._floats = reader([part for part in launch.operands if part.name is None])
         self._factors = [n * scale_parts.index(part) for part in launch.factors]
         self._count = n * (len(launch.operands) + 1)
         tensors, scales = self._tensors(problems), self._scales(problems)
-        guarded = [*self._floats(problems), *(outs if given else ()), *scales]
+        guarded = [*self._floats(problems), *(outs if has_out else ()), *scales]
         self._same_kind = TensorGuards(guarded).check if guarded else lambda tensors: True
         every = (*tensors, *outs, *scales)
         self._sizes = [span_bytes(x) for x in every]
@@ -89,7 +89,7 @@ class RepeatedCall:
         addresses = [x.data_ptr() for x in every]
         self._steps = self._steps_of(addresses)
         self._known = Bounded()
-        self.usable = self._values(addresses, given) is not None
+        self.usable = self._values(addresses, has_out) is not None
 
     def __call__(self, problems: Sequence[Pair], out: Sequence[Tensor] | None) -> list[Tensor] | None:
         """The results, or None if the call must take the slow path."""
@@ -114,11 +114,11 @@ class RepeatedCall:
             increment_versions(tuple(outs))
         return outs
 
-    def _values(self, addresses: Sequence[int], given: bool) -> tuple | None:
+    def _values(self, addresses: Sequence[int], has_out: bool) -> tuple | None:
         """The values of the launch for these addresses; None unless they are aligned and the caller's outputs apart."""
         if reduce(or_, addresses[: self._count]) % 16 or self._steps_of(addresses) != self._steps:
             return None
-        if given and overlap(zip(addresses, map(add, addresses, self._sizes), self._written)):
+        if has_out and overlap(zip(addresses, map(add, addresses, self._sizes), self._written)):
             return None
         operands = addresses[: self._count] if self._decodes else self._launch.ordered(addresses)
         return (*operands, 1.0, *(addresses[self._count + i] for i in self._factors))

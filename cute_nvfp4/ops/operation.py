@@ -176,9 +176,9 @@ class Operation:
         """The result for the arguments, in order."""
         return self.call(*args)
 
-    def request_of(self, **args: Any) -> Any:
+    def request_of(self, **named: Any) -> Any:
         """The request with these arguments, and the defaults of the others."""
-        return self.request(**(self.defaults | args))
+        return self.request(**(self.defaults | named))
 
     def unplanned(self, *args: Any) -> Any:
         """The slow path: torch records the call, or no plan exists yet for arguments like these."""

@@ -1,6 +1,6 @@
 """Planned launches and calls: what the first call of a kind decides, and later calls reuse.
 
-An operation fills its kernel's record of arguments. In the index of an address it writes the name of the tensor there,
+An operation fills its kernel's record of arguments. In the place of an address it writes the name of the tensor there,
 such as "a.data" or "out". From these names follow the parameters that a call sets, the memory that the simulator may
 touch, the checks for overlap, and what ``prepare`` and ``export`` may vary. No code counts parameters by hand.
 """
@@ -86,7 +86,7 @@ class PlannedLaunch:
         return attrgetter(part)(found) if part else found
 
     def _apart(self, tensors: Mapping[str, torch.Tensor]) -> OverlapCheck:
-        """The check that outputs overlap neither the inputs nor each other; in-index inputs are exempt."""
+        """The check that outputs overlap neither the inputs nor each other; in-place inputs are exempt."""
         sizes = {index: span_bytes(tensors[path]) for index, path in self._paths.items()}
         written = [i for i, path in self._paths.items() if path in self._written]
         outs = [(i, sizes[i]) for i in written if self._paths[i].split(".")[0] in ("out", "residual_out")]

@@ -79,30 +79,30 @@ class Prepared:
         self._out = vary.index("out") if "out" in vary else None
         self._known = _Known.of([made.operands[name] for name in vary])
 
-    def __call__(self, *given: Any) -> Any:
+    def __call__(self, *operands: Any) -> Any:
         vary = self._vary
-        if not (given or vary):
+        if not (operands or vary):
             self._fixed()
             return self._result
-        if len(given) != len(vary):
+        if len(operands) != len(vary):
             names = ", ".join(name for name, _, _ in vary) or "none"
-            raise OperandError.of("operands of a prepared call", got=len(given), expected=f"{len(vary)}: {names}")
-        addresses = None if self._known is None else self._known.addresses(given)
+            raise OperandError.of("operands of a prepared call", got=len(operands), expected=f"{len(vary)}: {names}")
+        addresses = None if self._known is None else self._known.addresses(operands)
         values = None if addresses is None else self._known.values.get(addresses)
         if values is None:
-            values = self._checked(given)
+            values = self._checked(operands)
             if addresses is not None:
                 self._known.values[addresses] = values
         made, owners = self._made, self._owners
         if made.reads_owners:
-            owners = made.owners(made.operands | {name: x for (name, _, _), x in zip(vary, given)})
+            owners = made.owners(made.operands | {name: x for (name, _, _), x in zip(vary, operands)})
         self._launch(values, owners)
-        return self._result if self._out is None else given[self._out]
+        return self._result if self._out is None else operands[self._out]
 
-    def _checked(self, given: Sequence[Any]) -> tuple:
+    def _checked(self, operands: Sequence[Any]) -> tuple:
         """The values of the launch, after checking the operands that vary."""
         values = list(self._values)
-        for (name, key, slots), x in zip(self._vary, given):
+        for (name, key, slots), x in zip(self._vary, operands):
             if (found := _key(x)) != key:
                 raise _unlike(name, found, key)
             for element, parts in zip(x, slots) if isinstance(key, _ListKey) else ((x, slots),):
@@ -156,12 +156,12 @@ class _Known:
             return None
         return cls(tensors, tuple(map(len, operands)))
 
-    def addresses(self, given: Sequence[Any]) -> tuple[int, ...] | None:
+    def addresses(self, operands: Sequence[Any]) -> tuple[int, ...] | None:
         """The addresses of all tensors; None if one is unlike the prepared one."""
-        if is_dynamo_compiling() or any(type(x) is not list and type(x) is not tuple for x in given):
+        if is_dynamo_compiling() or any(type(x) is not list and type(x) is not tuple for x in operands):
             return None
-        tensors = [y for x in given for y in x]
-        if tuple(map(len, given)) != self._lengths or not self._like.check(tensors):
+        tensors = [y for x in operands for y in x]
+        if tuple(map(len, operands)) != self._lengths or not self._like.check(tensors):
             return None
         return tuple(map(Tensor.data_ptr, tensors))
 

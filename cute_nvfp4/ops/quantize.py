@@ -187,9 +187,9 @@ def plan_quantize(r: Any, target: Target, cluster: int | None = None) -> Callabl
     return QUANTIZE.planned(KERNEL, plan.config, target, arguments, r._replace(out=out), **options)
 
 
-def _copied_first(*given: Any) -> BlockScaledTensor:
+def _copied_first(*args: Any) -> BlockScaledTensor:
     """The planned call that copies x and quantizes the copy."""
-    r = QUANTIZE.request(*given)
+    r = QUANTIZE.request(*args)
     if r.out is not None:
         _check_memory(r)
     view = matrices(r.x, r.transpose, r.axis).clone(memory_format=torch.contiguous_format)

@@ -31,7 +31,7 @@ class Results:
     kind of its global scale, from ``kind_of_scale``.
     """
 
-    def __init__(self, request: QuantizeRequest, given: Any) -> None:
+    def __init__(self, request: QuantizeRequest, global_scale: Any) -> None:
         format, x = request.format, request.source.matrices
         batch, rows, k = x.shape[0], x.shape[1], request.source.k
         lead, columns = (batch, rows) if request.ndim == 3 else (rows,), format.scale_columns(k)
@@ -43,10 +43,12 @@ class Results:
         else:
             scale = torch.empty((*lead, columns), **options)
         factor = torch.empty((), dtype=torch.float32, device=x.device)
-        self.scale_kind = kind_of_scale(format, given, x.device)
+        self.scale_kind = kind_of_scale(format, global_scale, x.device)
         self.key = BlockScaledTensor(data, scale, factor if self.scale_kind != "none" else None, format).key
         # whether the caller's global scale can be a result's without a copy or a view
-        self._as_it_is = isinstance(given, torch.Tensor) and not given.ndim and not given.requires_grad
+        self._as_it_is = isinstance(global_scale, torch.Tensor) and not (
+            global_scale.ndim or global_scale.requires_grad
+        )
         self.data_strides = byte_strides(data)
         self.data, self.scale, self.factor = allocator(data), allocator(scale), allocator(factor)
 
@@ -56,19 +58,20 @@ class Results:
         key, data, scale, factor, at = self.key, self.data, self.scale, self.factor, fields.index("global_scale")
         kind, as_it_is, new = self.scale_kind, self._as_it_is, BlockScaledTensor.like
         if kind == "none":
-            return lambda *given: new(key, data(), scale(), None)
+            return lambda *args: new(key, data(), scale(), None)
         if kind == "computed":
-            return lambda *given: new(key, data(), scale(), factor())
+            return lambda *args: new(key, data(), scale(), factor())
         if as_it_is:
-            return lambda *given: new(key, data(), scale(), given[at])
-        return lambda *given: new(key, data(), scale(), _given_scale(given[at], given[0]))
+            return lambda *args: new(key, data(), scale(), args[at])
+        return lambda *args: new(key, data(), scale(), _caller_scale(args[at], args[0]))
 
 
-def _given_scale(given: float | torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _caller_scale(global_scale: float | torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """The caller's global scale, already checked, as a tensor of no dimensions on the device of ``x``."""
-    if not isinstance(given, torch.Tensor):
-        return checked_global_scale(given, x.device)
-    return given.detach().reshape(()) if given.ndim or given.requires_grad else given
+    if not isinstance(global_scale, torch.Tensor):
+        return checked_global_scale(global_scale, x.device)
+    changed = global_scale.ndim or global_scale.requires_grad
+    return global_scale.detach().reshape(()) if changed else global_scale
 
 
 def quantized_output(operation: Any, r: Any, results: Results) -> dict[str, Any]:
@@ -78,17 +81,17 @@ def quantized_output(operation: Any, r: Any, results: Results) -> dict[str, Any]
     if results.scale_kind == "given":
         options["read_only"] = ("out.global_scale",)
         if r.out is not None and r.global_scale is not r.out.global_scale:
-            options["before"] = lambda *given: _store_scale(operation, given)
+            options["before"] = lambda *args: _store_scale(operation, args)
     return options
 
 
-def _store_scale(operation: Any, given: tuple) -> None:
+def _store_scale(operation: Any, args: tuple) -> None:
     """Copies the caller's global scale to that of ``out``, which the kernel reads."""
-    r = operation.request(*given)
+    r = operation.request(*args)
     own = r.out.global_scale
     check_out_gradient(r.out)
-    operation.overlapping(*given)
-    factor = _given_scale(r.global_scale, r[0])
+    operation.overlapping(*args)
+    factor = _caller_scale(r.global_scale, r[0])
     if factor.data_ptr() != own.data_ptr():
         own.copy_(factor.reshape(own.shape))
 
@@ -98,7 +101,8 @@ def quantize_arguments(
 ) -> QuantizeArguments:
     """The arguments that all kernels of quantization have.
 
-    x: what is read, (L, MN, K) or (MN, K) or transposed, the call's ``name``. out: a result. kind: of its global scale.
+    x: what is read, (L, MN, K) or (MN, K) or transposed. name: that of x in the call. out: a result. kind: that of its
+    global scale.
     """
     rows, batch = request.source.matrices.shape[1], request.source.matrices.shape[0]
     columns = request.format.scale_columns(request.source.k)
@@ -139,13 +143,13 @@ def made_first(seed: int | None, amax: Launcher | None) -> tuple[str, Callable[[
     """
     like = Made(0, 0, torch.empty((), device="meta"))
 
-    def make(given: tuple, kept: bool) -> Made:
+    def make(args: tuple, kept: bool) -> Made:
         low = high = 0
         if seed is not None:
-            low, high = int32(given[seed]), int32(given[seed] >> 32)
+            low, high = int32(args[seed]), int32(args[seed] >> 32)
         if amax is None:
             return Made(low, high, like.amax)
-        x = given[0]
+        x = args[0]
         largest = torch.zeros((), dtype=torch.float32, device=x.device)
         amax((x.data_ptr(), largest.data_ptr()), (x, largest))
         return Made(low, high, largest)

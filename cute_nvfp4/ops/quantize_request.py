@@ -106,14 +106,14 @@ def checked_request(r: Any) -> QuantizeRequest:
     return QuantizeRequest(source, r.x.ndim, format, rule, r.rounding, r.scale_layout, hessian, is_recorded(r.x))
 
 
-def check_out(out: Any, request: QuantizeRequest, given: Any) -> None:
-    """Raises unless the result of ``request`` can be written to ``out``. given: the caller's global scale."""
+def check_out(out: Any, request: QuantizeRequest, global_scale: Any) -> None:
+    """Raises unless the result of ``request`` can be written to ``out``. global_scale: the caller's global scale."""
     if not isinstance(out, BlockScaledTensor):
         raise OperandTypeError.of("out", got=type(out).__name__, expected="BlockScaledTensor")
     x, format = request.source.matrices, request.format
     batch, rows, _ = x.shape
     shape = (batch, rows, format.data_columns(request.source.k))
-    scaled = format.has_global_scale and given is not None
+    scaled = format.has_global_scale and global_scale is not None
     same = {
         "format of out": (out.format.name, format.name),
         "shape of the data of out": (tuple(out.data.shape), shape if request.ndim == 3 else shape[1:]),
@@ -126,7 +126,7 @@ def check_out(out: Any, request: QuantizeRequest, given: Any) -> None:
             raise OperandError.of(what, got=got, expected=expected)
     check_out_gradient(out)
     if not request.recorded:
-        check_out_memory(out, {"x": x, "hessian": request.hessian}, given)
+        check_out_memory(out, {"x": x, "hessian": request.hessian}, global_scale)
 
 
 def check_out_gradient(out: BlockScaledTensor) -> None:
@@ -135,10 +135,10 @@ def check_out_gradient(out: BlockScaledTensor) -> None:
         raise OperandError.of("global scale of out", got="one that requires a gradient", expected="one that does not")
 
 
-def check_out_memory(out: BlockScaledTensor, read: Mapping[str, torch.Tensor | None], given: Any) -> None:
+def check_out_memory(out: BlockScaledTensor, read: Mapping[str, torch.Tensor | None], global_scale: Any) -> None:
     """Raises if the parts of ``out`` overlap each other or an input, or lie where no kernel can write them.
 
-    given: the caller's global scale.
+    global_scale: the caller's global scale.
     """
     scale = out.scale
     if out.scale_layout == "rowmajor" and not (scale.is_contiguous() and scale.data_ptr() % 4 == 0):
@@ -146,8 +146,10 @@ def check_out_memory(out: BlockScaledTensor, read: Mapping[str, torch.Tensor | N
         raise OperandError.of("scale of out", got=got, expected="contiguous, at a multiple of 4 bytes")
     # the caller may give the global scale of out itself
     scaled = out.global_scale is not None
-    if isinstance(given, torch.Tensor) and not (scaled and given.data_ptr() == out.global_scale.data_ptr()):
-        read = {**read, "global_scale": given}
+    if isinstance(global_scale, torch.Tensor) and not (
+        scaled and global_scale.data_ptr() == out.global_scale.data_ptr()
+    ):
+        read = {**read, "global_scale": global_scale}
     check_memory(read, out)
 
 
@@ -252,48 +254,48 @@ def _padded(k: int, format: Format, rotation: Hadamard | None, pad: bool) -> int
     return padded
 
 
-def kind_of_scale(format: Format, given: Any, device: torch.device) -> str:
+def kind_of_scale(format: Format, global_scale: Any, device: torch.device) -> str:
     """Which global scale a result has: "none", the caller's ("given"), or "computed"."""
-    automatic = isinstance(given, str) and given == "auto"
-    if given is None or (automatic and not format.has_global_scale):
+    automatic = isinstance(global_scale, str) and global_scale == "auto"
+    if global_scale is None or (automatic and not format.has_global_scale):
         return "none"
     if not format.has_global_scale:
-        got = type(given).__name__
+        got = type(global_scale).__name__
         raise OperandError.of(f"global scale of {format.name}", got=got, expected="None or 'auto'")
     if automatic:
         return "computed"
-    checked_global_scale(given, device)
+    checked_global_scale(global_scale, device)
     return "given"
 
 
-def global_scale_of(given: Any, request: QuantizeRequest) -> torch.Tensor | None:
+def global_scale_of(global_scale: Any, request: QuantizeRequest) -> torch.Tensor | None:
     """The global scale as a float32 tensor of no dimensions, or None; torch computes it for "auto"."""
     device = request.source.matrices.device
-    kind = kind_of_scale(request.format, given, device)
+    kind = kind_of_scale(request.format, global_scale, device)
     if kind == "computed":
         return global_scale_from_amax(amax(request.source), request.rule)
-    return None if kind == "none" else checked_global_scale(given, device)
+    return None if kind == "none" else checked_global_scale(global_scale, device)
 
 
-def checked_global_scale(given: float | torch.Tensor, device: torch.device) -> torch.Tensor:
+def checked_global_scale(global_scale: float | torch.Tensor, device: torch.device) -> torch.Tensor:
     """The caller's global scale as a float32 tensor of no dimensions on ``device``."""
-    if isinstance(given, torch.Tensor):
-        check_dense("global scale", given)
-        if given.dtype is not torch.float32 or given.numel() != 1 or given.device != device:
+    if isinstance(global_scale, torch.Tensor):
+        check_dense("global scale", global_scale)
+        if global_scale.dtype is not torch.float32 or global_scale.numel() != 1 or global_scale.device != device:
             raise OperandTypeError.of(
                 "global scale",
-                got=f"{given.dtype}, shape {tuple(given.shape)}, {given.device}",
+                got=f"{global_scale.dtype}, shape {tuple(global_scale.shape)}, {global_scale.device}",
                 expected=f"one torch.float32 element on {device}",
             )
-        return given.detach().reshape(())
-    if isinstance(given, (bool, str)) or not isinstance(given, (int, float)):
+        return global_scale.detach().reshape(())
+    if isinstance(global_scale, (bool, str)) or not isinstance(global_scale, (int, float)):
         raise OperandTypeError.of(
-            "global scale", got=repr(given), expected="'auto', None, a number or a float32 tensor"
+            "global scale", got=repr(global_scale), expected="'auto', None, a number or a float32 tensor"
         )
-    if not SMALLEST_GLOBAL_SCALE <= given <= LARGEST_GLOBAL_SCALE:
-        raise OperandError.of("global scale", got=given, expected="2**-100 … 2**118")
+    if not SMALLEST_GLOBAL_SCALE <= global_scale <= LARGEST_GLOBAL_SCALE:
+        raise OperandError.of("global scale", got=global_scale, expected="2**-100 … 2**118")
     # fill on the device: a copy from the host would wait for it
-    return torch.full((), float(given), dtype=torch.float32, device=device)
+    return torch.full((), float(global_scale), dtype=torch.float32, device=device)
 
 
 def hessian_blocks(hessian: torch.Tensor, k: int, format: Format, device: torch.device) -> torch.Tensor:

@@ -32,14 +32,14 @@ def quantize_rows(x: torch.Tensor, out: RowScaledTensor | None = None, backend: 
     return QUANTIZE_ROWS.call(x, out, backend)
 
 
-def check_no_options(given: Sequence[Any]) -> None:
+def check_no_options(args: Sequence[Any]) -> None:
     """Raises unless the arguments of ``quantize`` that FP8 rows do not have are left at their defaults.
 
-    given: rule, global scale, generator, Hessian, out, and the options.
+    args: rule, global scale, generator, Hessian, out, and the options.
     """
-    if tuple(given) != ("max", "auto", None, None, None, False, "nearest", None, False, None, False, "blocked"):
+    if tuple(args) != ("max", "auto", None, None, None, False, "nearest", None, False, None, False, "blocked"):
         expected = "none but backend"
-        raise OperandError.of(f"arguments of quantize for {FP8}", got=repr(tuple(given)), expected=expected)
+        raise OperandError.of(f"arguments of quantize for {FP8}", got=repr(tuple(args)), expected=expected)
 
 
 def check_rows(x: torch.Tensor) -> None:
@@ -74,12 +74,12 @@ def new_rows(x: torch.Tensor) -> RowScaledTensor:
     return RowScaledTensor(data, x.new_empty(x.shape[0], dtype=torch.float32))
 
 
-def rows_of(x: torch.Tensor) -> tuple[RowScaledTensor, Callable[..., RowScaledTensor]]:
+def rows_and_maker(x: torch.Tensor) -> tuple[RowScaledTensor, Callable[..., RowScaledTensor]]:
     """FP8 rows for x (M, K) to plan with, and a function that makes more of them in a planned call."""
     like = new_rows(x)
     data, scale = like.data, like.scale
     new_data, new_scale = allocator(torch.empty_like(data)), allocator(torch.empty_like(scale))
-    return like, lambda *given: RowScaledTensor(new_data(), new_scale())
+    return like, lambda *args: RowScaledTensor(new_data(), new_scale())
 
 
 def stored(found: RowScaledTensor, out: RowScaledTensor | None) -> RowScaledTensor:
@@ -92,7 +92,7 @@ def stored(found: RowScaledTensor, out: RowScaledTensor | None) -> RowScaledTens
 
 
 def _plan(r: Any, target: Target) -> PlannedCall:
-    (rows, k), (_, new) = r.x.shape, rows_of(r.x)
+    (rows, k), (_, new) = r.x.shape, rows_and_maker(r.x)
     arguments = Fp8RowsArguments("x", "out.data", "out.scale", rows, k, r.x.stride(0) * r.x.element_size())
     config = short_rows_config(DTYPE_NAMES[r.x.dtype], k, target.arch)
     return QUANTIZE_ROWS.planned(KERNEL, config, target, arguments, r, new_of=new)

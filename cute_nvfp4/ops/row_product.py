@@ -76,8 +76,8 @@ def row_product(
         return None
 
 
-def _filler(made: Preparation, given: Mapping[int, int]) -> Callable[[tuple], tuple]:
-    """A function that puts a call's values among those of ``made``. given: indices there to indices in the call."""
+def _filler(made: Preparation, taken: Mapping[int, int]) -> Callable[[tuple], tuple]:
+    """A function that puts a call's values among those of ``made``. taken: indices there to indices in the call."""
     values, count = made.values, len(made.values)
-    take = itemgetter(*(count + given[i] if i in given else i for i in range(count)))
+    take = itemgetter(*(count + taken[i] if i in taken else i for i in range(count)))
     return lambda addresses: take(values + addresses)

@@ -80,7 +80,7 @@ def choose_rmsnorm(problem: RmsnormProblem, arch: Architecture, sm_count: int) -
         rows = -(-rows // ATOM_ROWS) * ATOM_ROWS
     resident = max(1, (threads.resident if blocks == 1 else threads.of_cta) // (warps * WARP))
     ctas = min(rows, _WAVES * resident * sm_count)
-    # rounding by definition needs no table. Filling one pays if it serves several rows, if encoding takes many steps,
+    # encoding by definition needs no table. Filling one pays if it serves several rows, if encoding takes many steps,
     # and if there are few bytes to wait for (a residual makes memory slower, and leaves no register)
     fast_path = rows > ctas and not (arch.has_fp4_convert or problem.residual or problem.values)
     fast_path = fast_path or config.choice != ""

@@ -126,7 +126,7 @@ def workers_of(problem: GroupedProblem, config: GemmConfig, swap: bool, sm_count
     sizes = [(n, m) if swap else (m, n) for m, n, _ in problem.sizes]
     tiles = sum(work_tiles(config, m, n) for m, n in sizes)
     if problem.stack:
-        # each further group may begin inside a tile of rows, and then has one more tile for each of the other side
+        # each further group may begin inside a row of tiles, and so add another one
         tiles += (problem.stack - 1) * work_tiles(config, *((sizes[0][0], 1) if swap else (1, sizes[0][1])))
     return max(1, min(tiles, concurrent_clusters(config.cluster_size, sm_count)))
 

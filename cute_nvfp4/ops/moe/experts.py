@@ -191,18 +191,18 @@ def prepare_experts(
     return Experts(*weights, first_factor, second_factor, *biases, function)
 
 
-def _stack(name: str, given: Matrices) -> tuple[BlockScaledTensor, torch.Tensor | None]:
+def _stack(name: str, matrices: Matrices) -> tuple[BlockScaledTensor, torch.Tensor | None]:
     """A stack with row-major scales; and the factors (E, matrices), if the matrices have global scales of their own."""
-    if isinstance(given, BlockScaledTensor):
-        check_format(name, given, (NVFP4, MXFP4))
-        if not given.is_batched:
-            raise OperandError.of(name, got=f"data of {given.data.ndim} dimensions", expected="a stack (E, N, K)")
-        scale = None if given.global_scale is None else given.global_scale.detach()
-        return BlockScaledTensor(given.data, as_bytes(given.rowmajor_scale()), scale, given.format), None
-    if not isinstance(given, (list, tuple)) or not given:
+    if isinstance(matrices, BlockScaledTensor):
+        check_format(name, matrices, (NVFP4, MXFP4))
+        if not matrices.is_batched:
+            raise OperandError.of(name, got=f"data of {matrices.data.ndim} dimensions", expected="a stack (E, N, K)")
+        scale = None if matrices.global_scale is None else matrices.global_scale.detach()
+        return BlockScaledTensor(matrices.data, as_bytes(matrices.rowmajor_scale()), scale, matrices.format), None
+    if not isinstance(matrices, (list, tuple)) or not matrices:
         expected = "a BlockScaledTensor, or one or two of each expert"
-        raise OperandTypeError.of(name, got=f"{type(given).__name__}", expected=expected)
-    groups = [x if isinstance(x, (list, tuple)) else (x,) for x in given]
+        raise OperandTypeError.of(name, got=f"{type(matrices).__name__}", expected=expected)
+    groups = [x if isinstance(x, (list, tuple)) else (x,) for x in matrices]
     for i, group in enumerate(groups):
         _check_group(f"{name}[{i}]", group, groups[0])
     data = torch.stack([torch.cat([as_bytes(x.data) for x in group]) for group in groups])

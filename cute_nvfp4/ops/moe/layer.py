@@ -100,8 +100,8 @@ def _check(r: Any) -> torch.Tensor:
 
 def _read(r: Any) -> dict[str, torch.Tensor]:
     """Every tensor that a call reads, by name."""
-    given = {"x": r.x, "topk_ids": r.topk_ids, "topk_weights": r.topk_weights}
-    return given | ({} if r.shared is None else {"shared": r.shared}) | r.experts.tensors()
+    tensors = {"x": r.x, "topk_ids": r.topk_ids, "topk_weights": r.topk_weights}
+    return tensors | ({} if r.shared is None else {"shared": r.shared}) | r.experts.tensors()
 
 
 def quantized_product(
@@ -202,8 +202,8 @@ def _plan(r: Any, target: Target) -> Any:
     few = generation == "sm90" and _streams(r.experts, r.topk_ids.numel())
     of_few = one_token if few and _sums(r, target) else few_slots
 
-    def call(*given: Any) -> torch.Tensor:
-        request = MOE.request(*given)
+    def call(*args: Any) -> torch.Tensor:
+        request = MOE.request(*args)
         if request.out is not None:
             check_overlap(_read(request), request.out)
         if few:

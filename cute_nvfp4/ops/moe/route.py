@@ -116,11 +116,11 @@ def _check_correction(r: Any) -> None:
 def _checked_output(r: Any) -> Routes:
     """The caller's outputs, checked, or new ones."""
     shape, device = (len(r.logits), r.top_k), r.logits.device
-    given = (None, None) if r.out is None else r.out
+    outs = (None, None) if r.out is None else r.out
     if r.out is not None and not isinstance(r.out, Routes):
         raise OperandTypeError.of("out", got=type(r.out).__name__, expected="tensors for ids and weights")
     made = []
-    for name, allowed, dtype, x in zip(Routes._fields, (ID_DTYPES, DTYPE_NAMES), (r.ids_dtype, r.dtype), given):
+    for name, allowed, dtype, x in zip(Routes._fields, (ID_DTYPES, DTYPE_NAMES), (r.ids_dtype, r.dtype), outs):
         if x is not None:
             check_tensor(f"out.{name}", x, shapes=[shape], device=device)
             if not x.is_contiguous():
@@ -167,7 +167,7 @@ def _plan(r: Any, target: Target) -> PlannedCall:
     )
     new_ids, new_weights = (allocator(torch.empty_like(x)) for x in r.out)
 
-    def new(*given: Any) -> Routes:
+    def new(*args: Any) -> Routes:
         return Routes(new_ids(), new_weights())
 
     return ROUTE.planned(KERNEL, config, target, arguments, r, new_of=new)

@@ -85,9 +85,9 @@ def _plan(r: Any, target: Target) -> PlannedCall:
 def _reference(r: Any) -> torch.Tensor:
     """Computes each product and the sum. It reads the ids, so it waits for the device."""
     top = len(r.ids)
-    given = None, r.ids, top, False, r.alpha, r.bias, None, r.row_weights
+    args = None, r.ids, top, False, r.alpha, r.bias, None, r.row_weights
     rows = expert_product(
-        r.a, r.b, *given, first=r.first, out=r.a.new_empty((top, r.b.rows)).double(), backend="reference"
+        r.a, r.b, *args, first=r.first, out=r.a.new_empty((top, r.b.rows)).double(), backend="reference"
     )
     options = r.b.batch, top, r.shared, r.out, "reference", r.first
     return combined(rows, None, None, r.ids, *options)

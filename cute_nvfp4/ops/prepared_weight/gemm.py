@@ -219,16 +219,16 @@ def quantized_product(r: Any) -> BlockScaledTensor:
 
 def quantized_scale(r: Any, n: int) -> Any:
     """The global scale of a quantized result with ``n`` columns: the one given, or that of ``out``."""
-    out, given = r.out, r.out_global_scale
+    out, scale = r.out, r.out_global_scale
     if r.out_dtype is not None:
         raise OperandTypeError.of("out_dtype", got=r.out_dtype, expected="None for a quantized result")
     if n % NVFP4.block:
         raise OperandError.of("N of a quantized result", got=n, expected=f"a multiple of {NVFP4.block}")
     if out is None:
-        return given
+        return scale
     if not isinstance(out, BlockScaledTensor):
         raise OperandTypeError.of("out", got=type(out).__name__, expected="BlockScaledTensor, for a quantized result")
-    if given is not None:
+    if scale is not None:
         raise OperandError.of("out_global_scale", got="one, with out", expected="None: that of out is used")
     if out.global_scale is None:
         raise OperandError.of("global scale of out", got="none", expected="one to quantize with")

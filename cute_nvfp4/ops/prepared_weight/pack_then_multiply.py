@@ -59,8 +59,8 @@ class PackThenMultiply:
         dtype = torch.float32 if self._quantized else r.out.dtype
         self._new = functools.partial(torch.empty, shape, dtype=dtype, device=r.a.device)
 
-    def __call__(self, *given: Any) -> torch.Tensor | BlockScaledTensor:
-        r = self._request(*given)
+    def __call__(self, *args: Any) -> torch.Tensor | BlockScaledTensor:
+        r = self._request(*args)
         a, out, bias, (first, second) = r.a, r.out, getattr(r, "bias", None), _weights(r)
         written = isinstance(out, torch.Tensor)
         if written:
