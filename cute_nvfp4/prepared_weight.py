@@ -84,7 +84,7 @@ class PreparedWeight:
             raise OperandError.of(
                 "global scales of gate and up",
                 got=" and ".join("none" if x is None else "one" for x in (self.global_scale, self.up_global_scale)),
-                expected="one for each of a gated weight, or none",
+                expected="one for gate and one for up, or none",
             )
 
     def _check_row_factor(self) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from .errors import OperandError, OperandTypeError
 
-_EXPECTED = "a dense tensor, whose memory has its numbers"
+_EXPECTED = "a dense tensor, whose memory holds its values"
 
 
 def check_dense(what: str, x: Any) -> None:
@@ -90,7 +90,7 @@ def _explained(x: torch.Tensor) -> tuple[str, str]:
     if x.layout is not torch.strided:
         return f"a tensor of layout {x.layout}", ".to_dense() makes one."
     if x.is_quantized:
-        return f"a quantized tensor ({x.dtype})", ".dequantize() has its numbers."
+        return f"a quantized tensor ({x.dtype})", ".dequantize() gives its values."
     if x.is_neg():
         return "a view that negates its memory", ".resolve_neg() copies."
     if x.is_conj():

@@ -83,7 +83,7 @@ def load_checkpoint(
             _check_fits(model.get_submodule(name), read_layer(name, layout, shown.of_layer(name, layout)))
         for name in plain:
             if name not in infos or infos[name].shape != state[name].shape:
-                got = f"shape {infos[name].shape}" if name in infos else "a dtype that torch has not"
+                got = f"shape {infos[name].shape}" if name in infos else "a dtype that torch lacks"
                 raise OperandError.of(name, got=got, expected=tuple(state[name].shape))
         with torch.no_grad():
             for name in plain:

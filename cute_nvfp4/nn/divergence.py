@@ -58,7 +58,7 @@ class Judged:
     def __init__(self, model: torch.nn.Module, batches: Iterable[Any]) -> None:
         self.batches = list(batches)
         if not self.batches:
-            raise OperandError.of("judge", got="no batch", expected="one at least")
+            raise OperandError.of("judge", got="no batch", expected="at least one")
         self.before = [log_probabilities(model, batch) for batch in self.batches]
 
     def divergence(self, model: torch.nn.Module) -> Divergence:

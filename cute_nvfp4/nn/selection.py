@@ -26,8 +26,12 @@ def select_linears(model: torch.nn.Module, ignore: Sequence[str] = (), *, untie:
         embedding; the other module keeps it unchanged.
 
     Raises:
-        OperandError: a pattern matches nothing, or nothing is left to quantize.
+        OperandError: a pattern matches nothing, nothing is left to quantize, or the model itself is a linear layer,
+            which cannot be replaced in place.
     """
+    if isinstance(model, torch.nn.Linear):
+        hint = "NVFP4Linear.from_linear makes a layer of one."
+        raise OperandError.of("model", got="a linear layer", expected="a module that holds some", hint=hint)
     found, unused = Selection(), dict.fromkeys(ignore)
     found.skipped = {}
     owners: dict[int, list[str]] = {}

@@ -258,7 +258,7 @@ def _calibrated(
 ) -> None:
     """Replaces all layers: those of each block after it ran, others after the last block."""
     if not batches:
-        raise OperandError.of("calibration", got="no batch", expected="one at least")
+        raise OperandError.of("calibration", got="no batch", expected="at least one")
 
     def make() -> Moments:
         return Moments(recipe.input_rule)

@@ -46,6 +46,8 @@ def _function(key: str) -> Callable[[Any], Any]:
 
 
 _TENSOR = "({x}.dtype, {x}.shape, {x}.stride(), {x}.device, ({x}.data_ptr() or 1) & 15, {x}.is_neg())"
+# an int that float64 cannot hold must not share a plan with others: the checks refuse it
+_NUMBER = "(({x} if {x}.bit_length() > 1000 else int) if type({x}) is int else type({x}))"
 _SCALE = "({x}.%s is not None and {x}.%s.requires_grad)"
 _SCALES = _SCALE.replace("%s", "global_scale")
 
@@ -53,7 +55,7 @@ VALUE = Argument()
 """An option whose value enters the key."""
 TYPED = Argument("({x}, type({x}))")
 """An option whose value and type enter the key, because True equals 1."""
-NUMBER = Argument("type({x})")
+NUMBER = Argument(_NUMBER)
 """A number that may change from call to call."""
 OPERAND = Argument("{x}.key", "type({x}.data) is Tensor", _SCALES, "{x}.key.on_cpu")
 """A ``BlockScaledTensor``."""
@@ -67,7 +69,7 @@ ANY_WEIGHT = Argument(
 )
 """A ``BlockScaledTensor`` or a ``PreparedWeight``."""
 TENSOR = Argument(
-    f"(None if {{x}} is None else {_TENSOR} if isinstance({{x}}, Tensor) else type({{x}}))",
+    f"(None if {{x}} is None else {_TENSOR} if isinstance({{x}}, Tensor) else {_NUMBER})",
     "type({x}) in PLAIN_TYPES",
     "getattr({x}, 'requires_grad', False)",
     "not {x}.is_cuda",

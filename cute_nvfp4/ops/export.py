@@ -40,9 +40,9 @@ def export(path: str | Path, operation: Callable[..., Any], *operands: Any, **op
     if any(isinstance(value, int) and value for value in constants.values()):
         raise OperandError.of(
             "call to export",
-            got="one that reads other tensors than its operands",
+            got="one that reads tensors besides its operands",
             expected="alpha and bias as numbers, and no rows that another launch decodes",
-            hint="Of block-scaled rows use up to 16, or bfloat16 or float16.",
+            hint="Use up to 16 block-scaled rows, or bfloat16 or float16.",
         )
     plan = {
         "version": VERSION,

@@ -231,7 +231,7 @@ def _can_implement(config: GemmConfig) -> str:
 def _prepared(r: Any) -> Preparation:
     if r.b2 is not None or not isinstance(r.b1, PreparedWeight):
         got = f"{type(r.b1).__name__} and {type(r.b2).__name__}"
-        expected = "a PreparedWeight of both, for a call that decides nothing any more"
+        expected = "a PreparedWeight of both, which a prepared call needs"
         raise OperandTypeError.of("b1 and b2", got=got, expected=expected)
     check_gate(r.gate)
     product = r.a, r.b1, r.alpha, None, r.out, r.out_dtype, r.config, r.backend, r.gate

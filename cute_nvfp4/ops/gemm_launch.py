@@ -40,7 +40,7 @@ def check_operands(operands: Mapping[str, BlockScaledTensor], backend: str) -> N
     unpacked = {name: kind.unpacks(operand.format.name) for name, operand in operands.items()}
     multiple, why = K_MULTIPLE, ""
     if any(unpacked.values()):
-        multiple, why = UNPACKED_K, ": TMA unpacks the elements of four bits, beside those of eight, by so many"
+        multiple, why = UNPACKED_K, ": TMA unpacks so many 4-bit elements at a time, beside 8-bit ones"
     for name, operand in operands.items():
         alignment = data_alignment(unpacked[name])
         if operand.scale_layout != "blocked":

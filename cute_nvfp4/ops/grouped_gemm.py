@@ -267,7 +267,7 @@ def _matrix(x: BlockScaledTensor) -> BlockScaledTensor:
 
 def _prepared(r: Any) -> Preparation:
     if not is_prepared(r.problems):
-        expected = "pairs of x and a PreparedWeight, for a call that decides nothing any more"
+        expected = "pairs of x and a PreparedWeight, which a prepared call needs"
         raise OperandTypeError.of("problems", got=_kinds(r.problems), expected=expected)
     call = GROUPED.kernel_call(r)
     if not call.whole:

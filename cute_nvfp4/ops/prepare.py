@@ -123,7 +123,8 @@ def _unlike(name: str, found: Any, key: Any, alignment: int = 32) -> OperandErro
         for i, (x, y) in enumerate(zip(found.elements, key.elements)):
             if x != y:
                 return _unlike(f"{name}[{i}]", x, y, 16)
-        return OperandError.of(f"global scales of {name}", got="other places", expected="as in the prepared call")
+        got, expected = "another arrangement", "that of the prepared call"
+        return OperandError.of(f"global scales of {name}", got=got, expected=expected)
     if isinstance(key, OperandKey) and isinstance(found, OperandKey):
         pairs = [(x.name.replace("_", " "), getattr(found, x.name), getattr(key, x.name)) for x in fields(OperandKey)]
     elif isinstance(key, tuple) and isinstance(found, tuple) and len(key) == len(found) == len(_PARTS):

@@ -53,7 +53,10 @@ class Template:
         """The launches, with ``values`` filled in."""
         params = [[bytearray(p) for p in launch.params] for launch in self.launches]
         for p in self.patches:
-            struct.pack_into("<" + p.code, params[p.launch][p.param], p.offset, values[p.value] + p.added)
+            value = values[p.value] + p.added
+            # struct refuses a float beyond float32, of which C makes an infinity
+            value = ctypes.c_float(value).value if p.code == "f" else value
+            struct.pack_into("<" + p.code, params[p.launch][p.param], p.offset, value)
         return [replace(launch, params=tuple(map(bytes, found))) for launch, found in zip(self.launches, params)]
 
 

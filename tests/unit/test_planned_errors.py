@@ -66,6 +66,7 @@ def gemv_roads(simulator: None) -> Roads:
         [
             lambda: gemv(A, VECTOR),
             lambda: gemv(A, VECTOR, alpha=2.0),
+            lambda: gemv(A, VECTOR, alpha=2),
             lambda: gemv(A, VECTOR, out=torch.empty(2, M, dtype=torch.float16)),
             lambda: gemv(**good),
         ],
@@ -102,6 +103,12 @@ def test_gemv_tables(gemv_roads: Roads) -> None:
     gemv_roads.refused(lambda: gemv(A, None))
 
 
+def test_an_int_beyond_float64(gemv_roads: Roads, gemm_roads: Roads) -> None:
+    """It is of the type of the good call's alpha."""
+    assert "alpha: got an int beyond float64" in gemv_roads.refused(lambda: gemv(A, VECTOR, alpha=10**400))
+    assert "alpha: got an int beyond float64" in gemm_roads.refused(lambda: gemm(LEFT, RIGHT, alpha=-(10**400)))
+
+
 # --- gemm
 
 
@@ -113,6 +120,7 @@ def gemm_roads(simulator: None) -> Roads:
         [
             lambda: gemm(LEFT, RIGHT),
             lambda: gemm(LEFT, RIGHT, alpha=2.0),
+            lambda: gemm(LEFT, RIGHT, alpha=2),
             lambda: gemm(LEFT, RIGHT, out=new),
             lambda: gemm(LEFT, RIGHT, bias=torch.zeros(N)),
             *(lambda x=x: gemm(**{**x, "out": like(x["out"])}) for x in over_gemm().values()),

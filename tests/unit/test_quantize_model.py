@@ -226,6 +226,9 @@ def test_patterns() -> None:
         select_linears(model(), ["lm_head", "layers.0"])
     with pytest.raises(OperandError, match="no linear layer"):
         select_linears(model(), ["layers"])
+    # nothing holds it: it would stay as it is, and the report would say otherwise
+    with pytest.raises(OperandError, match="model: got a linear layer, expected a module that holds some"):
+        quantize_model(torch.nn.Linear(32, 32))
 
 
 BAD = {

@@ -85,6 +85,13 @@ def test_what_a_call_writes() -> None:
         assert made.filled(values)[0].params == (buffer.raw,)
 
 
+def test_a_float_beyond_float32_is_infinity() -> None:
+    """As ctypes makes it, which writes the parameters of a launch on a GPU."""
+    made = template.Template((replace(LAUNCH, params=(bytes(4),)),), (Patch(0, 0, 0, "f", 0),), 1)
+    for value in (1e300, -1e300, 0.1):
+        assert made.filled([value])[0].params == (bytes(ctypes.c_float(value)),)
+
+
 def test_several_launches_and_values_that_are_not_used() -> None:
     def call(values: list) -> list[Launch]:
         p = values[1].value

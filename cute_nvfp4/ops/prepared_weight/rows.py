@@ -44,7 +44,7 @@ def offsets_of(a: Rows, offsets: Sequence[int] | torch.Tensor | None) -> torch.T
         expected = "torch.Tensor, GroupedRows or RowScaledTensor"
         raise OperandTypeError.of("a", got=type(a).__name__, expected=expected)
     if offsets is None:
-        raise OperandError.of("offsets", got="None", expected="E + 1 numbers of rows, for a that has none")
+        raise OperandError.of("offsets", got="None", expected="E + 1 row numbers, because a has no offsets")
     return checked_offsets(offsets, a if isinstance(a, torch.Tensor) else a.data)
 
 
