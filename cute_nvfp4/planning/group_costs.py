@@ -1,7 +1,7 @@
-"""Modelled times of work tiles of a grouped GEMM of packed weights on sm_90a.
+"""Modelled times of the work tiles of a grouped GEMM of packed weights on sm_90a.
 
-The constants are in ``group_costs.json``, which ``benchmarks/fit_group_costs.py`` writes: of each its value, what a fit
-to the measured plans that are on record gives, and whether the value comes from that record.
+The constants are in ``group_costs.json``. ``benchmarks/fit_group_costs.py`` writes the file: for each constant its
+value, the value that a fit to the recorded plans gives, and whether the value comes from that record.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ RECORD = Path(__file__).with_name("group_costs.json")
 
 @dataclass(frozen=True)
 class GroupCosts:
-    """Tables by the rows of x in a tile, between which times are interpolated; in µs.
-
-    start_us: launch, first bytes and last store. stage, stage_fp8: of a multiprocessor for 128 rows of the weight and
-    128 of K, by its CTAs: two hide from one another what tiles of few rows wait for. tile: to begin and to store a
-    tile; gathered: the same of the first product of experts, whose rows are gathered and activated.
-    """
+    """Tables of µs by the rows of x in a tile, between which ``tile_us`` interpolates. start_us: a launch, its first
+    bytes and its last store. stage, stage_fp8: by CTAs of an SM, the time of the SM for 128 rows of the weight and 128
+    of K; two CTAs hide each other's waits in tiles of few rows. tile: beginning and storing a tile. gathered: the same
+    for the first product of experts, which gathers and activates."""
 
     start_us: float
     stage: Mapping[int, Mapping[int, float]]
@@ -35,7 +33,7 @@ class GroupCosts:
 
     @classmethod
     def of(cls, values: Mapping[str, float]) -> GroupCosts:
-        """The costs from ``values``, each entry of a table by its name and its keys, with spaces between."""
+        """The costs from ``values``, whose names are those of tables and keys, separated by spaces."""
         tables: dict[str, dict] = {"stage": {1: {}, 2: {}}, "stage_fp8": {1: {}, 2: {}}, "tile": {}, "gathered": {}}
         for name, value in values.items():
             table, *keys = name.split()
@@ -54,7 +52,7 @@ class GroupCosts:
 
 
 def _between(times: Mapping[int, float], width: int) -> float:
-    """The time of tiles of ``width`` rows of x."""
+    """The interpolated time of tiles with ``width`` rows of x."""
     return float(np.interp(width, list(times), list(times.values())))
 
 

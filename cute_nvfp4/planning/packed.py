@@ -1,5 +1,5 @@
-"""Which kernel multiplies a packed weight: the streaming one for few rows of x; for more that on WGMMA (sm_90a), or the
-same on mma.sync (sm_120a)."""
+"""The choice of the kernel of a packed weight: the streaming kernel for few rows of x; for more rows, the one on WGMMA
+(sm_90a), tcgen05 (sm_100a) or ``mma.sync`` (sm_120a)."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from .packed_problem import (
 __all__ = ["PackedPlan", "PackedProblem", "ScratchSize", "candidates", "check_plan", "choose", "predict"]
 
 SPLIT_K = 2
-"""CTAs of a cluster that share a tile along K: of four there are fewer at once than multiprocessors."""
+"""CTAs of a cluster that share a tile along K. With four, fewer CTAs are resident at once than a GPU has SMs."""
 TURNS = SharedTiles(split_k=SPLIT_K, k_groups=2)
-"""As many, in each of which two warpgroups take stages in turn."""
+"""A cluster of ``SPLIT_K`` CTAs, in each of which two warpgroups take stages in turn."""
 SHARED: tuple[dict[str, Any], ...] = (
     {"tile_n": 8, "ctas_per_sm": 2},
     {"tile_n": 16, "ctas_per_sm": 2},
@@ -50,17 +50,17 @@ SHARED: tuple[dict[str, Any], ...] = (
     {"tile_n": 64, "warpgroups": 4, "schedule": TURNS},
     {"tile_n": 128, "stage_tiles": 1, "schedule": TURNS},
 )
-"""Tilings where a cluster shares tiles along K: short stages where the ring would have few."""
+"""Tilings in which a cluster shares tiles along K. Their stages are short where the ring would have few."""
 MMA_SYNC_TILE_N = (16, 32, 64, 128)
 TENSOR_TILE_N = (16, 32, 48, 64, 96, 128, 160, 192, 256)
 Config = TypeVar("Config", bound=WgmmaConfig)
 MANY, WIDE = 16, 128
-"""Tiles along the rows of x, more of which are worth trying only if they are so wide."""
+"""Tiles along the rows of x. A tiling with more of them is a candidate only if its tiles are ``WIDE``."""
 
 
 def choose(problem: PackedProblem, arch: Architecture, sm_count: int, given: PackedPlan | None = None) -> PackedPlan:
-    """The plan for ``problem`` on ``sm_count`` multiprocessors: the user's table's (``gemm_table``), or the model's
-    fastest candidate; or the caller's with what the problem decides.
+    """The plan for ``problem`` on ``sm_count`` SMs: that of the user's table (``gemm_table``), or the candidate that is
+    fastest in the model; or ``given``, with the fields that the problem decides.
 
     Raises:
         OperandError: no kernel can run it.
@@ -86,7 +86,7 @@ def _choose(
 
 
 def _fastest(problem: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
-    """The model's first candidate."""
+    """The candidate that is fastest in the model."""
     found = _sensible(problem, arch, sm_count)
     if not found:
         raise OperandError(can_wgmma(WgmmaConfig(arch=arch, **decided(problem, streams=False))))
@@ -94,8 +94,8 @@ def _fastest(problem: PackedProblem, arch: Architecture, sm_count: int) -> Packe
 
 
 def candidates(problem: PackedProblem, arch: Architecture, sm_count: int) -> list[PackedPlan]:
-    """Every sensible plan, the model's fastest first. Left out are those that can only lose: tiles wider than the
-    problem, narrow ones for many rows of x, WGMMA for what can be streamed."""
+    """Every sensible plan, the fastest in the model first. The list omits plans that can only lose: tiles wider than
+    the problem, narrow tiles for many rows of x, and WGMMA for what the streaming kernel can take."""
     return sorted(_sensible(problem, arch, sm_count), key=lambda plan: predict(plan, problem, sm_count))
 
 
@@ -113,11 +113,10 @@ def wide_elements(p: PackedProblem) -> bool:
 
 
 def _streaming(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
-    """Plans of the streaming kernel: work tiles of a row tile, of half and a quarter of one, whole ones for each CTA,
-    or cut where they do not divide."""
+    """Plans of the streaming kernel: work tiles of 8, 4 or 2 slabs, distributed whole or, where uneven, cut."""
     stage, long_stage, most = STAGE_TILES, 4 if tiles(p.rows, p.k)[1] % 4 == 0 else STAGE_TILES, 64
     if wide_elements(p):
-        # as many bytes a stage
+        # half as many tiles, so that a stage has as many bytes
         stage, long_stage, most = 1, long_stage // 2, 32
     tilings = [
         {"slabs": 8, "warps_m": 8, "warps_k": 2, "stage_tiles": stage, "stages": 16},
@@ -143,9 +142,8 @@ def _by_wgmma(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[P
 
 
 def _divided(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
-    """Plans on WGMMA: work tiles distributed whole, with x loaded for two CTAs at once or not, in equal shares, or
-    shared along K."""
-    # a narrower one makes as many tiles along the rows of x; many narrow tiles decode a weight as many times
+    """Plans on WGMMA: whole work tiles, with or without multicast of x; equal shares; tiles shared along K."""
+    # the narrowest width for each number of tiles along the rows of x: many narrow tiles decode a weight as many times
     narrowest = {-(-p.m // tile_n): tile_n for tile_n in reversed(TILE_N)}
     for tile_n in (tile_n for along, tile_n in narrowest.items() if along <= MANY or tile_n >= WIDE):
         for ctas_per_sm in (1, 2) if tile_n <= 64 else (1,):
@@ -157,14 +155,14 @@ def _divided(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[Pa
                 yield PackedPlan(equal, min(slots, count * -(-p.k // config.tile_k)))
             yield PackedPlan(config, min(slots, count))
             if -(-p.rows // config.tile_m) % 2 == 0 and tile_n >= 64:
-                # x from L2 once for two CTAs
+                # two CTAs load x from L2 once
                 yield PackedPlan(replace(config, schedule=WholeTiles(cluster_rows=2)), min(slots, count) // 2)
         if tile_n == WIDE:
             tiling = staged(p, {"warpgroups": 3, "stage_tiles": 1})
             config = WgmmaConfig(arch=arch, schedule=WholeTiles(), **tiling, **decided(p, streams=False))
             yield PackedPlan(config, min(sm_count, tile_count(p, config)))
         if WIDE // 2 < tile_n <= WIDE:
-            # 64 rows of the weight a CTA, whose warpgroups take turns: no sums go to another one
+            # a CTA has 64 rows of the weight, and its warpgroups take turns: no sums go to another CTA
             tiling = staged(p, {"tile_n": tile_n, "schedule": SharedTiles(k_groups=2), "stage_tiles": 1})
             config = WgmmaConfig(arch=arch, **tiling, **decided(p, streams=False))
             if tile_count(p, config) <= sm_count:
@@ -172,32 +170,32 @@ def _divided(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[Pa
         for tiling in SHARED:
             if tiling["tile_n"] == tile_n:
                 yield _shared(p, arch, tiling)
-                # the sums travel while products are under way
+                # sums travel during the products
                 if tile_n >= WIDE and "schedule" not in tiling:
                     yield _shared(p, arch, {**tiling, "schedule": OverlappedSums()})
-    # a cluster for each tile, and helpers on the multiprocessors that are left
+    # a cluster for each tile, and helpers on the SMs that are left
     plan = _shared(p, arch, {"tile_n": WIDE, "stage_tiles": 1})
     if p.m > WIDE // 2 and plan.workers < sm_count // SPLIT_K:
         yield PackedPlan(replace(plan.config, schedule=Helped(split_k=SPLIT_K)), sm_count // SPLIT_K)
-    # the same without clusters: a tile of 256 rows of x takes as long as to decode its weights
+    # the same without clusters: multiplying a tile of 256 rows of x takes as long as decoding its weights
     config = WgmmaConfig(arch=arch, tile_n=2 * WIDE, schedule=Helped(), **decided(p, streams=False))
     if config.fp8 and p.m > WIDE and tile_count(p, config) < sm_count:
         yield PackedPlan(config, sm_count)
 
 
 def _decoding_x(plans: Iterator[PackedPlan]) -> Iterator[PackedPlan]:
-    """These plans, for x that a launch before decodes, and those whose loading warps decode it."""
+    """Each of ``plans``, for which another kernel decodes x first, and its variant whose loading warps decode x."""
     for plan in plans:
         yield plan
         yield replace(plan, config=replace(plan.config, decodes_x=True))
 
 
 def in_order(p: PackedProblem, plan: PackedPlan, sm_count: int) -> PackedPlan:
-    """``plan`` with its tiles in the order of which all CTAs together read fewer bytes at a time: those with the same
-    weights one after the other, or those with the same rows of x."""
+    """``plan`` with the raster for which all CTAs together read fewer bytes at a time: tiles with the same weights one
+    after the other, or tiles with the same rows of x."""
     c = plan.config
     along_m, along_n = -(-p.rows // c.tile_m), -(-p.m // c.tile_n)
-    # of narrow tiles another order would be another kernel to compile, for nothing
+    # for narrow tiles, another raster would gain nothing and need another kernel
     if c.scheduler != "static" or min(along_m, along_n) == 1 or c.tile_n < WIDE:
         return plan
     # clusters along K have several CTAs for a tile
@@ -209,8 +207,8 @@ def in_order(p: PackedProblem, plan: PackedPlan, sm_count: int) -> PackedPlan:
 
 
 def staged(p: PackedProblem, tiling: dict[str, Any]) -> dict[str, Any]:
-    """``tiling``, but with stages of two packed tiles where x is in FP8, of which twice as many fit: only sums that
-    travel, and the widest tiles beside sums of another CTA, need short ones."""
+    """``tiling``, but with stages of two packed tiles if x is in FP8, since twice as many fit. Only two tilings need
+    short stages even then: overlapped sums, and the widest tiles, whose sums of another CTA need room."""
     packing = PACKINGS[p.packing][DTYPES[p.dtype]]
     short = (
         isinstance(tiling.get("schedule"), OverlappedSums)
@@ -221,12 +219,12 @@ def staged(p: PackedProblem, tiling: dict[str, Any]) -> dict[str, Any]:
 
 
 def deep(config: Config) -> Config:
-    """``config``, but with stages of one packed tile where only two stages of two would fit, which are too few."""
+    """``config``, but with stages of one packed tile if only two stages of two tiles would fit, which are too few."""
     return config if config.ring_stages > 2 or config.weights.in_rows else replace(config, stage_tiles=1)
 
 
 def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
-    """Plans on mma.sync: work tiles distributed whole or in equal shares."""
+    """Plans on ``mma.sync``: whole work tiles, or equal shares."""
     for tile_n in MMA_SYNC_TILE_N:
         if tile_n == min(MMA_SYNC_TILE_N) or tile_n // 2 < p.m:
             config = deep(WgmmaConfig(arch=arch, tile_n=tile_n, **decided(p, streams=False)))
@@ -236,7 +234,7 @@ def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
 
 
 def _in_tensor_memory(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
-    """Plans on tcgen05: work tiles of 128 or 256 rows of the weight, distributed whole or in equal shares."""
+    """Plans on tcgen05, with 128 or 256 rows of the weight in a tile: whole work tiles, or equal shares."""
     narrowest = {-(-p.m // tile_n): tile_n for tile_n in reversed(TENSOR_TILE_N)}
     for tile_n, warpgroups in itertools.product(narrowest.values(), (2, 4)):
         config = deep(WgmmaConfig(arch=arch, tile_n=tile_n, warpgroups=warpgroups, **decided(p, streams=False)))
@@ -246,7 +244,7 @@ def _in_tensor_memory(p: PackedProblem, arch: Architecture, sm_count: int) -> It
 
 
 def _shared(p: PackedProblem, arch: Architecture, tiling: dict[str, Any]) -> PackedPlan:
-    """The plan whose clusters share tiles along K."""
+    """The plan with ``tiling`` whose clusters share tiles along K."""
     tiling = {"schedule": SharedTiles(split_k=SPLIT_K), **staged(p, tiling)}
     config = WgmmaConfig(arch=arch, **tiling, **decided(p, streams=False))
     return PackedPlan(config, tile_count(p, config))

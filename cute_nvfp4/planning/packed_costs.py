@@ -1,4 +1,4 @@
-"""What a model of packed weights' tiles is made of where no product was measured, and the time of a launch from it."""
+"""The costs of tiles of a packed weight on GPUs where no product was measured, and the time of a launch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..kernels.gemm.sm90.config import WgmmaConfig
 
 
 class PackedCosts(NamedTuple):
-    """µs of a launch, of a round trip to memory, of a step along K of a tile, and to store a tile."""
+    """µs of a launch, of a round trip to memory, of a step along K of a tile, and of storing a tile."""
 
     start_us: float
     latency_us: float
@@ -16,10 +16,10 @@ class PackedCosts(NamedTuple):
     store_us: float
 
     def tiles_us(self, config: WgmmaConfig, tiles: int, steps: int, workers: int) -> float:
-        """µs of ``tiles`` of ``steps`` along K on ``workers`` CTAs."""
+        """µs of ``tiles`` work tiles with ``steps`` steps along K each, on ``workers`` CTAs."""
         start = self.start_us + self.latency_us
         if config.scheduler == "static":
             return start + -(-tiles // workers) * (steps * self.step_us + self.store_us)
         share = -(-tiles * steps // workers)
-        # sums go to memory, and those of others come from there
+        # a CTA writes its sums to memory and reads those of others from there
         return start + share * self.step_us + -(-share // steps) * self.store_us + 2 * self.latency_us + self.store_us

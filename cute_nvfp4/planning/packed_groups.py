@@ -1,5 +1,5 @@
-"""The tile of a grouped GEMM of packed weights (sm_90a, sm_120a): the shortest modelled time, with
-work tiles distributed as the kernel will distribute them."""
+"""The choice of the kernel and the tile of a grouped GEMM of packed weights (sm_90a, sm_100a, sm_120a): the shortest
+modelled time, for work tiles that are distributed as in the kernel."""
 
 from __future__ import annotations
 
@@ -30,43 +30,46 @@ from .packed_problem import TILING, PackedPlan, packed_tiles
 Sizes: TypeAlias = tuple[tuple[int, int, int], ...]
 """(m, n, k) of each group."""
 SPREADS = 0.25, 0.5, 0.75
-"""Standard deviations of the logarithms of sizes that nobody knows yet."""
+"""Standard deviations of the logarithms of sizes, for sizes that are not known yet."""
 STREAMED = {"slabs": 8, "warps_m": 4, "warps_k": 2, "stage_tiles": 2, "stages": 8, "ctas_per_sm": 2}
-"""The tiling of the streaming kernel: what one CTA of an SM stores and adds up the other hides."""
+"""The tiling of the streaming kernel. Of two CTAs on an SM one streams while the other stores and adds up."""
 HALVED = {"slabs": 4, "warps_m": 2, "warps_k": 4, "stage_tiles": 2, "stages": 16, "ctas_per_sm": 2}
-"""That for work tiles of which a CTA would have one and others none, where halves of them are more even (one token of
-Qwen3-30B-A3B: 18.8 µs, and 20.2 by whole ones on one CTA an SM; H200, 2026-11-28)."""
+"""Its tiling where one CTA would have one work tile of ``STREAMED`` and the next CTA none: halves of them are more even
+(one token of Qwen3-30B-A3B: 18.8 µs, and 20.2 by whole ones with one CTA an SM; H200, 2026-11-28)."""
 EIGHT_COLUMNS, FEW_ROWS = 4.5, 8.5
-"""Rows of an expert that is used, on average, up to which its products stream by eight columns, and by 16. With eight
-rows both kernels take as long, with 16 tiles 0.82 of the time (H200, 2026-11-28)."""
+"""The most rows of a used expert, on average, for which products stream by eight columns, and by 16. With eight rows
+both kernels take as long, with 16 tiles take 0.82 of the time (H200, 2026-11-28)."""
 FEW_ROWS_FP8 = 1.1
-"""The same of experts packed for FP8: up to so many, rows stream in 16 bits; more are quantized, since to decode these
+"""The most rows for experts packed for FP8: fewer rows stream in 16 bits. More rows are quantized, since decoding these
 weights to 16 bits takes 1.6 times the instructions (one token of Qwen3-30B-A3B: 23.2 µs, and 26.4 by tiles; sixteen
-102 and 87; H200, 2026-11-28)."""
+tokens 102 and 87; H200, 2026-11-28)."""
 STREAM_TILING = "columns", "cut_bytes"
-"""What a plan of the streaming kernel of groups decides beside what one without groups does."""
+"""The fields that a plan of the streaming kernel decides for groups, besides those without groups."""
 GROUPED_TILING = "tile_n", "narrower", "warpgroups", "ctas_per_sm", "stage_tiles", "stages"
-"""What a plan of the kernel by tiles decides."""
+"""The fields that a plan of the kernel by tiles decides."""
 WIDTHS = (
     *((8,), (16,), (32,), (48,), (64,), (80,), (64, 72, 80, 96), (32, 64, 96, 128), (80, 96, 112, 128)),
     *((112, 120, 128, 144), (96, 128, 192, 256)),
 )
-"""Widths of a tile that are tried on sm_90a: sizes of groups lie near one another, and rows of a tile beyond its group
-are multiplied in vain."""
+"""Widths of tiles that are candidates on sm_90a. They are close together because sizes of groups are, and rows of a
+tile beyond its group are wasted."""
 EXPERT_WIDTHS = (24,), (40,), (56,)
-"""Those that are tried, too, for rows of experts: of 16 or 32 rows on average few have more than 24 or 40. Their times
-are taken to lie between those of 16, 32, 48 and 64."""
+"""More candidates for rows of experts: where experts have 16 or 32 rows on average, few have more than 24 or 40. The
+model interpolates their times between those of 16, 32, 48 and 64."""
 MOST_STEPS = 1 << 32
-"""What the steps of a launch of the streaming kernel times those of a work tile must be below: it divides by it."""
+"""The bound of the steps of a launch of the streaming kernel times those of a work tile, by which it divides."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedGroups:
-    """Products of groups: sizes (m, n, k) of each; of rows that offsets distribute to ``stack`` groups, one of all
-    rows. vector: rows of outputs start at multiples of 16 bytes. factors: tensors of device scalars that multiply
-    alpha. gate, packing, promoted: as in ``WgmmaConfig``; n is of the output. ids: of which dtype are those of
-    few slots, which only the streaming kernel sorts itself; "": rows are sorted. floats: of which dtype are rows that
-    are quantized to FP8 unless they stream. decoded: whether a launch before decodes x."""
+    """Products of groups.
+
+    sizes: (m, n, k) of each group; where offsets distribute rows to ``stack`` groups, one size with all rows. n is the
+        columns of the output. vector: whether rows of outputs start at multiples of 16 bytes.
+    factors: device scalars that multiply alpha. gate, packing, promoted: as in ``WgmmaConfig``.
+    ids: the dtype of the expert ids of few slots, which only the streaming kernel sorts itself; "": rows are sorted.
+    floats: the dtype of rows that are quantized to FP8 unless they stream. decoded: whether another launch decodes x.
+    """
 
     sizes: Sizes
     stack: int = 0
@@ -101,8 +104,8 @@ class PackedGroups:
 
     @property
     def expected(self) -> tuple[Sizes, ...]:
-        """Sets of sizes to plan for. Where offsets distribute rows to a stack only the GPU knows them: they are taken
-        for those of rows that take any group and, unless a router sends them, for less even ones, too."""
+        """Sets of sizes to plan for. Where offsets distribute rows to a stack, only the GPU knows the sizes. The plan
+        assumes those of rows that take a group at random and, unless a router sends them, less even ones as well."""
         if not self.stack:
             return (self.sizes,)
         ((m, n, k),) = self.sizes
@@ -112,7 +115,7 @@ class PackedGroups:
         return tuple(tuple((rows, n, k) for rows in found) for found in sets)
 
     def config(self, arch: Architecture, **tiling: Any) -> GroupedWgmmaConfig:
-        """The configuration with this tiling."""
+        """The configuration of the kernel by tiles with this tiling."""
         groups = self.stack or len(self.sizes)
         maps = "rows" if self.stack else "parameters" if groups <= PARAMETER_GROUPS else "workspace"
         return GroupedWgmmaConfig(
@@ -128,7 +131,7 @@ class PackedGroups:
             routed=self.routed or RoutedConfig(),
             promoted=self.promoted,
             batched=bool(self.stack) and PACKINGS[self.packing][DTYPES[self.dtype]].in_rows,
-            # a launch decodes x of a list just before
+            # the launch before this one decodes x of a list
             programmatic="x" if self.decoded and not self.stack and arch.generation == "sm90" else "",
             **tiling,
         )
@@ -138,7 +141,7 @@ class PackedGroups:
 def choose_groups(
     problem: PackedGroups, arch: Architecture, sm_count: int, given: PackedPlan | None = None
 ) -> PackedPlan:
-    """The plan for ``problem`` on ``sm_count`` multiprocessors, or the caller's with what the problem decides.
+    """The plan for ``problem`` on ``sm_count`` SMs, or ``given``, with the fields that the problem decides.
 
     Raises:
         OperandError, OperandTypeError: no kernel can run it.
@@ -170,15 +173,15 @@ def choose_groups(
 def choose_stream(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedPlan | None:
     """The plan of the streaming kernel for products of experts that have few rows each; else None.
 
-    The second product may start while the first one runs, and needs its rows only.
+    The second product may start while the first one runs, because it needs only the rows of that one.
     """
-    # groups that are no experts may be a list, which has no stack
+    # groups other than experts may be a list, which has no stack
     if p.routed is None or arch.generation != "sm90":
         return None
     rows = rows_of_used(p.sizes[0][0], p.stack)
     if rows > (FEW_ROWS_FP8 if p.floats else FEW_ROWS):
         return None
-    # a first product that sorts slots itself waits for no launch of ours
+    # a first product that sorts slots itself needs no earlier launch of this package
     early = "x" if not p.routed.gathered else "" if p.ids else "all"
     columns = 8 if rows <= EIGHT_COLUMNS else 16
     config = p.streaming(arch, columns=columns, programmatic=early, **STREAMED)
@@ -189,19 +192,19 @@ def choose_stream(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedP
 
 
 def sorts_slots(slots: int, groups: int) -> bool:
-    """Whether products of so many slots stream on sm_90a, and sort the slots themselves."""
+    """Whether products of ``slots`` slots stream on sm_90a, and sort the slots themselves."""
     return slots <= WINDOW and rows_of_used(slots, groups) <= FEW_ROWS
 
 
 def stays_in_16_bits(slots: int, groups: int, n: int, k: int) -> bool:
-    """Whether rows of so many slots are not quantized for a product with experts (n, k) packed for FP8, on sm_90a: few
-    rows of an expert wait for its weights alone."""
+    """Whether rows of ``slots`` slots stay in 16 bits, on sm_90a, for a product with experts (n, k) packed for FP8:
+    with few rows an expert, only the speed of reading weights matters."""
     return rows_of_used(slots, groups) <= FEW_ROWS_FP8 and not _too_many_steps(slots, groups, n, k, STREAMED)
 
 
 def _too_many_steps(m: int, groups: int, n: int, k: int, tiling: Mapping[str, int]) -> str:
-    """What the streaming kernel cannot divide by, of ``m`` rows and weights (n, k), or an empty string. n: of the
-    packed weight."""
+    """The reason why the streaming kernel cannot take ``m`` rows and weights (n, k), or an empty string: its division
+    is exact only below ``MOST_STEPS``. n: rows of the packed weight."""
     steps_of_tile = packed_tiles(n, k)[1] // tiling["stage_tiles"]
     steps = (min(groups, m) + m // MMA_COLUMNS) * -(-n // (SLAB_ROWS * tiling["slabs"])) * steps_of_tile
     if steps * steps_of_tile < MOST_STEPS:
@@ -211,12 +214,12 @@ def _too_many_steps(m: int, groups: int, n: int, k: int, tiling: Mapping[str, in
 
 
 def rows_of_used(rows: int, groups: int) -> float:
-    """Rows of a group that has some, on average, where each row takes any group."""
+    """Rows of a used group, on average, where each row takes a group at random."""
     return rows / (groups * (1.0 - (1.0 - 1.0 / groups) ** rows))
 
 
 def choose_tiles(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedPlan:
-    """The fastest plan by tiles, or one that no kernel can run."""
+    """The fastest plan by tiles; if no kernel can run any, one that is refused."""
     tiles: tuple[tuple[int, ...], ...] = WIDTHS
     if arch.generation != "sm90" or p.promoted:
         tiles = ((8,), (16,), (32,), (64,), (32, 64, 96, 128), (96, 128, 192, 256))
@@ -229,7 +232,7 @@ def choose_tiles(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedPl
 
 
 def can_stream(p: PackedGroups, c: GroupedStreamConfig) -> str:
-    """Why the streaming kernel cannot run the problem so, or an empty string."""
+    """The reason why the streaming kernel cannot run the problem with ``c``, or an empty string."""
     if not p.stack:
         return explain("groups of the streaming kernel", got="a list", expected="rows of one x, and a stack of weights")
     if p.decoded:
@@ -254,7 +257,7 @@ def _plan(p: PackedGroups, arch: Architecture, sm_count: int, widths: tuple[int,
     config = deep(p.config(arch, tile_n=tile_n, narrower=tuple(narrower), ctas_per_sm=2 if narrow else 1))
     tiles = sum(-(-n // config.out_rows) * -(-m // tile_n) for m, n, _ in p.sizes)
     if p.stack:
-        # a group begun in each tile of rows
+        # other groups may begin within a tile's rows, and need tiles of their own
         tiles += (p.stack - 1) * -(-p.sizes[0][1] // config.out_rows)
     return PackedPlan(config, max(1, min(tiles, sm_count * config.ctas_per_sm)))
 
@@ -265,7 +268,7 @@ def tile_us(config: GroupedWgmmaConfig, m: int, k: int) -> float:
 
 
 def _width(config: GroupedWgmmaConfig, m: int) -> int:
-    """The narrowest tiles that cover ``m`` rows of x in as few tiles as the widest."""
+    """The narrowest width that covers ``m`` rows of x with as few tiles as the widest."""
     rest_n = max(1, -(-m // config.tile_n))
     return min(w for w in config.widths if w * rest_n >= m)
 
@@ -278,13 +281,13 @@ def _width_us(config: GroupedWgmmaConfig, width: int, k: int, by: GroupCosts) ->
 
 
 def predict(plan: PackedPlan, p: PackedGroups, by: GroupCosts = GROUP_COSTS) -> float:
-    """Modelled µs, of sm_90a on an H200, launch included: the mean over the sizes to plan for."""
+    """Modelled µs of a launch, its start included: the mean over the sizes to plan for. by: costs of sm_90a."""
     width_us = functools.cache(functools.partial(_width_us, plan.config, by=by))
     return by.start_us + statistics.fmean(_slowest_us(plan, sizes, width_us) for sizes in p.expected)
 
 
 def _slowest_us(plan: PackedPlan, sizes: Sizes, width_us: Callable[[int, int], float]) -> float:
-    """µs of the multiprocessor with the most work."""
+    """µs of the SM with the most work."""
     c = plan.config
     tiles = [(width_us(_width(c, m), k), -(-n // c.out_rows) * -(-m // c.tile_n)) for m, n, k in sizes]
     tiles.sort(reverse=True)

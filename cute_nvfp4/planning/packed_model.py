@@ -1,9 +1,9 @@
-"""Modelled times of the GEMMs of packed weights: on an H200 from what was measured there, on sm_120a from published
-figures (the streaming kernel as on an H200).
+"""Modelled times of the GEMMs of packed weights: on sm_90a from measurements on an H200; on sm_100a and sm_120a from
+published figures (the streaming kernel as on an H200).
 
-The constants are in ``packed_model.json``; for x in FP8, in ``packed_model_fp8.json``; and for NVFP4 operands that
-nobody packed, in ``packed_model_rows.json``. ``benchmarks/fit_packed_model.py`` writes them: of each its value, what a
-fit to the measured plans that are on record gives, and whether the value comes from that record.
+The constants are in ``packed_model.json``, for x in FP8 in ``packed_model_fp8.json``, and for operands in rows in
+``packed_model_rows.json``. ``benchmarks/fit_packed_model.py`` writes these files: for each constant its value, the
+value that a fit to the recorded plans gives, and whether the value comes from that record.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ TILE_CODES = TILE_ROWS * TILE_K
 
 @dataclass(frozen=True)
 class Constants:
-    """What the model is made of; times are in µs.
+    """The constants of the model. Times are in µs.
 
-    A table has the number its keys count in its comment. ``many`` is more than eight rows of x."""
+    The comment of a table says first what its keys count. ``many`` means more than eight rows of x.
+    """
 
     bytes_us: float  # bytes of a weight that memory gives in a µs
     stream_start_us: float  # launch, first bytes and last store of the streaming kernel
@@ -69,15 +70,15 @@ class Constants:
     help_us: float  # to add a helper's sums
     write_us: float  # for a helper to write them
     exchange_us: float  # to add the sums of two CTAs of a cluster
-    # operands that nobody packed
+    # operands in rows
     decoded_us: float = 0.0  # a launch that decodes x before
     decoded_bytes_us: float = math.inf  # bytes of decoded x that it writes in a µs
-    # rows of x in a tile: relative time of a stage whose x loading warps decode
+    # rows of x in a tile: relative time of a stage in which loading warps decode x
     decoding: dict[int, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, values: Mapping[str, float]) -> Constants:
-        """The constants from ``values``, each entry of a table by the table's name, a space and its key."""
+        """The constants from ``values``. The name of an entry of a table is the table's name, a space, and the key."""
         fields: dict[str, float | dict] = {}
         for name, value in values.items():
             table, _, key = name.partition(" ")
@@ -89,18 +90,18 @@ class Constants:
 
 
 def recorded(path: Path = RECORD) -> dict[str, float]:
-    """The values of the constants in ``packed_model.json``, or in another file of its form, by name."""
+    """The values of the constants, by name, in ``packed_model.json`` or in another file of its form."""
     return {name: entry["value"] for name, entry in json.loads(path.read_text())["constants"].items()}
 
 
 CONSTANTS, CONSTANTS_FP8, CONSTANTS_ROWS = (Constants.of(recorded(x)) for x in (RECORD, RECORD_FP8, RECORD_ROWS))
 COSTS = {"sm100": sm100_packed_model.packed_costs, "sm120": sm120_model.packed_costs}
-"""By generation, the costs of tiles that nobody has measured."""
+"""By generation, the costs of tiles on GPUs on which nothing was measured."""
 
 
 def predict(plan: PackedPlan, p: PackedProblem, sm_count: int, by: Constants | None = None) -> float:
-    """Modelled µs of a plan, launch included, but not the launch that quantizes x; of operands that nobody packed with
-    that which decodes x. by: None for the constants of its kind."""
+    """Modelled µs of a plan, including its launch and, for operands in rows, the launch that decodes x, but not a
+    launch that quantizes x. by: constants; None: those for this kind of problem."""
     c = plan.config
     by = by or constants_of(p)
     if isinstance(c, StreamConfig):
@@ -111,12 +112,12 @@ def predict(plan: PackedPlan, p: PackedProblem, sm_count: int, by: Constants | N
     us, memory = _multiplying(c, plan, p, sm_count, by), _weight_bytes(c, p) / by.bytes_us
     if c.weights.in_rows and not c.decodes_x:
         us += by.decoded_us + 2 * p.batch * p.m * p.k / by.decoded_bytes_us
-    # most plans of elements of eight bits wait for memory: the one that does so least is first
+    # most plans of eight-bit elements are bound by memory: the one that waits least for anything else comes first
     return by.start_us + max(us, memory + (by.waiting * us if c.weights.element_bits == 8 else 0.0))
 
 
 def constants_of(p: PackedProblem) -> Constants:
-    """The constants of plans of this kind."""
+    """The constants for this kind of problem."""
     if p.dtype == "float8_e4m3fn":
         return CONSTANTS_FP8
     return CONSTANTS_ROWS if PACKINGS[p.packing][DTYPES[p.dtype]].in_rows else CONSTANTS
@@ -147,7 +148,7 @@ def _streaming(c: StreamConfig, workers: int, p: PackedProblem, by: Constants) -
 
 
 def _multiplying(c: WgmmaConfig, plan: PackedPlan, p: PackedProblem, sm_count: int, by: Constants) -> float:
-    """µs of the multiprocessor with the most work tiles."""
+    """µs of the SM with the most work tiles."""
     workers = plan.workers
     count, steps = tile_count(p, c), -(-p.k // (STAGE_TILES * TILE_K))
     along_m, tile_us = -(-p.m // c.tile_n), by.tile_us[c.tile_n]

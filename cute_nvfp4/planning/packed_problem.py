@@ -1,4 +1,4 @@
-"""A GEMM of a packed weight as its kernel is chosen for it, a plan to run it, and which plans cannot."""
+"""The problem of a GEMM of a packed weight, a plan to run it, and the reasons why a plan cannot."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from ..weight_layout import DTYPES, PACKINGS, TILE_K, packed_rows
 from ..weight_layout import tiles as packed_tiles
 
 STREAM_ROWS = 16
-"""Rows of x up to which weights are streamed: more are faster on WGMMA."""
+"""The most rows of x that are streamed: more are faster on WGMMA."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedProblem:
-    """out (m, n) = x (m, k) · weight (n, k)ᵀ, or two such products, joined by ``gate``. quantized: x is NVFP4, which a
-    kernel may read as it is. vector:
-    rows of the output start at multiples of 16 bytes. factors: device scalars that multiply alpha, of each product.
-    bias: its dtype, or "". packing: of the weight. promoted: as in ``WgmmaConfig``. batch: matrices of operands
-    that nobody packed."""
+    """out (m, n) = x (m, k) · weight (n, k)ᵀ, or two such products joined by ``gate``.
+
+    quantized: whether x is NVFP4 that a kernel can read directly. vector: whether rows of the output start at multiples
+    of 16 bytes. factors: device scalars that multiply the alpha of each product. bias: the dtype of the bias, or "".
+    packing: the packing of the weight. promoted: as in ``WgmmaConfig``. batch: matrices of operands in rows.
+    """
 
     m: int
     n: int
@@ -44,27 +45,27 @@ class PackedProblem:
 
     @property
     def rows(self) -> int:
-        """How many rows the packed weight has."""
+        """Rows of the packed weight."""
         return packed_rows(self.n, bool(self.gate))
 
 
 WRITE_STEPS = 3
-"""k-tiles that a helper could multiply while it writes its sums of a tile."""
+"""k-tiles that a helper could multiply in the time in which it writes its sums of a tile."""
 TILING = {
     StreamConfig: ("slabs", "warps_m", "warps_k", "stage_tiles", "stages", "ctas_per_sm", "programmatic"),
     WgmmaConfig: ("tile_n", "warpgroups", "ctas_per_sm", "stage_tiles", "stages", "decodes_x", "programmatic"),
 }
-"""Fields of a configuration that a plan decides, beside the schedule; the problem decides the others."""
+"""Fields of a configuration that a plan decides, besides the schedule. The problem decides the others."""
 
 
 def tiling_of(kind: type, words: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a configuration of ``kind`` that a plan with this ``PackedPlan.tiling`` decides."""
+    """The fields of a configuration of ``kind`` that a plan decides, from the plan's ``PackedPlan.tiling``."""
     own = {name: words[name] for name in TILING[kind]}
     return own if kind is StreamConfig else own | {"schedule": schedule_of(words)}
 
 
 class ScratchSize(NamedTuple):
-    """How many fp32 partial sums and how many flags a launch needs in global memory."""
+    """The fp32 partial sums, and the flags, that a launch needs in global memory."""
 
     floats: int
     flags: int
@@ -72,7 +73,7 @@ class ScratchSize(NamedTuple):
 
 @dataclass(frozen=True)
 class PackedPlan:
-    """A kernel and the clusters of CTAs it is launched with."""
+    """A kernel's configuration, and the workers of its launch: clusters, or CTAs of the streaming kernel."""
 
     config: StreamConfig | WgmmaConfig
     workers: int
@@ -82,12 +83,12 @@ class PackedPlan:
         return isinstance(self.config, StreamConfig)
 
     def early(self) -> PackedPlan:
-        """The plan, but for a kernel that may start while the launch before it still runs."""
+        """The plan with a kernel that may start while the launch before it still runs."""
         return replace(self, config=replace(self.config, programmatic="weights"))
 
     @property
     def tiling(self) -> dict[str, int | str]:
-        """What the plan decides of its configuration, by name; those of its schedule are among them."""
+        """The fields of its configuration that the plan decides, by name, those of its schedule included."""
         names = next(TILING[kind] for kind in type(self.config).__mro__ if kind in TILING)
         own = {name: getattr(self.config, name) for name in names}
         return own if self.streams else own | self.config.schedule.words
@@ -100,7 +101,7 @@ class PackedPlan:
         return f"{kernel}, {', '.join(x for x in told if not x.startswith('tile_n'))} on {self.workers}"
 
     def scratch(self, n: int) -> ScratchSize:
-        """What a launch for a weight of ``n`` rows needs: nothing where no work tile is cut."""
+        """The scratch of a launch whose output has ``n`` columns: nothing if no work tile is cut."""
         c = self.config
         if isinstance(c, StreamConfig):
             # only the device knows whether work tiles of groups are cut
@@ -113,18 +114,18 @@ class PackedPlan:
 
 
 def can_implement(plan: PackedPlan) -> str:
-    """Why there is no such kernel, or an empty string."""
+    """The reason why no kernel implements the plan, or an empty string."""
     return can_stream(plan.config) if isinstance(plan.config, StreamConfig) else can_wgmma(plan.config)
 
 
 def check_plan(given: PackedPlan | None) -> None:
-    """Raises OperandTypeError for what is neither None nor a plan."""
+    """Raises OperandTypeError if ``given`` is neither None nor a plan."""
     if given is not None and not isinstance(given, PackedPlan):
         raise OperandTypeError.of("config", got=type(given).__name__, expected="a PackedPlan of planning.packed")
 
 
 def refused(p: PackedProblem, plan: PackedPlan) -> str:
-    """Why a caller's plan cannot run the problem, or an empty string."""
+    """The reason why a caller's plan cannot run the problem, or an empty string."""
     if plan.workers < 1:
         return explain("workers", got=plan.workers, expected="at least 1")
     c = plan.config
@@ -158,19 +159,19 @@ def refused(p: PackedProblem, plan: PackedPlan) -> str:
 
 
 def tile_count(p: PackedProblem, c: WgmmaConfig) -> int:
-    """How many output tiles there are."""
+    """The number of work tiles."""
     return p.batch * -(-p.rows // c.tile_m) * -(-p.m // c.tile_n)
 
 
 def helped_steps(p: PackedProblem, plan: PackedPlan) -> int:
-    """How many k-tiles of each tile the helpers multiply, so that they end when the others do."""
+    """k-tiles of each tile that the helpers multiply, so that they end when the other CTAs do."""
     c, tiles = plan.config, tile_count(p, plan.config)
     each = -(-tiles // ((plan.workers - tiles) * c.split_k)) * c.split_k
     return max(1, (-(-p.k // c.tile_k) - WRITE_STEPS * each) // (each + 1))
 
 
 def can_take(p: PackedProblem) -> bool:
-    """Whether the streaming kernel takes the problem: NVFP4 x must have scales for every tile of the weight."""
+    """Whether the streaming kernel takes the problem. NVFP4 x must have scales for every packed tile of the weight."""
     packing = PACKINGS[p.packing][DTYPES[p.dtype]]
     by_tiles = packing.by_table or packing.in_rows
     return p.m <= STREAM_ROWS and not (p.bias or by_tiles) and not (p.quantized and p.k % (STAGE_TILES * TILE_K))
@@ -180,7 +181,7 @@ def decided(p: PackedProblem, streams: bool) -> dict[str, Any]:
     """The fields of a configuration that the problem decides."""
     found: dict[str, Any] = {"dtype": p.dtype, "packing": p.packing, "out": p.out, "factors": p.factors, "gate": p.gate}
     if streams:
-        # rows that are aligned may still end within a vector: a single one, or those of a slice
+        # aligned rows may still end within a vector: a single row, or rows of a slice
         vector = p.vector and p.n % 4 == 0
         return found | {"columns": 8 if p.m <= 8 else 16, "quantized_x": p.quantized, "vector": vector}
     found |= {"vector": p.vector and p.out != "float32", "bias": p.bias, "promoted": p.promoted}

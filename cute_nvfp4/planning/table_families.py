@@ -1,4 +1,4 @@
-"""The families of problems that the table of plans has entries for, and how an entry names their plans."""
+"""The families of problems in the table of plans, and how an entry of the table describes a plan."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ KERNELS = {"stream": StreamConfig, "wgmma": WgmmaConfig}
 
 
 class Family(NamedTuple):
-    """What the table asks of a family.
+    """What the table needs to know of a family.
 
-    tiled: all of a problem that matters to its tiling, by which an entry is found. can_run, can_plan: why there is no
-    such problem, or why a plan cannot run one, or "". filled: a plan in the file with the fields that are newer. kinds:
-    the type of each. written: those fields of a plan. plan: one from them. applied: an entry's plan for another problem
-    with the same tiling.
+    problem: the type of its problems. tiled: the part of a problem that its tiling depends on, which is the key of
+        entries.
+    can_run: the reason why a problem is impossible, or "". can_plan: the reason why a plan cannot run one, or "".
+    filled: an entry of the file with the fields that are newer than it. kinds: the type of each field of an entry.
+    written: the fields of a plan. plan: the plan from such fields.
+    applied: an entry's plan, for another problem with the same tiling.
     """
 
     problem: type
@@ -60,7 +62,7 @@ def _packed_kinds(raw: Mapping[str, Any]) -> dict[str, type]:
 
 
 def _packed_filled(raw: Mapping[str, Any]) -> dict[str, Any]:
-    # entries written before a field was there
+    # older entries lack these fields
     later = {"programmatic": ""} | ({"overlap": 0, "decodes_x": False} if raw.get("kernel", "wgmma") == "wgmma" else {})
     return later | dict(raw)
 
@@ -102,5 +104,5 @@ FAMILIES = {
 
 
 def family_of(problem: Problem) -> str:
-    """The name of the family that ``problem`` is of."""
+    """The name of the family to which ``problem`` belongs."""
     return next(name for name, family in FAMILIES.items() if isinstance(problem, family.problem))

@@ -1,8 +1,8 @@
-"""The variants of the kernels of a mixture of experts, and their arguments.
+"""The configurations of the kernels of a mixture of experts, and their arguments.
 
 A *slot* is a pair of a token and one of its k choices, ``token · k + choice``. A *row* is a place in the order of
-experts: rows of expert e are ``offsets[e]`` to ``offsets[e + 1]``, in the order of their slots. Slots whose expert is
-not here have no row.
+experts: expert e has rows ``offsets[e]`` to ``offsets[e + 1]``, in the order of their slots. A slot whose expert is not
+among this GPU's experts has no row.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ THREADS = 128
 """Threads of a CTA of the kernels that work on rows."""
 VECTOR_BYTES = 16
 VECTOR = 8
-"""Elements of 16 bits that a thread takes at a time."""
+"""16-bit elements that a thread processes at a time."""
 MAPS_WARPS = (1, 16)
 ACTIVATIONS = ("silu", "clamped_swiglu", "relu2")
-"""What stands between the two products: silu(gate) · up; gpt-oss's (up + 1) · gate · sigmoid(α · gate) of clamped gate
-and up; relu(x)² of a first product that is one matrix."""
+"""The activations between the two products: silu(gate) · up; gpt-oss's (up + 1) · gate · sigmoid(α · gate) with clamped
+gate and up; relu(x)², whose first product has one matrix."""
 
 
 SCORINGS = ("softmax", "sigmoid")
-"""What makes a router's weights of its logits."""
+"""The functions that turn a router's logits into weights."""
 MAX_TOP = 32
-"""Experts that a token may choose: a lane of its warp has each."""
+"""The most experts that a token chooses: each lane of its warp keeps one."""
 MAX_ROUTED = 1024
-"""Experts that it may choose from, of which a lane has every 32nd in registers."""
+"""The most experts that it chooses from: each lane keeps every 32nd logit in registers."""
 
 LEAST_SUM = 1e-20
-"""What is added to a sum of sigmoids, which may be 0."""
+"""A summand that keeps a sum of sigmoids from being 0."""
 
 
 def maps_size(experts: int, slots: int) -> int:
-    """Elements of the routing maps: offsets (experts + 1), and the slot and the expert of each row, and the row of each
-    slot, (slots) each."""
+    """Elements of the routing maps: offsets (experts + 1); then for each row its slot and its expert, and for each slot
+    its row, (slots) each."""
     return experts + 1 + 3 * slots
 
 
 @dataclass(frozen=True)
 class MapsConfig:
-    """One variant of the kernel that makes the maps: dtype of the ids, warps of a CTA, and whether other CTAs zero the
-    rows that products will be added to."""
+    """One variant of the kernel that makes the routing maps. ids: the dtype of the ids. warps: warps of a CTA. zeroed:
+    whether other CTAs clear the rows to which products will be added."""
 
     ids: str
     warps: int
@@ -63,8 +63,7 @@ class GatherConfig:
 
 @dataclass(frozen=True)
 class ActivationConfig:
-    """One variant of the activation: which of ``ACTIVATIONS``, of which dtype, with which constants (those of
-    "clamped_swiglu"), and whether there is a bias."""
+    """One variant of the activation: one of ``ACTIVATIONS``, its dtype, whether it has a bias, and its constants."""
 
     activation: str
     dtype: str
@@ -81,9 +80,10 @@ class ActivationConfig:
 
 @dataclass(frozen=True)
 class CombineConfig:
-    """One variant of the combination: dtypes of rows, of router weights ("": rows are weighted already) and of the
-    output, whether there is a bias, slots of a token, and whether a row of each is added to them ("shared"). ids: of
-    which dtype are those of up to 32 slots whose rows the kernel finds itself; "": there are maps."""
+    """One variant of the combination. dtype, weights, out: dtypes of rows, of router weights ("": rows are weighted
+    already), and of the output. bias: whether rows still need a bias. top: slots of a token. shared: whether each token
+    has a row to add. ids: the dtype of up to 32 expert ids from which the kernel itself finds rows; "": it reads the
+    maps."""
 
     dtype: str
     weights: str
@@ -97,8 +97,9 @@ class CombineConfig:
 
 @dataclass(frozen=True)
 class RouteConfig:
-    """One variant of the router's choice: dtypes of logits, weights and ids, logits of a lane, which of ``SCORINGS``,
-    whether the weights of a token are divided by their sum, and whether a bias is added to the scores that choose."""
+    """One variant of the router's choice. per_lane: logits of a lane. scoring: one of ``SCORINGS``. renormalized:
+    whether the weights of a token are divided by their sum. corrected: whether the scores that choose get a bias
+    first."""
 
     logits: str
     weights: str
@@ -111,18 +112,18 @@ class RouteConfig:
 
 
 def can_activate(c: ActivationConfig) -> str:
-    """Why no kernel can be made of ``c``, or an empty string."""
+    """The reason why no kernel implements ``c``, or an empty string."""
     if c.activation not in ACTIVATIONS:
         return explain("activation", got=repr(c.activation), expected=f"one of {', '.join(ACTIVATIONS)}")
     return ""
 
 
 DSL_DTYPES = {name.lower(): name for name in ("Float16", "BFloat16", "Float32", "Int32", "Int64")}
-"""The DSL's names of dtypes."""
+"""The DSL's names of dtypes, by torch's names."""
 
 
 def router_weights(dtype: str) -> Pointer:
-    """Where router weights of this dtype are."""
+    """The pointer to router weights of this dtype."""
     return Pointer(DSL_DTYPES[dtype], 4 if dtype == "float32" else 2)
 
 
@@ -130,7 +131,7 @@ _BIAS = PerConfig(lambda c: Pointer("Float32", VECTOR_BYTES) if c.bias else None
 
 
 class ZeroedRows(NamedTuple):
-    """``count`` rows of ``row_bytes``, ``stride`` bytes apart, which ``ctas`` CTAs zero."""
+    """``count`` rows of ``row_bytes`` bytes, ``stride`` bytes apart, which ``ctas`` CTAs clear."""
 
     data: Pointer = Pointer("Uint8", VECTOR_BYTES)
     count: Scalar = INT32
@@ -140,7 +141,7 @@ class ZeroedRows(NamedTuple):
 
 
 class MapsArguments(NamedTuple):
-    """maps (:func:`maps_size`) of ids (slots,), of which ``offset`` is expert 0 here. sums: rows to be zeroed."""
+    """maps (:func:`maps_size`) of ids (slots,). offset: the id of expert 0 of this GPU. sums: the rows to clear."""
 
     ids: Pointer = Pointer(lambda c: DSL_DTYPES[c.ids], lambda c: int(c.ids[3:]) // 8)
     maps: Pointer = Pointer("Int32", 4)
@@ -151,8 +152,8 @@ class MapsArguments(NamedTuple):
 
 
 class GatherArguments(NamedTuple):
-    """out (slots, row_bytes), contiguous, of x (tokens, row_bytes), whose rows are ``stride`` bytes apart; ``top``
-    slots a token."""
+    """out (slots, row_bytes), contiguous, from x (tokens, row_bytes), rows ``stride`` bytes apart. top: slots a
+    token."""
 
     x: Pointer = Pointer("Uint8", VECTOR_BYTES)
     maps: Pointer = Pointer("Int32", 4)
@@ -165,7 +166,7 @@ class GatherArguments(NamedTuple):
 
 
 class ActivationArguments(NamedTuple):
-    """out (slots, inner) of the product (slots, halves · inner) and the bias (experts, halves · inner), contiguous."""
+    """out (slots, inner) from the product (slots, halves · inner) and the bias (experts, halves · inner)."""
 
     product: Pointer = Pointer("Uint8", VECTOR_BYTES)
     bias: Pointer | None = _BIAS
@@ -177,9 +178,9 @@ class ActivationArguments(NamedTuple):
 
 
 class CombineArguments(NamedTuple):
-    """out (tokens, hidden), rows ``stride`` bytes apart, of rows (slots, hidden); weights (slots,) and the bias
-    (experts, hidden), where rows have neither yet; shared (tokens, hidden), rows ``shared_stride`` bytes apart. Instead
-    of maps ids of experts (slots,), of which ``first`` is that of expert 0."""
+    """out (tokens, hidden), rows ``stride`` bytes apart, from rows (slots, hidden), with weights (slots,) and bias
+    (experts, hidden) if rows still need them. shared: (tokens, hidden), rows ``shared_stride`` bytes apart. With
+    ``config.ids``, ``maps`` is the ids of experts (slots,), and ``first`` the id of expert 0."""
 
     rows: Pointer = Pointer("Uint8", VECTOR_BYTES)
     weights: Pointer | None = PerConfig(lambda c: router_weights(c.weights) if c.weights else None)
@@ -196,8 +197,8 @@ class CombineArguments(NamedTuple):
 
 
 class RouteArguments(NamedTuple):
-    """ids and weights (tokens, top), contiguous, of logits (tokens, experts), rows ``stride`` elements apart, and
-    correction (experts,); the weights are multiplied by ``scale``."""
+    """ids and weights (tokens, top), contiguous, from logits (tokens, experts), rows ``stride`` elements apart, and
+    correction (experts,). scale: the factor of the weights."""
 
     logits: Pointer = Pointer(lambda c: DSL_DTYPES[c.logits], lambda c: 4 if c.logits == "float32" else 2)
     correction: Pointer | None = PerConfig(lambda c: Pointer("Float32", 4) if c.corrected else None)

@@ -1,6 +1,7 @@
-"""Up to 32 slots: a warp has one in each lane, and finds the row of each in registers, without maps in memory.
+"""Routing of up to 32 slots in registers: each lane of a warp has a slot and finds its row, without maps in memory.
 
-A row is counted as ``maps`` sorts them: slots of smaller experts, and those of the same expert that come before.
+The row of a slot is the number of slots before it in the order of ``maps``: those of smaller experts, and those of the
+same expert with a lower index.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 NOBODY = 1 << 30
-"""The expert of a lane that has no slot, or one whose expert is not here: behind all others."""
+"""The expert of a lane without a slot, or whose slot has no row: it is larger than all others."""
 
 
 class SlotIds(NamedTuple):
-    """Ids (slots,) of experts, of which ``offset`` is expert 0 of ``experts``."""
+    """Ids (slots,) of experts. offset: the id of expert 0, of ``experts`` experts."""
 
     ids: Any
     slots: Int32
@@ -32,8 +33,8 @@ class SlotIds(NamedTuple):
 
     @cute.jit
     def place(self, expert: Int32, lane: Int32) -> Int32:
-        """The place of the lane's slot in the order of experts: its row, if it has one, and each lane's is another. All
-        lanes of a warp ask together."""
+        """The place of the lane's slot in the order of experts: its row, if it has one. Each lane has a different
+        place. All lanes of a warp call this together."""
         place = Int32(0)
         for slot in cutlass.range(self.slots, unroll=1):
             other = cute.arch.shuffle_sync(expert, slot)
@@ -41,6 +42,6 @@ class SlotIds(NamedTuple):
         return cutlass.select_(lane < self.slots, place, lane)
 
     def row(self, lane: Int32) -> Int32:
-        """The row of the lane's slot, or -1. All lanes of a warp ask together."""
+        """The row of the lane's slot, or -1. All lanes of a warp call this together."""
         expert = self.expert(lane)
         return cutlass.select_(expert < NOBODY, self.place(expert, lane), Int32(-1))

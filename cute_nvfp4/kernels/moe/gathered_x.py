@@ -1,8 +1,9 @@
-"""Rows of x that lie anywhere, from global memory to the stages of a WGMMA kernel: ``cp.async`` by each row's index.
+"""The gather of rows of x from global memory to the stages of a WGMMA kernel, by ``cp.async``.
 
-Two warps copy sixteen bytes a lane, eight rows and the 128 bytes that are swizzled together at a time: a lane's place
-in the swizzle is the same in each. Rows are those of slots, of which a token has ``top``. A thread says at the stage's
-barrier when its copies have come, and who multiplies orders them before its reads (``Mainloop.take``).
+Rows of x are those of slots, of which a token has ``top``. The lanes of two warps copy sixteen bytes each: eight rows
+at a time, and of each the 128 bytes that are swizzled together. So a lane has the same place in the swizzle in every
+copy. A thread arrives at the stage's barrier once its copies are complete, and the consumer fences them before it reads
+them (``Mainloop.take``).
 """
 
 from __future__ import annotations
@@ -25,18 +26,17 @@ from ..gemm.stage_loader import ThreadCopies
 
 WARP = 32
 CHUNK = 16
-"""Bytes that a lane copies at a time."""
+"""Bytes of one copy of a lane."""
 CHUNKS = 8
 """Chunks that are swizzled together: 128 bytes of a row."""
 ROW_BYTES = CHUNK * CHUNKS
 ROWS = GATHER_THREADS // CHUNKS
-"""Rows that the two warps copy at a time: as many as a swizzle has."""
+"""Rows that the two warps copy at a time: those of a swizzle atom."""
 
 
 @dataclass(frozen=True)
 class GatheredX:
-    """The copies of rows by one of the threads that gather. shared: address of the first stage's x, (tile_n, stage_k)
-    swizzled."""
+    """The copies of one gathering thread. shared: the address of the first stage's x, (tile_n, stage_k), swizzled."""
 
     order: StageOrder
     groups: PackedRows
@@ -48,8 +48,9 @@ class GatheredX:
         return ThreadCopies(self.order.steps(tile), partial(self.start, self.places(tile), tile.width))
 
     def places(self, tile: GroupTile) -> list[Int32]:
-        """Where rows of x begin that this lane knows, in chunks: those of every eighth copy of the eight lanes of a
-        row, for all of them. Rows beyond the group's last are the last."""
+        """The offsets in x, in chunks, of the rows whose index this lane loads. The eight lanes of a row take turns:
+        each loads the index for every eighth copy, for all eight. For rows beyond the group's last it is that of the
+        last row."""
         groups, routed, x = self.groups, self.groups.arguments.routed, self.groups.arguments.one.x
         lane, found = mod(self.thread, CHUNKS), []
         row_chunks = Int32(x.row_stride * groups.config.x_item // CHUNK)
@@ -62,7 +63,7 @@ class GatheredX:
 
     @cute.jit
     def start(self, places: list[Int32], width: Int32, ring: Ring, stage: Int32, step: Int32):
-        """Copies a stage of as many rows as the width of the tile covers; zeros beyond the last element of K."""
+        """Copies the rows of a stage that the width of the tile covers, with zeros beyond the last element of K."""
         cfg, one = self.groups.config, self.groups.arguments.one
         chunk, row = mod(self.thread, CHUNKS), div(self.thread, CHUNKS)
         k = step * cfg.stage_k + chunk * (CHUNK // cfg.x_item)
@@ -74,7 +75,7 @@ class GatheredX:
         for box in cutlass.range_constexpr(cfg.tile_n // cfg.box_rows):
             if box * cfg.box_rows < width:
                 rows = range(box * cfg.box_rows // ROWS, (box + 1) * cfg.box_rows // ROWS)
-                # all of them before the first copy: each answer is 25 clocks away
+                # shuffle all of them before the first copy: a shuffle has a latency of 25 clocks
                 lanes = [(self.thread & (WARP - CHUNKS)) + i % CHUNKS for i in rows]
                 found = [cute.arch.shuffle_sync(places[i // CHUNKS], lane) for i, lane in zip(rows, lanes)]
                 for i, place in zip(rows, found):

@@ -1,8 +1,9 @@
-"""Routing maps: a stable sort of slots by their expert, on the device, in one launch and without atomics.
+"""Routing maps: a stable sort of slots by expert, on the device, in one launch and without atomics.
 
-A CTA has an expert. Its warps count, in shares of the slots, those of smaller experts and those of its own: the first
-sum is where its rows begin, and the second, of the warps before, where a warp's own do. Then each warp goes through its
-share again and writes. No CTA waits for another, and the order of rows is that of slots under any schedule.
+Each CTA has an expert. Its warps share the slots, and count those of smaller experts and those of its own expert. The
+sum of the first counts is the CTA's first row; adding the second counts of the warps before it gives a warp its first
+row. Then each warp goes through its share again and writes. No CTA waits for another, and the rows of an expert have
+the order of their slots under any schedule.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..arith import ceil_div, div, mod
 from .config import VECTOR_BYTES, WARP, MapsArguments, MapsConfig, ZeroedRows
 
 NOWHERE, BEYOND = -1, -2
-"""Instead of an expert: the slot's is not here, and there is no such slot."""
+"""In place of an expert: NOWHERE for a slot without a row, BEYOND for an index beyond the last slot."""
 
 
 class Maps(NamedTuple):
@@ -33,7 +34,7 @@ class Maps(NamedTuple):
 
 
 def maps_of(maps: Any, experts: Int32, slots: Int32) -> Maps:
-    """The maps that lie one after the other from the pointer ``maps`` on."""
+    """The maps, which are contiguous in this order from the pointer ``maps`` on."""
     first = experts + 1
     sizes = (first, slots, slots, slots)
     starts = (0, first, first + slots, first + 2 * slots)
@@ -48,7 +49,7 @@ class RoutingMaps:
 
     @cute.jit
     def __call__(self, arguments: MapsArguments, stream: CUstream):
-        """Launches a CTA for each expert, and those that zero rows."""
+        """Launches a CTA for each expert, and the CTAs that clear rows."""
         block, ctas = (WARP * self.config.warps, 1, 1), arguments.experts
         if cutlass.const_expr(self.config.zeroed):
             ctas = ctas + arguments.sums.ctas
@@ -56,7 +57,7 @@ class RoutingMaps:
 
     @cute.kernel
     def kernel(self, arguments: MapsArguments):
-        # a product's CTAs may come up meanwhile: they wait for the maps
+        # CTAs of the next product may start meanwhile: they wait for the maps
         cute.arch.griddepcontrol_launch_dependents()
         thread, _, _ = cute.arch.thread_idx()
         expert, _, _ = cute.arch.block_idx()
@@ -70,7 +71,7 @@ class RoutingMaps:
 
     @cute.jit
     def zero(self, sums: ZeroedRows, cta: Int32, thread: Int32):
-        """Zeroes every so many rows."""
+        """Clears every ``ctas``-th row."""
         for row in cutlass.range(cta, sums.count, sums.ctas, unroll=1):
             first = sums.data.toint() + Int64(row) * sums.stride
             step = WARP * self.config.warps * VECTOR_BYTES
@@ -83,7 +84,7 @@ class RoutingMaps:
         warps = self.config.warps
         lane, warp = mod(thread, WARP), div(thread, WARP)
         maps = maps_of(arguments.maps, arguments.experts, arguments.slots)
-        # a strip is the slots of the lanes of a warp
+        # a strip has 32 slots, one for each lane of a warp
         strips = ceil_div(arguments.slots, WARP)
         share = (strips + (warps - 1)) // warps
         first = warp * share
@@ -116,7 +117,7 @@ class RoutingMaps:
                     maps.mSlots[at] = slot
                     maps.mExperts[at] = expert
                     maps.mRows[slot] = at
-                # one CTA has the slots of no expert
+                # the CTA of expert 0 writes -1 for slots without a row
                 if (expert == 0) & (chosen[i] == NOWHERE):
                     maps.mRows[slot] = Int32(-1)
                 row += cute.arch.popc(mine)
@@ -127,11 +128,11 @@ class RoutingMaps:
 
     @property
     def ahead(self) -> int:
-        """Strips of ids that a warp asks for at a time: each is as far away as L2."""
+        """Strips of ids that a warp loads at a time: each load has the latency of L2."""
         return 4 if self.config.warps > 1 else 1
 
     def chosen_of_strips(self, arguments: MapsArguments, strip: Int32, last: Int32, lane: Int32) -> list[Int32]:
-        """The experts of a lane's slots of the next strips: all are asked for before the first is used."""
+        """The experts of a lane's slots in the next ``ahead`` strips, which it loads before it uses the first."""
         found = []
         for i in range(self.ahead):
             end = cutlass.select_(strip + i < last, arguments.slots, Int32(0))
@@ -139,7 +140,7 @@ class RoutingMaps:
         return found
 
     def chosen(self, arguments: MapsArguments, slot: Int32, end: Int32) -> Int32:
-        """The expert of a slot, or ``NOWHERE`` where it is not here, or ``BEYOND`` from slot ``end`` on."""
+        """The expert of a slot; ``NOWHERE`` if the slot has no row; ``BEYOND`` from slot ``end`` on."""
         mIds = cute.make_tensor(arguments.ids, cute.make_layout(arguments.slots))  # (SLOTS)
         chosen = mIds[cutlass.min(slot, arguments.slots - 1)]
         chosen = chosen - arguments.offset

@@ -1,7 +1,8 @@
-"""A router's choice: the experts of each token that have the largest logits, and their weights, in one pass.
+"""A router's choice: the experts of each token with the largest logits, and their weights, in one pass.
 
-A warp has a token, and each of its lanes every 32nd logit in registers. The lanes agree on one expert after the other:
-the largest of all keys, integers in the order of the scores, and the least expert that has it. Lane i keeps choice i.
+A warp has a token, and each of its lanes keeps every 32nd logit in registers. A key is an integer in the order of the
+scores. The lanes agree on one expert after the other: the one with the largest key and, among equal keys, with the
+lowest index. Lane i keeps choice i.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from .config import LEAST_SUM, THREADS, WARP, RouteArguments, RouteConfig
 
 _LOG2_E = math.log2(math.e)
 NAN_KEY = 0xFFFFFFFF
-"""NaN is larger than all numbers, as ``torch.topk`` has it."""
+"""The key of NaN, the largest one, as in ``torch.topk``."""
 NO_KEY = 0
-"""Of what is no expert, or was chosen before: smaller than the key of any number."""
+"""The key of an expert that does not exist or was chosen before: smaller than that of any number."""
 
 
 class Choice(NamedTuple):
@@ -36,13 +37,13 @@ class Choice(NamedTuple):
     logit: Float32
 
     def or_better(self, other: Choice) -> Choice:
-        """The one with the larger key; of equal ones this."""
+        """The choice with the larger key; of equal keys, this one."""
         more = other.key > self.key
         return Choice(*(cutlass.select_(more, theirs, own) for own, theirs in zip(self, other)))
 
 
 def key_of(score: Float32) -> Uint32:
-    """An integer in the order of float32 scores; both zeros have one."""
+    """An integer key in the order of float32 scores. Both zeros have the same key."""
     # −0 + 0 is 0
     bits = f32_bits(add_rn(score, Float32(0.0)))
     negative = Uint32(0) - (bits >> 31)
@@ -84,7 +85,7 @@ class Route:
                 mWeights[token, lane] = mWeights.element_type(weight)
 
     def logits(self, arguments: RouteArguments, token: Int32, lane: Int32) -> list[Float32]:
-        """A lane's logits, of experts 32 apart; −∞ where there is no expert."""
+        """A lane's logits, of experts 32 apart; −∞ beyond the last expert."""
         row = cute.make_tensor(arguments.logits + Int64(token) * arguments.stride, cute.make_layout(arguments.experts))
         return [
             cutlass.select_(e < arguments.experts, Float32(row[cutlass.min(e, arguments.experts - 1)]), -Float32.inf)
@@ -96,9 +97,9 @@ class Route:
         return [lane + WARP * i for i in range(self.config.per_lane)]
 
     def keys(self, arguments: RouteArguments, logits: list[Float32], lane: Int32) -> cute.Tensor:
-        """The keys of a lane's experts: of what the choice is by."""
+        """The keys of a lane's experts, by which the warp chooses."""
         cfg, experts = self.config, self.experts(lane)
-        # both softmax and sigmoid have the order of the logits
+        # softmax and sigmoid both keep the order of the logits
         scores = logits
         if cfg.corrected:
             bias = cute.make_tensor(arguments.correction, cute.make_layout(arguments.experts))  # (EXPERTS)
@@ -111,7 +112,7 @@ class Route:
 
     @cute.jit
     def chosen(self, keys: cute.Tensor, logits: list[Float32], top: Int32, lane: Int32):
-        """The lane's choice, and the logit of the first one. All lanes of a warp ask together."""
+        """The lane's choice, and the logit of the first choice. All lanes of a warp call this together."""
         experts = self.experts(lane)
         expert, logit, largest = Int32(0), Float32(0.0), Float32(0.0)
         for i in cutlass.range(top, unroll=1):
@@ -119,7 +120,7 @@ class Route:
             for j in cutlass.range_constexpr(1, self.config.per_lane):
                 best = best.or_better(Choice(keys[j], experts[j], logits[j]))
             largest_key = max_lanes(best.key)
-            # of equal ones the least expert has the largest complement
+            # among equal keys, the lowest expert has the largest complement
             complement = cutlass.select_(best.key == largest_key, ~Uint32(best.expert), Uint32(0))
             winner = Int32(~max_lanes(complement))
             of_winner = cute.arch.shuffle_sync(best.logit, mod(winner, WARP))
@@ -133,7 +134,7 @@ class Route:
     def weight(
         self, logit: Float32, largest: Float32, logits: list[Float32], is_choice: cutlass.Boolean, scale: Float32
     ) -> Float32:
-        """The weight of a lane's choice, which has this logit."""
+        """The weight of a lane's choice, whose logit is ``logit``."""
         cfg = self.config
         if cfg.scoring == "sigmoid":
             score = sigmoid(logit)
@@ -147,7 +148,7 @@ class Route:
 
         score = power(logit)
         if cfg.renormalized:
-            # of softmax, what is not chosen is in the numerator and in the denominator
+            # in a renormalized softmax, the experts that are not chosen cancel out
             total = sum_lanes(cutlass.select_(is_choice, score, Float32(0.0)), WARP)
         else:
             total = Float32(0.0)

@@ -1,8 +1,8 @@
-"""The products of a mixture of experts on WGMMA: rows of x by their slots, and an epilogue with biases, the activation
-between the products, and router weights.
+"""The products of a mixture of experts on WGMMA, for rows that are slots. The epilogue adds biases, activates between
+the products, and applies router weights.
 
-``GroupedWgmma`` of rows that offsets distribute. The first product gathers (``gathered_x``) and activates; the second
-multiplies each row by the weight that the router gave its slot.
+``RoutedWgmma`` is ``GroupedWgmma`` for rows whose groups offsets give. The first product gathers x (``gathered_x``) and
+activates. The second multiplies each row by the weight that the router gave its slot.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from ..gemm.tile_scheduler import WorkTile
 from .gathered_x import GatheredX
 
 FACTOR_COLUMNS = 128
-"""Columns of a tile up to which registers are left, beside its sums, for factors that the epilogue will need."""
+"""The widest tile that leaves registers to load the epilogue's factors before the mainloop."""
 
 
 @dataclass(frozen=True)
 class RoutedEpilogue(WarpgroupEpilogue):
-    """The epilogue of a work tile whose rows are slots. routed: slots from the tile's first row on, and the bias of its
-    group. biases: of the thread's two rows of the MMA, if they were asked for before the products."""
+    """The epilogue of a work tile whose rows are slots. routed: the slots from the tile's first row on, and the bias of
+    its group. biases: those of the thread's two rows of the MMA, if it loaded them before the mainloop."""
 
     routed: RoutedRows | None = None
     biases: tuple[Float32, Float32] | None = None
 
     def of_tile(self, tile: WorkTile) -> RoutedEpilogue:
-        """This epilogue with the factors of the tile's rows, asked for before its products if there are registers."""
+        """This epilogue with the factors of the tile's rows, loaded before the mainloop if there are registers."""
         found = self.with_factors(tile) if self.config.tile_n <= FACTOR_COLUMNS else self
         if self.config.routed.biased and self.config.asks_ahead(self.config.tile_n):
             return replace(found, biases=found.group_biases(tile))
@@ -56,8 +56,8 @@ class RoutedEpilogue(WarpgroupEpilogue):
         WarpgroupEpilogue.store(storing, acc, tile)
 
     def with_factors(self, tile: WorkTile) -> RoutedEpilogue:
-        """This epilogue with the factors of the tile's rows, if there are, asked for now: router weights of slots, or
-        in FP8 the scales of tokens and of the weight's rows."""
+        """This epilogue with the factors of the tile's rows, if rows have any. It starts to load router weights of
+        slots or, in FP8, the factors of tokens and of the weight's rows."""
         cfg, found, of_weight = self.config, [], None
         if not cfg.row_factors:
             return self
@@ -77,7 +77,7 @@ class RoutedEpilogue(WarpgroupEpilogue):
 
     @cute.jit
     def store_tile(self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]):
-        """weight · activation(alpha · acc + bias): columns ``begin`` to ``end`` of the tile."""
+        """Stores weight · activation(alpha · acc + bias) for columns ``begin`` to ``end`` of the tile."""
         cfg = self.config
         if cutlass.const_expr(cfg.fp8):
             self.rows.scale(acc, begin, end)
@@ -93,7 +93,7 @@ class RoutedEpilogue(WarpgroupEpilogue):
     def target(self, first: cute.Pointer, m: Int32, n: Int32) -> cute.Pointer:
         if not self.config.routed.added:
             return super().target(first, m, n)
-        # the row of the token, in an output of all tokens
+        # the row of the token in the output, which has a row for each token
         row = self.routed.slots + cutlass.min(m, self.x_rows - 1)
         token = cute.make_tensor(row, cute.make_layout(1))[0] // self.routed.top
         return super().target(first, token, n)
@@ -105,19 +105,19 @@ class RoutedEpilogue(WarpgroupEpilogue):
             super().put(target, vector)
 
     def scale(self, acc: cute.Tensor, begin: int, end: int) -> None:
-        """Each product's alpha."""
+        """Multiplies the sums of each product by its alpha."""
         count = len(self.factors)
         for i in range(begin // 2, end // 2):
             acc[i] = acc[i] * self.factors[i // 2 % count].alpha
 
     def activate(self, acc: cute.Tensor, begin: int, end: int) -> None:
-        """The activation of one product, if it has one; two are joined as they are stored."""
+        """Applies the activation of a single product, if there is one. ``join`` activates two products."""
         if self.config.routed.activation and not self.config.gate:
             for i in range(begin // 2, end // 2):
                 acc[i] = activate(self.config.routed.activation, acc[i])
 
     def join(self, acc: cute.Tensor, begin: int, end: int) -> None:
-        """The activation of both products, scaled before, in place of the first."""
+        """Writes the activation of both products, which are already scaled, over the registers of the first."""
         cfg = self.config
         for i in range(begin // 2, end // 2, 4):
             for j in range(i, i + 2):
@@ -127,7 +127,7 @@ class RoutedEpilogue(WarpgroupEpilogue):
     def add_group_bias(
         self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]
     ):
-        """Adds a number for each row of the MMA: a thread has two, of a gated product one of each matrix."""
+        """Adds the bias of each row of the MMA. A thread has two rows, in a gated product one of each matrix."""
         biases = self.group_biases(tile) if self.biases is None else self.biases
         for half in cutlass.range_constexpr(2):
             for i in cutlass.range_constexpr(begin // 8, end // 8):
@@ -149,7 +149,7 @@ class RoutedEpilogue(WarpgroupEpilogue):
         return tuple(found)
 
     def bias_places(self, row: Int32, half: int) -> tuple[Int32, Int32]:
-        """The column of the output that a row of the MMA is, and where its bias is."""
+        """The column of the output that a row of the MMA belongs to, and the index of its bias."""
         if self.config.gate:
             return row, row + half * self.arguments.weight.rows
         return row + 8 * half, row + 8 * half
@@ -159,9 +159,9 @@ class RoutedWgmma(GroupedWgmma):
     """The host function and the kernel of one ``GroupedWgmmaConfig`` of routed rows."""
 
     def wait_for_groups(self) -> None:
-        """Waits for the launch before, which made the maps or the rows: nothing is read or written before. The second
-        product lets the combination begin. The first lets nobody: CTAs of the second would be put two by two on the
-        multiprocessors that are free by then, and others would stay empty."""
+        """Waits for the launch before this one, which writes the maps or the rows, before anything is read or written.
+        The second product then lets the combination start. The first lets no launch start: the GPU would place CTAs of
+        the second product two by two on the SMs that are free by then, and other SMs would stay empty."""
         cute.arch.griddepcontrol_wait()
         if not self.config.gathered:
             cute.arch.griddepcontrol_launch_dependents()
@@ -171,12 +171,12 @@ class RoutedWgmma(GroupedWgmma):
 
     @property
     def loading_registers(self) -> int:
-        """Registers of a thread that loads: those who gather have more addresses."""
+        """Registers of a loading thread. Threads that gather keep more addresses."""
         return 40 if self.config.gathered else 24
 
     @property
     def registers(self) -> int:
-        # what those who load have more, from the registers that a CTA starts with
+        # the MMA warps give up the registers that gathering threads need beyond 24
         each = (self.loading_registers - 24) // self.config.warpgroups
         return super().registers - (each + 7) // 8 * 8
 
@@ -189,7 +189,7 @@ class RoutedWgmma(GroupedWgmma):
         workers: Int32,
         thread: Int32,
     ) -> None:
-        """The loop of the warps that load x."""
+        """Runs the loop of the warps that load x."""
         if self.config.gathered:
             copies = GatheredX(self.order, groups, operands.sX.iterator.toint(), thread - WARP).copies
             fill_stages(copies, operands.ring, scheduler)

@@ -1,7 +1,7 @@
-"""Rows of a mixture of experts: gathered for the first product, activated between the two, combined after the second.
+"""Rows of experts: gathered before the first product, activated between the two, combined after the second.
 
-A thread takes sixteen bytes of a row at a time. Grids follow from shapes alone: what is a row and what is not says the
-map of offsets, which the host never reads.
+A thread processes sixteen bytes of a row at a time. The grids depend on shapes only: the map of offsets, which the host
+never reads, says which rows exist.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from .few import SlotIds
 from .maps import Maps, maps_of
 
 AHEAD = 8
-"""Slots of a token whose rows are asked for at a time."""
+"""Slots of a token whose rows are loaded at a time."""
 WORD_TO_F32 = {"bfloat16": bf16x2_to_f32, "float16": f16x2_to_f32}
 
 
 def load_values(address: Int64, dtype: str) -> list[Float32]:
-    """Eight elements of ``dtype``."""
+    """Loads eight elements of ``dtype``."""
     if dtype == "float32":
         words = load_global(address, VECTOR_BYTES) + load_global(address + VECTOR_BYTES, VECTOR_BYTES)
         return [f32_from_bits(x) for x in words]
@@ -47,7 +47,7 @@ def load_values(address: Int64, dtype: str) -> list[Float32]:
 
 
 def store_values(address: Int64, values: Sequence[Float32], dtype: str) -> None:
-    """Eight elements, rounded once to ``dtype``."""
+    """Stores eight elements, each rounded once to ``dtype``."""
     if dtype == "float32":
         for i in (0, 4):
             store_global(address + 4 * i, [f32_bits(x) for x in values[i : i + 4]])
@@ -56,7 +56,8 @@ def store_values(address: Int64, values: Sequence[Float32], dtype: str) -> None:
 
 
 class Gather:
-    """The host function and the kernel that gathers rows of x in the order of experts; rows of no slot become zeros."""
+    """The host function and the kernel that gathers rows of x in the order of experts, and clears rows without a
+    slot."""
 
     def __init__(self, config: GatherConfig) -> None:
         self.config = config
@@ -84,7 +85,7 @@ class Gather:
 
 
 class Activation:
-    """The host function and the kernel of one :class:`ActivationConfig`; rows of no slot become zeros."""
+    """The host function and the kernel of one :class:`ActivationConfig`. It clears rows without a slot."""
 
     def __init__(self, config: ActivationConfig) -> None:
         self.config = config
@@ -123,9 +124,9 @@ class Activation:
 
 
 class Combine:
-    """The host function and the kernel of one :class:`CombineConfig`: Σ over a token's slots, in their order, of
-    weight · (row + bias), or of rows that have both already, after what is shared, in fp32 and rounded once. Slots
-    without a row are left out."""
+    """The host function and the kernel of one :class:`CombineConfig`. The output of a token is its shared row plus, in
+    the order of its slots, Σ weight · (row + bias), or Σ row if rows have both already. The sum is in fp32, rounded
+    once, and omits slots without a row."""
 
     def __init__(self, config: CombineConfig) -> None:
         self.config = config
@@ -144,7 +145,7 @@ class Combine:
         token, part, _ = cute.arch.block_idx()
         column = (part * THREADS + thread) * VECTOR
         slots, hidden = arguments.tokens * cfg.top, arguments.hidden
-        # it begins while the rows are being made, by a launch that waited for the maps before it let others begin
+        # this launch starts while another writes the rows, which waited for the maps before it let this one start
         if cutlass.const_expr(cfg.ids):
             maps, lane = None, cute.arch.lane_idx()
             ids = SlotIds(arguments.maps, slots, arguments.experts, arguments.first)
@@ -174,8 +175,8 @@ class Combine:
     def summands(
         self, arguments: CombineArguments, maps: Maps | None, first: Int32, rows: list[Int32], column: Int32
     ) -> list[list[Float32]]:
-        """Eight columns of the slots from ``first`` on that have these rows, weighted: all are asked for before the
-        first is used. Zeros where a slot has no row."""
+        """Eight weighted columns of the slots from ``first`` on, which have the rows ``rows``; zeros for a slot without
+        a row. All loads are in flight before the first value is used."""
         cfg, hidden, to_f32 = self.config, arguments.hidden, WORD_TO_F32[self.config.dtype]
         there = [cutlass.select_(row >= 0, Int32(1), Int32(0)) for row in rows]
         places = [Int64(row) * hidden + column for row in rows]

@@ -1,9 +1,9 @@
-"""The second product of the experts of one token and the sum of what they give, in one launch.
+"""The second product of the experts of one token, and the sum of their outputs, in one launch.
 
-A CTA has sixteen rows of all of the token's experts, whose packed tiles along K, one expert's after the other's, are
-divided among its warps. Each loads its tiles to registers, straight from memory, before the launch that makes the rows
-has ended; then it loads its part of these, multiplies by ``mma.sync``, and multiplies what a tile gives by the factors
-and the router's weight of its expert. Sums of warps are added in shared memory, always in the same order.
+A CTA has sixteen rows of each expert's weight. Its warps share the packed tiles along K of all experts, one expert
+after the other. Each warp loads its tiles straight from global memory to registers, before the launch that makes the
+rows has ended. Then it loads its part of the rows, multiplies by ``mma.sync``, and scales the result of each tile by
+its expert's factor and router weight. The CTA adds the sums of its warps in shared memory, always in the same order.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from .few import NOBODY, SlotIds
 from .summed_config import SummedArguments, SummedConfig
 
 CHUNK = 16
-"""Bytes that a lane copies at a time."""
+"""Bytes of one copy of a lane."""
 CHUNK_ELEMENTS = CHUNK // 2
 MATRIX_ROWS = 8
-"""Lanes that name the rows of a matrix that ``ldmatrix`` loads."""
+"""Rows of a matrix that ``ldmatrix`` loads, and lanes that give their addresses."""
 TILE_CHUNKS = TILE_K // CHUNK_ELEMENTS
-"""Chunks of a row in a packed tile."""
+"""Chunks of a row that belong to one packed tile."""
 
 
 class Rows(NamedTuple):
-    """Rows of the token's experts that are here, in the order of experts, of which a lane has one: the expert, the
-    router's weight, and the factor of its product. count: of rows, in every lane."""
+    """The token's rows, one a lane, in the order of the experts that this GPU has: the expert, the router weight, and
+    the factor of its product (``alpha``, ``shift``). count: the number of rows, in every lane."""
 
     expert: Int32
     weight: Float32
@@ -51,7 +51,7 @@ class Rows(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A packed tile of the token's: the row whose expert has it, and which one along K."""
+    """The place of a packed tile of the token: the row whose expert has it, and its index along K."""
 
     row: Int32
     k_tile: Int32
@@ -71,7 +71,7 @@ class Summed:
             grid=grid,
             block=(WARP * self.config.warps, 1, 1),
             min_blocks_per_mp=1,
-            # as the launch before has it: CTAs of other shares of shared memory do not run at the same time
+            # as in the launch before: CTAs of launches with different carveouts do not run at the same time on an SM
             preferred_smem_carveout=100,
             stream=stream,
             use_pdl=True,
@@ -86,7 +86,7 @@ class Summed:
         smem = SmemAllocator()
         shared_x = smem.allocate_array(Uint8, cfg.warps * cfg.x_bytes, byte_alignment=128).toint()
         shared_sums = smem.allocate_array(Float32, cfg.warps * SLAB_ROWS).toint()
-        # the launch before makes the rows; all else was there before it
+        # the launch before this one writes the rows; everything else was written before it
         rows = self.rows(arguments, lane)
         first = warp * cfg.tiles
         packed = self.load(arguments, rows, cta, first, lane)
@@ -110,7 +110,7 @@ class Summed:
             cute.make_tensor(arguments.out + at, cute.make_layout(1))[0] = total.to(dtype)
 
     def rows(self, arguments: SummedArguments, lane: Int32) -> Rows:
-        """The rows of experts that are here, and what each is multiplied by; zeros in lanes that have none."""
+        """The lane's row, and its factors; zeros in lanes without a row."""
         cfg = self.config
         ids = SlotIds(arguments.ids, Int32(cfg.top), arguments.experts, arguments.first)
         of_slot = ids.expert(lane)
@@ -134,7 +134,7 @@ class Summed:
         )
 
     def places(self, k_tiles: Int32, first: Int32) -> list[Place]:
-        """The places of the tiles that a warp has from ``first`` on."""
+        """The places of a warp's tiles, from tile ``first`` on."""
         row = first // k_tiles
         found = [Place(row, first - row * k_tiles)]
         for _ in range(self.config.tiles - 1):
@@ -144,14 +144,14 @@ class Summed:
         return found
 
     def address(self, arguments: SummedArguments, rows: Rows, cta: Int32, place: Place) -> Int64:
-        """Where a tile begins of which this CTA has a slab. All lanes of a warp ask together."""
+        """The address of a packed tile in which this CTA has a slab. All lanes of a warp call this together."""
         weight = arguments.weight
         expert = cute.arch.shuffle_sync(rows.expert, mod(place.row, WARP))
         matrix = weight.tiles.toint() + Int64(expert) * weight.batch_stride
         return matrix + Int64(div(cta, SLABS) * weight.k_tiles + place.k_tile) * self.config.packed.tile_bytes
 
     def load(self, arguments: SummedArguments, rows: Rows, cta: Int32, first: Int32, lane: Int32) -> list[PackedLane]:
-        """Asks for a lane's words of the tiles from ``first`` on; zeros beyond the last."""
+        """Loads a lane's words of the tiles from ``first`` on; zeros beyond the last."""
         packing, slab, found = self.config.packed, mod(cta, SLABS), []
         codes_at = slab * packing.slab_code_bytes + lane * CHUNK
         scales_at = (
@@ -165,7 +165,8 @@ class Summed:
         return found
 
     def rest(self, arguments: SummedArguments, rows: Rows, at: Int32) -> Float32:
-        """What is added to row ``at`` of the sums: what is shared, and weighted biases. All lanes ask together."""
+        """The terms of row ``at`` besides products: the shared row, and weighted biases. All lanes of a warp call it
+        together."""
         cfg, total, size = self.config, Float32(0.0), arguments.weight.rows
         inside = cutlass.min(at, size - 1)
         if cfg.shared:
@@ -180,7 +181,7 @@ class Summed:
 
     @cute.jit
     def copy_x(self, arguments: SummedArguments, rows: Rows, first: Int32, target: Int32, lane: Int32):
-        """Copies this warp's part of the rows, zeros beyond the last element of K, and waits for it."""
+        """Copies this warp's part of the rows, with zeros beyond the last element of K, and waits for it."""
         cfg, k_tiles = self.config, arguments.weight.k_tiles
         for begin in cutlass.range_constexpr(0, cfg.tiles * TILE_CHUNKS, WARP):
             index = begin + lane
@@ -209,7 +210,7 @@ class Summed:
         cfg = self.config
         self.copy_x(arguments, rows, first, x, lane)
         for u, place in enumerate(self.places(arguments.weight.k_tiles, first)):
-            # the token's row is each column of B: eight lanes name the same sixteen bytes
+            # every column of B is the token's row: eight lanes give the same address
             at = x + u * (TILE_K * 2) + div(lane, MATRIX_ROWS) * CHUNK
             b = load_matrices(at) + load_matrices(at + TILE_K)
             acc = [Float32(0.0)] * 4

@@ -1,4 +1,4 @@
-"""The variants of the second product of one token's experts with their sum, and its arguments."""
+"""The configuration of the second product of one token's experts with their sum, and its arguments."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ MOST_WARPS, MOST_TILES = 16, 8
 
 @dataclass(frozen=True)
 class SummedConfig:
-    """One variant of the kernel. dtype: of rows and of the output. packing: of the weights. ids, weights: dtypes of
-    the router's choice, of ``top`` experts. biased: whether products have biases; shared: whether a row is added.
-    factors: device scalars that multiply alpha. tiles: packed tiles along K that each of ``warps`` has."""
+    """One variant of the kernel. dtype: the dtype of rows and of the output. packing: the packing of the weights. ids,
+    weights: dtypes of the router's choice of ``top`` experts. biased: whether products have biases. shared: whether a
+    shared row is added. factors: device scalars that multiply alpha. tiles: packed tiles along K of each of ``warps``
+    warps."""
 
     dtype: str
     packing: str
@@ -36,17 +37,17 @@ class SummedConfig:
 
     @property
     def packed(self) -> Packing:
-        """How weights are packed."""
+        """The packing of the weights."""
         return PACKINGS[self.packing][DTYPES[self.dtype]]
 
     @property
     def x_bytes(self) -> int:
-        """Bytes of rows that a warp has in shared memory."""
+        """Bytes of shared memory for a warp's part of the rows."""
         return self.tiles * TILE_K * 2
 
 
 def can_sum(c: SummedConfig) -> str:
-    """Why no kernel can be made of ``c``, or an empty string."""
+    """The reason why no kernel implements ``c``, or an empty string."""
     if not 1 <= c.top <= WARP:
         return explain("choices of the token", got=c.top, expected=f"1 to {WARP}")
     if c.dtype not in ("bfloat16", "float16") or c.packed.step_words != 1 or c.packed.in_rows:
@@ -59,10 +60,10 @@ def can_sum(c: SummedConfig) -> str:
 
 
 class SummedArguments(NamedTuple):
-    """out (N) = shared + Σ over the experts that are here of weight · (alpha · row · matrixᵀ + bias).
+    """out (N) = shared + Σ weight · (alpha · row · matrixᵀ + bias), over the token's experts that this GPU has.
 
-    rows (top, k), in the order of experts. weight: a stack of (N, K). ids, weights: the router's choice (top,), of
-    which ``first`` is expert 0 of ``experts``. bias: (experts, N).
+    rows: (top, k), in the order of experts. weight: a stack of (N, K). ids, weights: the router's choice (top,). first:
+    the id of expert 0 of ``experts``. bias: (experts, N).
     """
 
     rows: Pointer = Pointer("Uint8", 16)

@@ -1,1 +1,1 @@
-"""GEMMs of packed weights: the streaming kernel, and what WGMMA (``sm90``) and ``mma.sync`` (``sm120``) share."""
+"""GEMMs of packed weights: the streaming kernel, and what the kernels for sm_90, sm_100 and sm_120 share."""

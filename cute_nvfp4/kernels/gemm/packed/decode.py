@@ -1,4 +1,4 @@
-"""Packed weights from shared memory to the registers of operand A (``weight_layout`` defines their bytes)."""
+"""Decoding of packed weights (``weight_layout``), from shared memory to the registers of operand A."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ...factors import Factor
 from ..epilogue import product_factors
 
 ROW_LANES = 4
-"""Lanes that have elements of one row."""
+"""Lanes that have elements of the same row."""
 PAIR_SIGNS = 0x80008000
-"""The signs of two numbers of 16 bits."""
+"""The sign bits of a pair of 16-bit floats."""
 DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
@@ -33,7 +33,7 @@ def _shifted(word: Uint32, shift: Shift) -> Uint32:
 
 
 def _registers(word: Uint32, packing: Packing) -> list[Uint32]:
-    """Pairs of elements, not scaled yet."""
+    """Pairs of elements, before their scales."""
     found = []
     for shifts in packing.registers:
         value = _shifted(word, shifts[0])
@@ -44,8 +44,8 @@ def _registers(word: Uint32, packing: Packing) -> list[Uint32]:
 
 
 def _registers_of_fp8(word: Uint32, packing: Packing) -> list[Uint32]:
-    """Pairs of elements, not scaled yet, of a word in the order of FP8's tables: columns 4c and 4c + 2 of rows g and
-    g + 8, then 4c + 1 and 4c + 3. So x must come in this order, too."""
+    """Pairs of elements, before their scales, of a word in the order of FP8's tables: columns 4c and 4c + 2 of rows g
+    and g + 8, then columns 4c + 1 and 4c + 3. So x must have this order, too."""
     magnitudes, found = packing.mask & ~PAIR_SIGNS, []
     lowest = (magnitudes & -magnitudes).bit_length() - 1
     codes = prmt(word, Uint32(0), 0x4140), prmt(word, Uint32(0), 0x4342)
@@ -60,8 +60,8 @@ def _registers_of_fp8(word: Uint32, packing: Packing) -> list[Uint32]:
 def _scales(word: Uint32, odd: int, packing: Packing) -> Uint32:
     """The scales of rows g (low half) and g + 8 of a block, from the word of its pair of blocks.
 
-    A byte permutation and a multiplication: fewer instructions of the integer pipe, which decoding fills, than shifts
-    and masks.
+    A byte permutation and a multiplication take fewer instructions of the integer pipe, which decoding fills, than
+    shifts and masks.
     """
     bytes_apart = prmt(word, Uint32(0), 0x4341 if odd else 0x4240)
     if packing.of_fp8:
@@ -71,15 +71,14 @@ def _scales(word: Uint32, odd: int, packing: Packing) -> Uint32:
 
 
 class PackedLane(NamedTuple):
-    """A lane's words of one packed tile: codes, those of one step after the other; scales, one for two blocks."""
+    """A lane's words of one packed tile. codes: those of each step in order. scales: a word for each two blocks."""
 
     codes: tuple[Uint32, ...]
     scales: tuple[Uint32, ...]
 
 
 def load_lane(codes: Int32, scales: Int32, lane: Int32, packing: Packing) -> PackedLane:
-    """A lane's words of the slab whose codes and scales are at these shared addresses; the four lanes of a row have the
-    same scales."""
+    """A lane's words of the slab with these shared addresses. The four lanes of a row load the same scales."""
     loads = [load_shared(codes + (i * LANES + lane) * LOAD_BYTES, LOAD_BYTES) for i in range(packing.step_words)]
     row = lane // ROW_LANES * packing.row_scale_bytes
     words = load_shared(scales + row, packing.row_scale_bytes)
@@ -87,7 +86,7 @@ def load_lane(codes: Int32, scales: Int32, lane: Int32, packing: Packing) -> Pac
 
 
 def decode_step(packed: PackedLane, step: int, packing: Packing) -> list[Uint32]:
-    """The four registers of A of one step: pairs of 16-bit numbers, 1 / ``packing.factor`` times the weights."""
+    """The four registers of A of one step: pairs of 16-bit floats, the weights divided by ``packing.factor``."""
     dtype, count, block = DTYPE_NAMES[packing.dtype], packing.step_words, step // packing.block_steps
     registers = _registers_of_fp8 if packing.of_fp8 else _registers
     pairs = [pair for word in packed.codes[step * count :][:count] for pair in registers(word, packing)]
@@ -98,9 +97,9 @@ def decode_step(packed: PackedLane, step: int, packing: Packing) -> list[Uint32]
 
 
 def decode_block(packed: PackedLane, step: int, packing: Packing) -> list[Uint32]:
-    """The registers of A of rows g and g + 8 of sixteen columns: four E4M3 elements each, by the tables of both rows.
+    """The registers of A of rows g and g + 8 of sixteen columns: four E4M3 elements each, by a table for each row.
 
-    A table is two multiply-adds, of a pipe that decoding leaves free; PRMT takes codes for selectors.
+    Two multiply-adds make a table, in a pipe that decoding leaves free. PRMT takes the codes as selectors.
     """
     word, block = packed.codes[step], step // packing.block_steps
     scales = packed.scales[block // 2]
@@ -110,13 +109,13 @@ def decode_block(packed: PackedLane, step: int, packing: Packing) -> list[Uint32
         lower, upper = (multiply_add(scale, Uint32(factor), Uint32(addend)) for factor, addend in TABLES)
         magnitudes = prmt(lower, upper, selectors >> Uint32(HALF_WORD * row))
         signs = word << Uint32(SIGN_SHIFT * row)
-        # bits 7 of the table's bytes are anything
+        # bit 7 of each byte of the table is arbitrary
         found.append(select_bits(magnitudes, signs, SIGNS))
     return found
 
 
 def decode_tile(tCrA: cute.Tensor, packed: PackedLane, packing: Packing) -> None:
-    """Decodes a lane's part of one tile into ``tCrA`` (REGISTER, STEP), 32-bit words."""
+    """Decodes a lane's part of one packed tile into ``tCrA`` (REGISTER, STEP), 32-bit words."""
     if packing.by_table:
         for block in range(STEPS):
             for row, register in enumerate(decode_block(packed, block, packing)):
@@ -128,8 +127,8 @@ def decode_tile(tCrA: cute.Tensor, packed: PackedLane, packing: Packing) -> None
 
 
 def sum_factors(arguments: Any, left_out: float) -> tuple[Factor, ...]:
-    """The factors of each product's sums: alpha, device scalars, and what decoding leaves out.
+    """The factors of each product's sums: alpha, device scalars, and the power of two that decoding leaves out.
 
-    To be asked for before it is needed: each device scalar is as far away as memory.
+    Call it before the mainloop: each device scalar has the latency of global memory.
     """
     return tuple(product_factors(arguments.alpha, arguments.factors, left_out))

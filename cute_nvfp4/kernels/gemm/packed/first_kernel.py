@@ -1,4 +1,4 @@
-"""The kernel that quantizes or decodes x before a product of packed weights, whose host function launches both."""
+"""The kernel that quantizes or decodes x ahead of a GEMM of packed weights, whose host function launches both."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""outᵢ = alphaᵢ · xᵢ · weightᵢᵀ for groups of few rows, a stack of packed weights at the speed of memory; or two such
-products, joined by a gate.
+"""Streaming grouped GEMM for few rows a group: outᵢ = alphaᵢ · xᵢ · weightᵢᵀ for a stack of packed weights, at the
+speed of memory; or two such products joined by a gate.
 
-``Stream`` with work tiles of all groups. A warp of each CTA writes the table of groups from their offsets; from their
-number follow the shares of the CTAs, on the device. Rows of x lie anywhere: a warp copies them by ``cp.async``, sixteen
-bytes a lane, in the order in which TMA would swizzle them, and zeros for rows and elements beyond the last.
+``GroupedStream`` is ``Stream`` with the work tiles of all groups. A warp of each CTA writes the table of groups from
+their offsets. The number of work tiles, and with it the CTAs' shares, is known only on the device. The loading warp
+gathers rows of x by ``cp.async``, sixteen bytes a lane, in the order of TMA's swizzle. It writes zeros for rows and
+elements beyond the last.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ LANE_ROWS = WARP // ROW_CHUNKS
 
 
 class GroupPlace(NamedTuple):
-    """A work tile: its group, tile ``row_tile`` of the rows of its weight, and ``columns`` rows of x from ``row``."""
+    """A work tile: its group, tile ``row_tile`` of the group's weight, and ``columns`` rows of x from ``row`` on."""
 
     group: Int32
     row_tile: Int32
@@ -58,9 +59,13 @@ class GroupPlace(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a thread has asked for of memory: device scalars of each product; biases, and factors of the weight's rows,
-    of each product for its four rows of the output; slots of its columns, of which every ``thread_columns``-th is
-    one."""
+    """What a thread has loaded for the epilogue of a work tile.
+
+    scalars: device scalars of each product.
+    bias, row_factors: biases, and factors of the weight's rows, of each product for the thread's four columns of the
+        output.
+    slots, weights: slots and router weights of the thread's rows of x, which are ``thread_columns`` apart.
+    """
 
     scalars: tuple[tuple[Float32, ...], ...]
     bias: tuple[tuple[Float32, ...], ...]
@@ -71,13 +76,13 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupSums(Sums):
-    """Sums of groups: weight · activation(alpha · row factor · sum + bias) where rows are slots."""
+    """Sums of groups. Where rows are slots the output is weight · activation(alpha · row factor · sum + bias)."""
 
     config: GroupedStreamConfig
     groups: Any = None
 
     def completed(self, out: TileOutput) -> TileOutput:
-        """``out`` with its factors, and router weights asked for."""
+        """``out`` with its factors. It also starts to load router weights."""
         asked, arguments, power = out.asked, self.groups.arguments, self.config.weights.factor
         factors = tuple(factor_of(arguments.alpha, scalars, power) for scalars in asked.scalars)
         weights = tuple(device_scalar(arguments.routed.weights + slot).to(Float32) for slot in asked.slots)
@@ -85,8 +90,7 @@ class GroupSums(Sums):
 
     @cute.jit
     def after(self, segment: Segment):
-        """Adds up the work tile that is this CTA's to add up after its first whole one: all parts are there, and
-        meanwhile stages are filled."""
+        """Adds up this CTA's cut work tile after its first whole one: by then all parts are written."""
         shares = self.shares
         if segment.work_tile == shares.cut + self.cta * shares.whole:
             self.add_cut(self.thread, WARP * self.config.warps)
@@ -112,14 +116,14 @@ class GroupSums(Sums):
 
 @dataclass(frozen=True)
 class StreamGroups(PackedRows):
-    """The groups, and the work tiles of each: all passes over its rows for one tile of its weight, then for the next,
-    which is then read from memory once."""
+    """The groups and the order of their work tiles: all passes over a group's rows for one tile of its weight, then for
+    the next. So each tile of the weight is read from memory once."""
 
     config: GroupedStreamConfig
     arguments: GroupedStreamArguments
 
     def fill_checked(self) -> Int32:
-        """One warp writes the table; returns what is wrong with the offsets, 0 where nothing is."""
+        """Writes the table, in one warp. Returns what is wrong with the offsets, or 0."""
         if self.config.maps in IDS:
             self.fill_by_ids()
             return Int32(0)
@@ -127,7 +131,7 @@ class StreamGroups(PackedRows):
 
     @cute.jit
     def fill_by_ids(self):
-        """The table, and the slot of each row, from the ids of experts."""
+        """Writes the table, and the slot of each row, from the ids of experts."""
         routed, groups, lane = self.arguments.routed, self.arguments.groups, cute.arch.lane_idx()
         ids = SlotIds(routed.slots, self.arguments.one.x.rows, groups.count, routed.first)
         expert, windows = ids.expert(lane), self.config.capacity // WINDOW
@@ -149,12 +153,12 @@ class StreamGroups(PackedRows):
 
     @cute.jit
     def fill_by_offsets(self):
-        """The table, and what is wrong; offsets that are as they should be take no scan of their largest."""
+        """Writes the table, and returns what is wrong with the offsets. Valid ones need no scan for their maximum."""
         groups, rows, lane = self.arguments.groups, self.arguments.one.x.rows, cute.arch.lane_idx()
         offsets = cute.make_tensor(groups.offsets, cute.make_layout(groups.count + 1))
         starts, ends, bad = [], [], (offsets[0] < 0)
         for index in cutlass.range_constexpr(self.config.capacity // WINDOW):
-            # groups that are not there are empty ones at the end
+            # lanes beyond the last group enter empty groups
             group = cutlass.min(index * WINDOW + lane, groups.count)
             starts.append(offsets[group])
             ends.append(offsets[cutlass.min(group + 1, groups.count)])
@@ -168,8 +172,8 @@ class StreamGroups(PackedRows):
         return wrong
 
     def enter_all(self, starts: list[Int32], ends: list[Int32]) -> None:
-        """Writes the groups from ``starts`` to ``ends``, of which a lane has one of each window; the sums of all
-        windows go on side by side."""
+        """Writes the groups from ``starts`` to ``ends``, of which a lane has one in each window. The prefix sums of all
+        windows advance side by side."""
         lane, total = cute.arch.lane_idx(), Int32(0)
         tiles = [self.tiles(end - start, self.n(lane)) for start, end in zip(starts, ends)]
         through = tiles
@@ -184,6 +188,7 @@ class StreamGroups(PackedRows):
         self.table.write("total", 0, total)
 
     def passes(self, rows: Int32) -> Int32:
+        """Passes over ``rows`` rows of x, ``columns`` at a time."""
         columns = self.config.columns
         return ceil_div(rows, columns) if columns & (columns - 1) == 0 else (rows + (columns - 1)) // columns
 
@@ -191,7 +196,8 @@ class StreamGroups(PackedRows):
         return self.passes(m) * cute.ceil_div(n, self.config.out_rows)
 
     def place(self, work_tile: Int32) -> GroupPlace:
-        """The place of a work tile; all lanes of a warp ask together. Beyond the last tile it is any place."""
+        """The place of a work tile, which all lanes of a warp look up together. It is arbitrary beyond the last
+        tile."""
         table, columns = self.table, self.config.columns
         group = group_of(table, work_tile)
         rows, index = table.read("m", group), work_tile - table.read("start", group)
@@ -201,14 +207,14 @@ class StreamGroups(PackedRows):
         return GroupPlace(group, row_tile, table.read("row", group) + first, cutlass.min(rows - first, columns))
 
     def output_of(self, thread: Int32, work_tile: Int32) -> TileOutput:
-        """Where a work tile's sums go, and what this thread multiplies them by and adds, asked for now."""
+        """The destination of a work tile's sums. It also starts to load the inputs of the thread's epilogue."""
         place, out = self.place(work_tile), self.arguments.one.out
         first = out.pointer + Int64(place.row) * out.row_stride
         rows, asked = self.n(place.group), self.ask(thread, place)
         return TileOutput(place.row_tile, rows, place.columns, first, out.row_stride, (), asked)
 
     def ask(self, thread: Int32, place: GroupPlace) -> Asked:
-        """Asks for what a thread needs to store a work tile. Nothing waits for it before the tile is multiplied."""
+        """Starts to load what a thread needs to store a work tile. Nothing waits for it before the mainloop ends."""
         cfg, routed, rows = self.config, self.arguments.routed, self.n(place.group)
         scalars = [
             tuple(device_scalar(x.pointer + place.group * x.stride) for x in of_product)
@@ -229,12 +235,12 @@ class StreamGroups(PackedRows):
         return Asked(tuple(scalars), tuple(bias), tuple(row_factors), tuple(slots))
 
     def ask_row_factors(self, place: GroupPlace, quad_row: Int32) -> list[tuple[Float32, ...]]:
-        """Asks for the factors of the rows of each product's weight whose sums are four rows of the output."""
+        """Starts to load the factors of the weight's rows, of each product, for four columns of the output."""
         cfg = self.config
         row, padded = place.row_tile * cfg.rows + quad_row, SLAB_ROWS // cfg.products
         last = cute.ceil_div(self.n(place.group), padded) * SLAB_ROWS - 1
         if cfg.gate:
-            # rows of gate and up take turns by eight
+            # eight rows of the gate weight and eight of the up weight alternate
             row = row + div(quad_row, HALF_SLAB) * HALF_SLAB
         matrix = self.arguments.one.row_scales.weight + Int64(place.group) * (last + 1)
         return [
@@ -245,14 +251,14 @@ class StreamGroups(PackedRows):
 
 @dataclass(frozen=True)
 class RowCopies:
-    """The copies of rows of x to shared memory by one warp, whose first stage lies at ``shared``."""
+    """The copies of rows of x to shared memory, by one warp. shared: the address of the first stage's x."""
 
     groups: StreamGroups
     shared: Int32
     lane: Int32
 
     def addresses(self, place: GroupPlace) -> list[Int64]:
-        """The addresses of this lane's first chunk of each of its rows; for rows beyond the last those of the last."""
+        """The address of the lane's first chunk in each of its rows. Rows beyond the last repeat the last row."""
         x, routed = self.groups.arguments.one.x, self.groups.arguments.routed
         found = []
         for i in range(self.groups.config.columns // LANE_ROWS):
@@ -263,7 +269,7 @@ class RowCopies:
         return found
 
     def row(self, i: int) -> Int32:
-        """The lane's row of the ``i``-th copies."""
+        """The lane's row in its ``i``-th copy."""
         return div(self.lane, ROW_CHUNKS) + i * LANE_ROWS
 
     def copies(self, segment: Segment, cursor: Int32) -> ThreadCopies:
@@ -334,8 +340,7 @@ class GroupedStream(Stream):
             self.load_weights(groups, memory, walk, first, self.weight_source(groups, first.work_tile))
         elif warp == 1:
             if cutlass.const_expr(cfg.programmatic == "x"):
-                # the warps that multiply write nothing before they have rows; the launch before this one writes the
-                # status, too
+                # the MMA warps write nothing before they have rows of x; the previous launch also writes the status
                 self.let_others_start()
                 groups.report(wrong)
             copies = RowCopies(groups, memory.x.address, mod(thread, WARP))
@@ -350,12 +355,12 @@ class GroupedStream(Stream):
                 sums.add_cut(own, WARP * cfg.warps)
 
     def let_others_start(self) -> None:
-        """Waits for the launch before this one, if that may still run, and lets the next one start."""
+        """Waits for the previous launch if it may still run, and then lets the next one start."""
         if self.config.programmatic:
             cute.arch.griddepcontrol_wait()
         cute.arch.griddepcontrol_launch_dependents()
 
     def weight_source(self, groups: StreamGroups, work_tile: Int32) -> WeightSource:
-        """Where a work tile's part of its first packed tile is."""
+        """The addresses of a work tile's slabs in its first packed tile."""
         place = groups.place(work_tile)
         return self.source_in(groups.weight(place.group), groups.arguments.one.weight.k_tiles, place.row_tile)

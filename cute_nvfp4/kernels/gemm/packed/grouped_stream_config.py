@@ -1,4 +1,4 @@
-"""What the streaming GEMM of groups of few rows is compiled for, and its arguments."""
+"""The configuration of the streaming grouped GEMM for few rows a group, and its arguments."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from .stream_config import WARP, StreamConfig, can_implement
 class GroupedStreamConfig(GroupTableConfig, StreamConfig):
     """A ``StreamConfig`` for groups of consecutive rows of one x, each with a weight of a stack.
 
-    A group of more than ``columns`` rows is multiplied in several passes, each of which reads its weight. maps: "rows",
-    groups by their offsets; or "int32" or "int64", the dtype of ids of experts, from which each CTA finds the rows of
-    up to 32 slots itself. capacity: groups that the table has room for, a multiple of 32. routed: what is done where
-    rows are slots of a mixture of experts. of_fp8: whether weights are packed for FP8, which are decoded to
-    x's 16 bits here, exactly, and whose rows have factors. cut_bytes: of weights, which a multiprocessor streams in the
-    time in which the parts of a work tile are added up.
+    A group of more than ``columns`` rows takes several passes, each of which reads its weight.
 
-    programmatic: whether the kernel may start while the launch before it still runs: "" no; "all": it waits for that
-    one before it reads anything; "x": before it reads x and writes anything, where that launch has waited for those
-    before it, and has written nothing else that this one reads.
+    maps: "rows": the groups have offsets; "int32" or "int64", a dtype: each CTA finds the rows of up to 32 slots from
+        the ids of their experts.
+    capacity: groups that the table has room for, a multiple of 32.
+    routed: what the kernel does where rows are slots of a mixture of experts.
+    of_fp8: whether weights are packed for FP8; their rows have factors, and decoding to x's 16 bits is exact.
+    cut_bytes: bytes of weights that an SM streams in the time that adding up the parts of a work tile takes.
+    programmatic: whether the kernel may start while the launch before it still runs. "": no. "all": it waits for that
+        launch before it reads anything. "x": it waits before it reads x and writes; that launch must itself have waited
+        for those before it, and must write nothing but x that this one reads.
     """
 
     tables: ClassVar[dict[str, Columns]] = {
@@ -58,27 +59,27 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
 
     @property
     def fp8(self) -> bool:
-        """Whether both operands are in FP8, which this kernel does not take."""
+        """Whether both operands are in FP8, which this kernel does not support."""
         return False
 
     @property
     def column_quads(self) -> int:
-        """Threads that share a row of x in the epilogue, four elements of the output each."""
+        """Threads that share a row of x in the epilogue, with four elements of the output each."""
         return self.out_rows // 4
 
     @property
     def thread_columns(self) -> int:
-        """Rows of x of all threads at a time; a power of two."""
+        """Rows of x that all threads together store at a time, a power of two."""
         return WARP * self.warps // self.column_quads
 
     @property
     def cut_cost(self) -> int:
-        """Steps of a CTA that take as long as to add up the parts of a work tile."""
+        """Steps that a CTA multiplies in the time that adding up the parts of a work tile takes."""
         return self.cut_bytes // (self.stage_tiles * self.tile_bytes)
 
 
 def can_implement_groups(c: GroupedStreamConfig) -> str:
-    """Why no kernel can be made of ``c``, or an empty string."""
+    """The reason why no kernel implements ``c``, or an empty string."""
     if c.quantized_x:
         return explain("x of a streaming kernel of groups", got="NVFP4", expected="numbers of 16 bits")
     if c.weights.by_table:
@@ -93,10 +94,10 @@ def can_implement_groups(c: GroupedStreamConfig) -> str:
 
 
 class GroupedStreamArguments(NamedTuple):
-    """outᵢ = alphaᵢ · xᵢ · weightᵢᵀ, or gate(alphaᵢ · xᵢ · gateᵢᵀ) · (alphaᵢ · xᵢ · upᵢᵀ), for the groups of rows of x.
+    """outᵢ = alphaᵢ · xᵢ · weightᵢᵀ, or gate(alphaᵢ · xᵢ · gateᵢᵀ) · (alphaᵢ · xᵢ · upᵢᵀ), for groups of rows of x.
 
-    one: the matrices of which the groups have rows. routed: where rows are slots. partials: two slots and flags a CTA.
-    ctas: to launch.
+    one: the matrices whose rows the groups are. routed: what belongs to rows that are slots. partials: two slots and
+    two flags for each CTA. ctas: CTAs of the launch.
     """
 
     groups: RowsOfGroups = RowsOfGroups()

@@ -1,5 +1,5 @@
-"""Operands of the kernels with packed weights, from global memory to a stage: weights as runs of bytes, which one
-thread copies in bulk, and x by TMA. ``stage_loader.fill_stages`` has the loop."""
+"""Copies of operands to a stage, for the kernels of packed weights: one thread copies weights in bulk, and x comes by
+TMA. ``stage_loader.fill_stages`` has the loop."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from ..tile_scheduler import CursorRange, WorkTile
 
 @dataclass(frozen=True)
 class StageOrder:
-    """Which stages of K a work tile has, and in which order."""
+    """The stages of K that a work tile has, and their order."""
 
     config: WgmmaConfig
 
     def steps(self, tile: WorkTile) -> CursorRange:
-        """One number for each stage of a work tile, in the order in which they are multiplied."""
+        """The steps of a work tile, one for each stage, in the order in which they are multiplied."""
         each = self.config.k_tile_stages
         return CursorRange(tile.k_first * each, (tile.k_first + tile.k_count) * each)
 
     def along_k(self, step: Int32, tile: WorkTile) -> Int32:
-        """Where the stage of a step lies along K, in stages."""
+        """The position along K of the stage of a step, in stages."""
         return step
 
     def before(self, step: Int32, end: Int32) -> None:
-        """What a loading warp does before it loads the stage of a step."""
+        """Runs in a loading warp before it loads the stage of a step."""
 
 
 class XSlices(NamedTuple):
-    """What a CTA copies of x: tXsX ((atom, rest), STAGE), tXgX ((atom, rest), REST_K)."""
+    """The source and destination of a CTA's copies of x: tXsX ((atom, rest), STAGE), tXgX ((atom, rest), REST_K)."""
 
     tXsX: cute.Tensor
     tXgX: cute.Tensor
@@ -59,7 +59,7 @@ CopiesOf = Callable[[WorkTile, Int32], OverwritingCopies]
 
 
 def weight_copies(order: StageOrder, weight: PackedWeight, first: Int32) -> CopiesOf:
-    """Copies in bulk of the packed tiles of a work tile. first: shared address of the first stage's."""
+    """The bulk copies of the packed tiles of a work tile. first: the shared address of the first stage's weights."""
     cfg = order.config
 
     def copies(tile: WorkTile, cursor: Int32) -> OverwritingCopies:
@@ -79,7 +79,7 @@ def weight_copies(order: StageOrder, weight: PackedWeight, first: Int32) -> Copi
 
 
 def x_copies(order: StageOrder, x: TmaCopy, sX: cute.Tensor, rank: Int32) -> CopiesOf:
-    """Copies of x by TMA, to every CTA of a cluster, of which this one has ``rank``."""
+    """The TMA copies of x to every CTA of a cluster. rank: the rank of this CTA, which copies its part."""
     cfg = order.config
     options = {"mcast_mask": cutlass.Int16((1 << cfg.cluster_rows) - 1)} if cfg.cluster_rows > 1 else {}
 
@@ -101,11 +101,12 @@ def x_copies(order: StageOrder, x: TmaCopy, sX: cute.Tensor, rank: Int32) -> Cop
 
 
 def tile_addresses(config: WgmmaConfig, weight: PackedWeight, tile: WorkTile) -> tuple[Int64, ...]:
-    """Addresses of the first packed tile of each row tile of a work tile; of half tiles, of their codes and scales."""
+    """The address of the first packed tile in each row of packed tiles of a work tile; with half tiles, the addresses
+    of its codes and of its scales."""
     packing = config.weights
     row_tiles = cute.ceil_div(weight.rows, TILE_ROWS // config.products)
     first = weight.tiles.toint() + tile.batch * weight.batch_stride
-    # beyond the last: any bytes will do, its rows are not stored
+    # beyond the last row tile any bytes will do: the epilogue does not store these rows
     if not config.half_tiles:
         each = config.tile_m // TILE_ROWS
         rows = [cutlass.min(tile.m * each + i, row_tiles - 1) for i in range(each)]
@@ -122,7 +123,7 @@ def tile_addresses(config: WgmmaConfig, weight: PackedWeight, tile: WorkTile) ->
 
 
 class Run(NamedTuple):
-    """Bytes of a stage that are neighbours: in which of the sources, how far from its begin, and how many."""
+    """Contiguous bytes of a stage: the index of their source, the distance from its begin, and their size."""
 
     source: int
     distance: Int64
@@ -130,8 +131,7 @@ class Run(NamedTuple):
 
 
 def stage_runs(config: WgmmaConfig, step: Int32) -> list[Run]:
-    """The runs of a stage, in the order in which they lie in shared memory. A half tile lies there as a tile does, with
-    half as many rows."""
+    """The runs of a stage in the order of shared memory. A half tile is laid out as a tile with half the rows."""
     packing, distance = config.weights, Int64(step) * config.tile_bytes
     if not config.half_tiles:
         return [Run(i, distance, config.tile_bytes) for i in range(config.tile_m // TILE_ROWS)]
@@ -143,7 +143,7 @@ def stage_runs(config: WgmmaConfig, step: Int32) -> list[Run]:
 
 
 def copy_stage(config: WgmmaConfig, sources: tuple[Int64, ...], step: Int32, target: Int32, full: Int32) -> None:
-    """Starts the copies of a stage."""
+    """Starts the bulk copies of a stage."""
     place = target
     for source, distance, size in stage_runs(config, step):
         copy_bulk(place, sources[source] + distance, Int32(size), full)
@@ -151,6 +151,6 @@ def copy_stage(config: WgmmaConfig, sources: tuple[Int64, ...], step: Int32, tar
 
 
 def prefetch_stage(config: WgmmaConfig, sources: tuple[Int64, ...], step: Int32) -> None:
-    """Asks L2 for what a stage is copied from."""
+    """Prefetches the sources of a stage into L2."""
     for source, distance, size in stage_runs(config, step):
         prefetch_bulk(sources[source] + distance, Int32(size))

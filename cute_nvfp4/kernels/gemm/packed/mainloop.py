@@ -1,10 +1,10 @@
-"""The mainloop of weights that are decoded, for WGMMA, for ``mma.sync``, and for tcgen05.
+"""The mainloop of decoded weights, for WGMMA, ``mma.sync`` and tcgen05.
 
-``produce`` reads a lane's words of a stage, ``multiply`` decodes those of one packed tile and adds its products,
-``between`` is what else a warp does while they are under way. Instructions of WGMMA are asynchronous: the words of the
-next stage are read, and those of the next tile decoded, while the tensor cores multiply, and a stage is given back once
-the products of the tile after it have been started. With ``mma.sync`` one thing comes after the other; so it does with
-tcgen05, but that products are under way while the next tile is decoded, and give the stage back themselves.
+``produce`` reads a lane's words of a stage, ``multiply`` decodes those of one packed tile and adds its products, and
+``between`` is what else a warp does while these are in flight. WGMMA is asynchronous: warps read the words of the next
+stage, and decode the next packed tile, while the tensor cores multiply. They release a stage once they have started the
+products of the tile after it. With ``mma.sync`` the steps follow one another. So they do with tcgen05, but its products
+are in flight while the next tile is decoded, and release the stage themselves.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ WARP = 32
 
 @dataclass(frozen=True)
 class OperandMemory:
-    """Where operands are in shared memory: the address of the first stage's packed tiles, x, and their barriers.
-    tensor: the word that says where the CTA's tensor memory is, on tcgen05."""
+    """The operands in shared memory: the address of the first stage's packed tiles, x, and the barriers of both.
+    tensor: on tcgen05, the word with the address of the CTA's tensor memory."""
 
     weights: Int32
     sX: cute.Tensor  # (tile_n, stage_k, STAGE)
@@ -40,9 +40,10 @@ class OperandMemory:
 
 @dataclass(frozen=True)
 class Products:
-    """What a thread multiplies with. An architecture adds its registers, and ``multiply``.
+    """The operands and accumulators of a thread. Each architecture adds its registers, and ``multiply``.
 
-    row_tile, slab: where the slab of its warp is in a stage. thread: of those with the same stages.
+    row_tile, slab: where the slab of the thread's warp is in a stage. thread: the thread among those that read the same
+    stages.
     """
 
     asynchronous: ClassVar[bool]
@@ -55,11 +56,11 @@ class Products:
     acc: cute.Tensor
 
     def clear(self) -> None:
-        """Begins the sums of a work tile."""
+        """Clears the accumulators for a work tile."""
         self.acc.fill(0.0)
 
     def produce(self, at: PipelineState) -> tuple[Any, ...]:
-        """What a lane multiplies of a stage that has come, a value for each of its packed tiles."""
+        """The words that a lane multiplies of a full stage, one value for each packed tile."""
         return self.words(at.stage)
 
     def words(self, stage: Int32) -> tuple[PackedLane, ...]:
@@ -76,22 +77,21 @@ class Products:
         return tuple(load_lane(codes + at, scales + at, lane, packing) for at in distances)
 
     def multiply(self, packed: Any, tile: int, part: int, stage: Int32, k_tile: Int32 | int) -> None:
-        """Decodes packed tile ``tile`` of a work tile's k-tile ``k_tile``, which is ``part`` of a stage, and adds its
-        products."""
+        """Decodes packed tile ``tile`` of k-tile ``k_tile``, which is ``part`` of a stage, and adds its products."""
         raise NotImplementedError
 
     def promote(self) -> None:
-        """Adds the sums of a k-tile in fp32, where ``config.promoted`` says so."""
+        """Adds the sums of a k-tile in fp32, if ``config.promoted``."""
         raise NotImplementedError
 
     @cute.jit
     def release(self, stage: Int32):
-        """This warp has read a stage: its lanes by loads, its warpgroup's MMAs by themselves."""
+        """Releases a stage that this warp's lanes and its warpgroup's MMAs have read."""
         ring = self.memory.ring
-        # weights are this CTA's alone: each lane says that it has read its own
+        # weights are in this CTA only: each lane signals that it has read its own
         mbarrier.arrive(ring.empty(stage))
         if cutlass.const_expr(self.config.cluster_rows > 1):
-            # x went to every CTA of the cluster: each waits for all
+            # x went to every CTA of the cluster, each of which waits for all
             rank, _, _ = cute.arch.block_idx()
             lane = self.thread % WARP
             if lane < self.config.cluster_rows - 1:
@@ -99,7 +99,7 @@ class Products:
 
 
 class Progress(NamedTuple):
-    """Where the mainloop is: the last stage whose products it started, the one it multiplies, and that one's words."""
+    """The state of the mainloop: the last stage whose products it started, the current stage, and its words."""
 
     last: Int32
     at: PipelineState
@@ -107,19 +107,19 @@ class Progress(NamedTuple):
 
 
 def nothing(tile: Int32 | int) -> None:
-    """There is nothing to do between products."""
+    """Does nothing between products."""
 
 
 @dataclass(frozen=True)
 class Mainloop:
-    """Sums products over stages of the ring. between: called with the number of each packed tile."""
+    """Sums products over the stages of the ring. between: called with the index of each packed tile."""
 
     products: Products
     between: Callable[[int], None] = nothing
 
     @cute.jit
     def run(self, at: PipelineState, k_tiles: Int32) -> PipelineState:
-        """Adds the products of the next ``k_tiles`` k-tiles; the state after them."""
+        """Adds the products of the next ``k_tiles`` k-tiles, and returns the state after them."""
         now = self.begin(at)
         for k_tile in cutlass.range(k_tiles, unroll=1):
             for first in cutlass.range_constexpr(0, STAGE_TILES, self.products.config.stage_tiles):
@@ -131,7 +131,7 @@ class Mainloop:
 
     @cute.jit
     def run_last(self, at: PipelineState, k_tiles: cutlass.Constexpr[int]):
-        """Adds the products of the last ``k_tiles`` k-tiles, unrolled; nobody fills their stages again."""
+        """Adds the products of the last ``k_tiles`` k-tiles, unrolled. No loading warp fills their stages again."""
         now = self.begin(at)
         for k_tile in cutlass.range_constexpr(k_tiles):
             for first in cutlass.range_constexpr(0, STAGE_TILES, self.products.config.stage_tiles):
@@ -142,10 +142,10 @@ class Mainloop:
         return Progress(at.stage, at, self.take(at) if self.products.asynchronous else ())
 
     def take(self, at: PipelineState) -> tuple[Any, ...]:
-        """The words of a stage, once they have come."""
+        """The words of a stage, once it is full."""
         mbarrier.wait(self.products.memory.ring.full(at.stage), at.phase)
         if self.products.config.gathered:
-            # rows of x came by cp.async, and wgmma reads in the asynchronous proxy
+            # threads copied rows of x by cp.async, and wgmma reads in the asynchronous proxy
             async_copy.fence_async_shared()
         return self.products.produce(at)
 
@@ -153,7 +153,7 @@ class Mainloop:
     def add_stage(
         self, now: Progress, first: cutlass.Constexpr[int], k_tile: Int32 | int, k_tiles: Int32 | int
     ) -> Progress:
-        """Adds the products of the stage that has packed tile ``first`` of k-tile ``k_tile`` of so many."""
+        """Adds the products of the stage that begins with packed tile ``first`` of k-tile ``k_tile``."""
         products, config = self.products, self.products.config
         last, at, packed = now
         if cutlass.const_expr(products.asynchronous):
@@ -169,7 +169,7 @@ class Mainloop:
                     warpgroup.wait_group(0)
                     products.promote()
                 else:
-                    # all but the group just committed have been done: the stage before this one is free
+                    # all wgmmas but the group just committed are complete: the previous stage is free
                     warpgroup.wait_group(1)
                 if cutlass.const_expr(part == 0):
                     if tile > 0 or k_tile > 0:

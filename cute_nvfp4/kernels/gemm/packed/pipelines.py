@@ -1,4 +1,4 @@
-"""The pipelines of the kernels with packed weights: what completes a phase of their barriers, term by term."""
+"""The pipelines of the kernels of packed weights: the arrivals that complete each phase of their barriers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ LOADING_WARPS = ("the warp that loads weights, which announces their bytes", 1),
 def wgmma_pipelines(config: WgmmaConfig) -> tuple[Edge, ...]:
     """The edges of the kernel of ``config``.
 
-    operands: loads → warpgroups. A stage is read by the warpgroups whose turn it is (all, without ``k_groups``): each
-    lane says that it has its weights. By multicast x goes to every CTA of a cluster, so that a lane of each of their
-    warps arrives, too. Tiles of a grouped GEMM that are narrower than ``tile_n`` bring fewer bytes of x, as do stages
-    in whose time sums travel (``overlap``). Gathered rows, and weights that nobody packed, are copied by threads, and
-    not in bulk, and x that nobody decoded is stored by them.
+    operands: loading warps → MMA warpgroups. The warpgroups whose turn it is read a stage (without ``k_groups``, all),
+    and each lane signals that it has read its weights. With multicast x goes to every CTA of a cluster, so that a lane
+    of each of their warps arrives as well. Tiles of a grouped GEMM that are narrower than ``tile_n`` bring fewer bytes
+    of x, as do stages of the middle (``overlap``). Threads, not bulk copies, copy gathered rows of x and weights in
+    rows, and threads store x that they decode.
 
-    partials (split_k): epilogue → epilogue of the other CTAs that share a tile along K, by st.async; a buffer for each
-    epilogue tile. A CTA has one work tile: each is filled once.
+    partials (split_k): epilogue → epilogue of the other CTAs that share a tile along K, by st.async, with a buffer for
+    each epilogue tile. A CTA has one work tile, so each buffer is filled once.
     """
     empty = [("lanes of the warpgroups whose turn it is", config.row_groups * WARPGROUP)]
     if config.in_tensor_memory:
@@ -46,8 +46,8 @@ def wgmma_pipelines(config: WgmmaConfig) -> tuple[Edge, ...]:
 
 
 def stream_pipelines(config: StreamConfig) -> tuple[Edge, ...]:
-    """One edge: a stage is read by the warps that divide its slabs, and each of their lanes says so. Rows of groups are
-    copied by each lane of a warp, and not in bulk."""
+    """The one edge of the streaming kernel: the warps that divide a stage's slabs read it, and each of their lanes
+    signals so. The lanes of a warp, not a bulk copy, copy rows of groups."""
     full = Arrivals(LOADING_WARPS, config.stage_bytes)
     if isinstance(config, GroupedStreamConfig):
         lanes = "lanes of the warp that loads x, whose copies are complete", WARP

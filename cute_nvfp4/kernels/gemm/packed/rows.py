@@ -1,18 +1,18 @@
-"""Weights that nobody packed: rows of NVFP4 or MXFP4 codes and blocked scales, from global memory to the registers of
-operand A.
+"""Weights in rows: NVFP4 or MXFP4 codes and blocked scales, from global memory to the registers of operand A.
 
-Two warps copy a stage, 128 of K, by ``cp.async``: of each row 64 bytes of codes, and the scale atoms, one or two. A
-lane of WGMMA's fragments has two rows, g and g + 8 of a slab; lane c of the four that share them reads codes
-32c … 32c + 31 of both, sixteen bytes each: no two lanes the same banks, and one scale for sixteen codes, or for all.
+Two warps copy a stage, 128 elements along K, by ``cp.async``: 64 bytes of codes of each row, and one or two scale
+atoms. A lane of WGMMA's fragments has two rows, g and g + 8 of a slab. Lane c of the four lanes of these rows reads
+codes 32c … 32c + 31 of both, sixteen bytes each, so that no two lanes read the same banks, and one scale for sixteen
+codes (NVFP4) or for all (MXFP4).
 
-So columns of the MMA are not those of the weight. Their order is ``column_of``, and x must lie in the same order in
+So columns of the MMA are not those of the weight. ``column_of`` gives their order, and x must have the same order in
 memory: the kernel that decodes x writes it so (``DequantizeConfig.order``). Every sum has the same terms.
 
-NVFP4: a code in fp16 is 2**-14 times its value, and a scale's bits seven places to the left 2**-8 times the scale: that
-is multiplied with 2**15 first, exactly, so that the decoded weight is 2**-7 times the weight, as that of a packed one.
-NaN among scales stays NaN, and a scale keeps its sign. MXFP4: a code in bf16 is 2**-126 times its value, and is
-multiplied with 2**126 first, exactly; a scale's bits seven places to the left are the scale in bf16, but for 2**-127
-and NaN.
+NVFP4: a code in fp16 is 2**-14 times its value. The bits of a scale, shifted left by seven, are 2**-8 times the scale;
+a multiplication with 2**15, which is exact, comes first. So the decoded weight is 2**-7 times the weight, as for packed
+weights. NaN among scales stays NaN, and a scale keeps its sign. MXFP4: a code in bf16 is 2**-126 times its value; a
+multiplication with 2**126, which is exact, comes first. The bits of a scale, shifted left by seven, are the scale in
+bf16, except 2**-127 and NaN.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from .decode import DTYPE_NAMES, ROW_LANES, PackedLane
 from .loaders import CopiesOf, StageOrder
 
 CHUNK = 16
-"""Bytes that a lane copies, and reads, at a time."""
+"""Bytes of one copy, or one read, of a lane."""
 ROW_BYTES = STAGE_TILES * TILE_K // 2
-"""Bytes of codes of a row in a stage."""
+"""Bytes of a row's codes in a stage."""
 CODE_BYTES = TILE_ROWS * ROW_BYTES
 SCALE_BYTES = STAGE_TILES * ATOM_BYTES
-"""Of NVFP4; of MXFP4 half as many."""
+"""Bytes of a stage's scales for NVFP4; MXFP4 has half as many."""
 SCALE_ROWS = ATOM_BYTES // CHUNK
-"""Rows of a scale atom whose scales, and those of every so many rows further, lie in sixteen bytes."""
+"""The distance between rows of a scale atom whose scales share sixteen bytes: r, r + 32, r + 64 and r + 96."""
 WORD = 4
 SIGNS = 0x80008000
 
 
 class Halves(NamedTuple):
-    """Where the three bits of a code's magnitude stand in a 16-bit number, places below its sign, and their mask."""
+    """Where a 16-bit float has the three bits of a code's magnitude: places below its sign, and the mask of a pair."""
 
     places: int
     magnitudes: int
@@ -65,25 +65,27 @@ HALVES = {torch.float16: Halves(3, 0x0E000E00), torch.bfloat16: Halves(6, 0x01C0
 
 
 def stage_atoms(packing: Packing) -> int:
-    """Atoms along K of the scales of a stage."""
+    """Scale atoms along K of a stage."""
     return STAGE_TILES // packing.block_steps
 
 
 def column_of(position: int) -> int:
-    """The column of a weight, of 128, that is at a place of operand A along K, and of x in shared memory."""
+    """The column of a weight, of 128, at a position along K of operand A, and of x in shared memory."""
     tile, step, rest = position // TILE_K, position % TILE_K // 16, position % 16
     high, lane, odd = rest // 8, rest % 8 // 2, rest % 2
     return 32 * lane + 16 * tile + 8 * (step // 2) + 4 * odd + 2 * (step % 2) + high
 
 
 def load_rows(memory: Int32, slab: Int32, lane: Int32, gated: bool, packing: Packing) -> tuple[PackedLane, ...]:
-    """A lane's words of the two tiles of a stage whose 128 rows are at ``memory``. codes: two words of row g, two of
-    row g + 8; scales: one word with the scale of either row in the high byte of a half. gated: the rows of a slab are
-    those of two weights, whose scales lie apart."""
+    """A lane's words of the two tiles of a stage whose 128 rows are at ``memory``.
+
+    codes: two words of row g, two of row g + 8. scales: one word, with the scale of each row in the high byte of a
+    half. gated: the slab has rows of two weights, whose scales are apart.
+    """
     g, quad = div(lane, ROW_LANES), mod(lane, ROW_LANES)
     codes = memory + (slab * SLAB_ROWS + g) * ROW_BYTES + quad * CHUNK
     chunks = load_shared(codes, CHUNK), load_shared(codes + HALF_SLAB * ROW_BYTES, CHUNK)
-    # (ROW % 32, ROW // 32) of words of four scales, those of two lanes, or of four
+    # (ROW % 32, ROW // 32) words of four scales, which serve two lanes, or four
     atoms = stage_atoms(packing)
     if gated:
         row, pitch, apart = slab * HALF_SLAB + g, CHUNK // 2, atoms * ATOM_BYTES // 2
@@ -100,8 +102,11 @@ def load_rows(memory: Int32, slab: Int32, lane: Int32, gated: bool, packing: Pac
 def lane_tiles(
     chunks: tuple[Sequence[Uint32], Sequence[Uint32]], words: tuple[Uint32, Uint32], quad: Int32, packing: Packing
 ) -> tuple[PackedLane, ...]:
-    """A lane's words of the two tiles of a stage. chunks: its 32 codes of rows g and g + 8; words: of either row the
-    four scales of which it has two, or one; quad: which of the four lanes of a row it is."""
+    """A lane's words of the two tiles of a stage.
+
+    chunks: its 32 codes of rows g and g + 8. words: the four scales of each row, of which the lane uses two, or one.
+    quad: the lane's index among the four lanes of a row.
+    """
     low, high = chunks
     if packing.block_steps == 1:
         first, apart = Uint32(mod(quad, 2)) * Uint32(0x2020) + Uint32(0x4000), 0x1010
@@ -115,7 +120,7 @@ def lane_tiles(
 
 
 def scales_of(word: Uint32, packing: Packing) -> Uint32:
-    """The scales in the high bytes of both halves: 2**7 times them in fp16, or those of MXFP4 in bf16."""
+    """The scales in the high bytes of both halves: 2**7 times the scales in fp16, or those of MXFP4 in bf16."""
     if packing.dtype is torch.bfloat16:
         scales = max_u16x2((word >> 1) & Uint32(0x7F807F80), Uint32(0x00400040))
         # only 0xFF, NaN, reaches bit 15 by the addition
@@ -128,7 +133,7 @@ def scales_of(word: Uint32, packing: Packing) -> Uint32:
 
 
 def pairs_of(word: Uint32, packing: Packing) -> list[Uint32]:
-    """Codes i and i + 4 of eight in the halves of register i: 2**-14 times their values in fp16, or those in bf16."""
+    """Codes i and i + 4 of eight, as the halves of register i: their values in bf16, 2**-14 times these in fp16."""
     half, found = HALVES[packing.dtype], []
     for shift in (12, 8, 4, 0):
         signs, places = word << shift if shift else word, shift - half.places
@@ -139,7 +144,7 @@ def pairs_of(word: Uint32, packing: Packing) -> list[Uint32]:
 
 
 def decoded_rows(packed: PackedLane, packing: Packing) -> Iterator[tuple[int, int, Uint32]]:
-    """A lane's decoded part of one tile: of each 32-bit word its register of operand A, its step, and itself."""
+    """A lane's decoded part of one tile: the register of operand A, the step, and the value of each 32-bit word."""
     scales, dtype = scales_of(packed.scales[0], packing), DTYPE_NAMES[packing.dtype]
     for row in range(2):
         for i, word in enumerate(packed.codes[2 * row :][:2]):
@@ -156,8 +161,8 @@ def decode_rows(tCrA: cute.Tensor, packed: PackedLane, packing: Packing) -> None
 
 
 class Rows(NamedTuple):
-    """A weight's rows in global memory as one of the threads that copy finds them, for one work tile. codes, scales:
-    of each weight; last: its last row. first: of a row tile."""
+    """The rows of a work tile's weights in global memory, as a copying thread finds them. codes, scales: addresses for
+    each weight. last: the last row of each. atoms: scale atoms of a row tile."""
 
     codes: tuple[Int64, ...]
     scales: tuple[Int64, ...]
@@ -167,7 +172,7 @@ class Rows(NamedTuple):
 
 
 def rows_of_weight(config: WgmmaConfig, weight: RowWeight, batch: Int32) -> Rows:
-    """Where the rows of the one weight, or of the two of a gated product, are, of matrix ``batch``."""
+    """Where the rows of matrix ``batch`` of the weight, or of both weights of a gated product, are."""
     both = (weight, weight.up)[: config.products]
     codes, scales = (tuple(getattr(x, name).toint() for x in both) for name in ("data", "scale"))
     if config.batched:
@@ -177,26 +182,26 @@ def rows_of_weight(config: WgmmaConfig, weight: RowWeight, batch: Int32) -> Rows
 
 
 def copy_rows(config: WgmmaConfig, rows: Rows, first_tile: Int32, target: Int32, thread: Int32, step: Int32) -> None:
-    """Copies a stage of the rows of row tiles from ``first_tile`` on, by one of the threads, to ``target``."""
+    """Copies a thread's part of a stage, the rows of row tiles from ``first_tile`` on, to ``target``."""
     each, products, atoms = TILE_ROWS // config.products, config.products, stage_atoms(config.weights)
-    # threads that copy what a chunk of an atom has of a weight
+    # threads that copy one weight's part of a chunk of an atom
     sharing = STAGE_TILES // atoms
     chunk, row = mod(thread, ROW_LANES), div(thread, ROW_LANES)
     for i in range(config.tile_m // TILE_ROWS):
         tile, place = first_tile + i, target + i * config.tile_bytes
         codes, first = rows.codes[0], tile * each + row
         if products == 2:
-            # rows g of a slab are the first weight's, rows g + 8 the second's
+            # rows g of a slab belong to the first weight, rows g + 8 to the second
             codes = cutlass.select_(row < HALF_SLAB, rows.codes[0], rows.codes[1])
             first = tile * each + mod(row, HALF_SLAB)
         codes += Int64(step) * ROW_BYTES + chunk * CHUNK
         for slab in range(SLABS):
-            # a row beyond the last: any bytes will do, it is not stored
+            # beyond the last row any bytes will do: the epilogue does not store it
             at = cutlass.min(first + slab * (SLAB_ROWS // products), rows.last)
             shared = place + (slab * SLAB_ROWS + row) * ROW_BYTES + chunk * CHUNK
             copy_async(shared, codes + Int64(at) * rows.stride, CHUNK)
         atom = cutlass.min(tile * each, rows.last) // ATOM_ROWS * rows.atoms + step * atoms
-        # of two weights the halves of their atoms that have these rows
+        # of two weights, only the halves of their atoms that have these rows
         size, half = CHUNK // products // sharing, mod(tile, 2) * (CHUNK // 2) if products == 2 else 0
         for product, scales in enumerate(rows.scales):
             source = scales + Int64(atom) * ATOM_BYTES + div(thread, sharing) * CHUNK + half
@@ -206,8 +211,8 @@ def copy_rows(config: WgmmaConfig, rows: Rows, first_tile: Int32, target: Int32,
 
 
 def row_copies(order: StageOrder, rows_of: Callable[[Any], Rows], first: Int32, thread: Int32) -> CopiesOf:
-    """Copies of the rows of a work tile by one of the threads. rows_of: where those of a tile are. first: shared
-    address of the first stage's weights."""
+    """A thread's copies of the rows of a work tile. rows_of: finds the rows of a tile. first: the shared address of the
+    first stage's weights."""
     cfg = order.config
 
     def copies(tile: Any, cursor: Int32) -> ThreadCopies:

@@ -1,10 +1,9 @@
-"""x in NVFP4 that nobody decoded: its rows, from global memory to the stages that ``wgmma`` reads, beside rows of a
-weight.
+"""x in NVFP4 rows, which the loading warpgroup decodes into the stages that ``wgmma`` reads.
 
-The four warps of the loading warpgroup each have slabs of sixteen rows of x. A lane loads codes and scales as one of
-operand A does of a weight (``rows``), a stage ahead, decodes them by the same instructions, and stores each pair of
-columns where TMA's swizzle would have it: the lanes of a store are in different banks. No launch decodes x before, and
-L2 is asked for 4.5 bits an element instead of 16. Two of the warps copy the weight's rows, too.
+Each of the four warps of the loading warpgroup has slabs of sixteen rows of x. A lane loads codes and scales one stage
+ahead, as a lane of operand A does for a weight (``rows``). It decodes them by the same instructions, and stores each
+pair of columns where TMA's swizzle would have it; the lanes of a store write to different banks. No launch decodes x
+first, and L2 delivers 4.5 bits an element instead of 16. Two of the warps also copy the weight's rows.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from .mainloop import OperandMemory
 from .rows import CHUNK, ROW_BYTES, SCALE_BYTES, SCALE_ROWS, WORD, copy_rows, decoded_rows, lane_tiles, rows_of_weight
 
 DECODING_WARPS = WARPGROUP // 32
-"""Those of the loading warpgroup."""
+"""Warps of the loading warpgroup."""
 SWIZZLED_BYTES = 128
-"""Bytes of a row that are swizzled together: 64 numbers, a packed tile's."""
+"""Bytes of a row that are swizzled together: 64 elements, those of a packed tile."""
 
 
 class LaneRows(NamedTuple):
-    """Where a lane finds its codes and scales of one row of x, at the beginning of K."""
+    """The addresses of a lane's codes and scales of one row of x, at the beginning of K."""
 
     codes: Int64
     scales: Int64
@@ -45,8 +44,8 @@ class LaneRows(NamedTuple):
 
 @dataclass(frozen=True)
 class LaneOfX:
-    """A lane of a warp that decodes: of which slabs (``warp`` and every fourth after it), g and which of a row's four
-    lanes."""
+    """A lane of a decoding warp, which has slab ``warp`` and every fourth one after it. g, quad: its row in half a
+    slab, and its index among the four lanes of that row."""
 
     config: WgmmaConfig
     x: RowsOfX
@@ -60,7 +59,7 @@ class LaneOfX:
         return self.config.tile_n // SLAB_ROWS // DECODING_WARPS
 
     def rows(self, tile: WorkTile) -> list[LaneRows]:
-        """Two rows of each slab of a work tile; of one beyond the last, the last."""
+        """The lane's two rows in each slab of a work tile. For a row beyond the last it is the last row."""
         x, found, data, scale = self.x, [], self.x.data.toint(), self.x.scale.toint()
         if self.config.batched:
             data, scale = data + Int64(tile.batch) * x.batch.codes, scale + Int64(tile.batch) * x.batch.scales
@@ -75,7 +74,7 @@ class LaneOfX:
         return found
 
     def load(self, rows: list[LaneRows], step: Int32) -> tuple[Uint32, ...]:
-        """The words of a stage: of each row four of codes, and one of scales."""
+        """Loads the words of a stage: four of codes and one of scales for each row."""
         words: list[Uint32] = []
         for row in rows:
             words += load_global(row.codes + Int64(step) * ROW_BYTES, CHUNK)
@@ -83,7 +82,7 @@ class LaneOfX:
         return tuple(words)
 
     def store(self, words: tuple[Uint32, ...], stage: Int32) -> None:
-        """Decodes them into a stage, whose x is at this shared address."""
+        """Decodes the words of a stage. stage: the shared address of its x."""
         each, places = CHUNK // WORD + 1, self.places(stage)
         for slab in range(self.slabs):
             low, high = words[2 * slab * each :][:each], words[(2 * slab + 1) * each :][:each]
@@ -95,8 +94,8 @@ class LaneOfX:
                     store_shared(places[2 * step + register // 2] + row * SWIZZLED_BYTES, [pair])
 
     def places(self, stage: Int32) -> list[Int32]:
-        """Where the lane's pairs of each sixteen bytes of row g of the warp's first slab are: chunk c of row r lies at
-        chunk c ^ r % 8."""
+        """Where the lane stores its pair in each sixteen bytes of row g of the warp's first slab. Chunk c of row r is
+        at chunk c ^ r % 8."""
         row = stage + (self.warp * SLAB_ROWS + self.g) * SWIZZLED_BYTES + self.quad * WORD
         return [row + (self.g ^ chunk) * CHUNK for chunk in range(2 * STEPS)]
 
@@ -105,8 +104,8 @@ class LaneOfX:
 def fill_with_rows(
     order: StageOrder, weight: RowWeight, x: RowsOfX, memory: OperandMemory, scheduler: StaticScheduler, thread: Int32
 ):
-    """The loop of a thread of the loading warpgroup: rows of weights and of x into every stage that comes free.
-    thread: of the warpgroup, of which the last two warps copy weights."""
+    """Runs the loop of a thread of the loading warpgroup: it fills every free stage with rows of weights and of x.
+    thread: the thread in the warpgroup, whose last two warps also copy weights."""
     cfg, ring = order.config, memory.ring
     warp, lane = div(thread, 32), mod(thread, 32)
     own = LaneOfX(cfg, x, warp, div(lane, ROW_LANES), mod(lane, ROW_LANES))
@@ -125,7 +124,7 @@ def fill_with_rows(
                 target = memory.weights + at.stage * cfg.weight_bytes
                 copy_rows(cfg, of_weight, row_tile, target, copier, step)
                 mbarrier.arrive_after_copies(ring.full(at.stage))
-            # the next stage's are on their way while this one's are decoded
+            # loads of the next stage are in flight while this one is decoded
             following = own.load(rows, cutlass.min(step + 1, steps.end - 1))
             own.store(words, first_x + at.stage * cfg.x_bytes)
             # wgmma reads in the asynchronous proxy

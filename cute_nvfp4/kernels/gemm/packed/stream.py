@@ -1,10 +1,10 @@
-"""out = alpha · x · weightᵀ for few rows of x: packed weights at the speed of memory, multiplied by mma.sync; or
-two such products, joined by a gate.
+"""Streaming GEMM for few rows of x: out = alpha · x · weightᵀ by ``mma.sync``, packed weights at the speed of memory;
+or two such products joined by a gate.
 
-Persistent. Two warps keep a ring of stages full: one by bulk copies of packed tiles, one by TMA of x. The others decode
-weights into registers, operand A of the MMA; the rows of x are its columns. They read a stage into registers and give
-it back before they decode it. Which CTA has which steps says :mod:`.stream_shares`; partial sums meet in shared memory,
-and those of work tiles that are cut in global memory, always in the same order.
+The kernel is persistent. Two warps keep a ring of stages full: one by bulk copies of packed tiles, one by TMA of x. The
+MMA warps decode weights into the registers of operand A; rows of x are columns of the MMA. They read a stage into
+registers and release it before they decode it. :mod:`.stream_shares` says which CTA has which steps. Partial sums of
+warps meet in shared memory, and those of work tiles that are cut in global memory, always in the same order.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .stream_x import SharedX, StageX, TmaCopy, X
 
 @dataclass(frozen=True)
 class StreamMemory:
-    """Shared memory: x, addresses of the weights and of sums, and the barriers."""
+    """Shared memory of a CTA: x, the addresses of weights and of sums, and the barriers."""
 
     x: SharedX
     weights: Int32
@@ -52,14 +52,14 @@ class StreamMemory:
 
 
 class WeightSource(NamedTuple):
-    """Addresses of a work tile's codes and of its scales in its first packed tile."""
+    """The global addresses of a work tile's codes, and of its scales, in its first packed tile."""
 
     codes: Int64
     scales: Int64
 
 
 class Place(NamedTuple):
-    """A warp that multiplies: its slabs, its turn at the stages, and the lane."""
+    """The place of an MMA warp: its slabs (``m``), its turn at the stages (``k``), and the lane."""
 
     m: Int32
     k: Int32
@@ -81,13 +81,13 @@ class Stream:
             first_kernel(cfg.first)(arguments.floats, stream)
         work_tiles = cute.ceil_div(arguments.weight.rows, cfg.out_rows)
         shares = shares_of(work_tiles, arguments.weight.k_tiles // cfg.stage_tiles, arguments.ctas)
-        # what only the host uses does not become a parameter of the kernel
+        # arguments that only the host uses do not become kernel parameters
         passed = arguments._replace(x=x._replace(data=None, row_stride=None), floats=None, k=None, ctas=None)
         self.kernel(self.x.describe(x, arguments.k), shares, passed).launch(
             grid=(arguments.ctas, 1, 1),
             block=(cfg.threads, 1, 1),
             min_blocks_per_mp=cfg.ctas_per_sm,
-            # nothing lives in L1: all of it can be shared memory (and the DSL need not ask a device what it has)
+            # nothing needs L1: all of it can be shared memory (and so the DSL need not query a device)
             preferred_smem_carveout=100,
             stream=stream,
             use_pdl=bool(cfg.programmatic),
@@ -100,7 +100,7 @@ class Stream:
         cta, _, _ = cute.arch.block_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         memory = self.allocate()
-        # the warps that load are the oldest: nothing may hold them up; the others make the barriers
+        # the loading warps come first, and nothing may delay them: the other warps initialise the barriers
         if warp >= LOADING_WARPS:
             initialise_in_turn(memory.barriers, warp - LOADING_WARPS, cfg.warps)
         elif warp == 1:
@@ -111,10 +111,10 @@ class Stream:
         if cutlass.const_expr(cfg.programmatic):
             if warp == 0:
                 self.prefetch_weights(source, first, mod(thread, WARP))
-            # in this order the next launch, too, begins when those before this one have ended
+            # in this order the next launch, too, begins only after the launches before this one have ended
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
-        # the ring's barriers are there
+        # the barriers of the ring are initialised
         cute.arch.sync_threads()
         if warp == 0:
             self.load_weights(arguments, memory, walk, first, source)
@@ -151,8 +151,8 @@ class Stream:
     def load_weights(
         self, arguments: StreamArguments, memory: StreamMemory, walk: Segments, segment: Segment, source: WeightSource
     ):
-        """The loop of the warp that loads weights. Each segment, and where its weights are, is found before it is
-        needed: those given are the first, from before there were barriers to wait at."""
+        """Runs the loop of the warp that loads weights. It computes each segment and its source ahead of their use: the
+        caller computes the first ones before the CTA's barriers are initialised."""
         filled = Filled(Int32(0), memory.ring.start())
         cursor, end = walk.range()
         while cursor < end:
@@ -162,7 +162,7 @@ class Stream:
             source = self.weight_source(arguments, segment.work_tile)
 
     def weight_copies(self, segment: Segment, source: WeightSource, first: Int32) -> OverwritingCopies:
-        """Copies in bulk of a work tile's packed tiles in a segment. first: shared address of the first stage's."""
+        """The bulk copies of a work tile's packed tiles in a segment. first: the first stage's shared address."""
         num_bytes = self.config.stage_tiles * self.config.tile_bytes
 
         def start(ring: Ring, stage: Int32, step: Int32) -> None:
@@ -174,7 +174,7 @@ class Stream:
         return OverwritingCopies(segment.steps, start)
 
     def x_copies(self, stages: StageX, segment: Segment, cursor: Int32) -> OverwritingCopies:
-        """Copies of x by TMA in a segment."""
+        """The TMA copies of x in a segment."""
 
         def start(ring: Ring, stage: Int32, step: Int32) -> None:
             full = ring.full(stage)
@@ -185,7 +185,7 @@ class Stream:
         return OverwritingCopies(segment.steps, start)
 
     def copy_weights(self, source: WeightSource, step: Int32, target: Int32, full: Int32) -> None:
-        """Copies a work tile's part of the tiles of a step."""
+        """Starts the copies of a work tile's slabs of the packed tiles of a step."""
         cfg, packing = self.config, self.config.weights
         distance = Int64(step) * (cfg.stage_tiles * packing.tile_bytes)
         codes, scales = source.codes + distance, source.scales + distance
@@ -200,8 +200,8 @@ class Stream:
 
     @cute.jit
     def prefetch_weights(self, source: WeightSource, segment: Segment, lane: Int32):
-        """Asks L2 for the first packed tiles of a segment, one a lane. L2 is where other launches write to: it hands
-        out what they write later, which shared memory would not."""
+        """Prefetches the first packed tiles of a segment into L2, one a lane. L2 stays coherent with what other
+        launches write later; shared memory would not."""
         cfg, packing = self.config, self.config.weights
         if lane < segment.count * cfg.stage_tiles:
             distance = Int64(segment.first * cfg.stage_tiles + lane) * packing.tile_bytes
@@ -212,11 +212,11 @@ class Stream:
                 prefetch_bulk(source.scales + distance, Int32(cfg.slabs * packing.slab_scale_bytes))
 
     def weight_source(self, arguments: StreamArguments, work_tile: Int32) -> WeightSource:
-        """Where a work tile's part of its first packed tile is."""
+        """The addresses of a work tile's slabs in its first packed tile."""
         return self.source_in(arguments.weight.tiles.toint(), arguments.weight.k_tiles, work_tile)
 
     def source_in(self, matrix: Int64, k_tiles: Int32, work_tile: Int32) -> WeightSource:
-        """``weight_source`` in the packed matrix at this address."""
+        """``weight_source`` in the packed matrix at the address ``matrix``."""
         parts, packing = SLABS // self.config.slabs, self.config.weights
         first = matrix + Int64(div(work_tile, parts)) * k_tiles * packing.tile_bytes
         slab = mod(work_tile, parts) * self.config.slabs
@@ -225,8 +225,8 @@ class Stream:
 
     @cute.jit
     def multiply(self, memory: StreamMemory, walk: Segments, place: Place, sums: Sums):
-        """The loop of a warp that multiplies. It is not ``mainloop``: a stage is read into registers at once,
-        and given back before it is decoded; and a warp's turns come at places of their own in each segment."""
+        """Runs the loop of an MMA warp. It is not ``mainloop``: a warp reads a whole stage into registers and releases
+        it before it decodes, and its turns fall on different steps in each segment."""
         cfg = self.config
         # (REGISTER, MMA_COLUMNS of x, SLAB)
         acc = cute.make_rmem_tensor((4, cfg.columns // MMA_COLUMNS, cfg.warp_slabs), Float32)
@@ -235,7 +235,7 @@ class Stream:
         while cursor < end:
             segment = walk.tile(cursor, end)
             cursor = walk.after(cursor, segment)
-            # what it reads of global memory comes while the steps are multiplied
+            # its loads from global memory are in flight during the steps
             out = sums.output_of(segment.work_tile)
             acc.fill(0.0)
             while step < cursor:
@@ -249,7 +249,7 @@ class Stream:
             sums.after(segment)
 
     def add_stage(self, acc: cute.Tensor, memory: StreamMemory, stage: Int32, place: Place) -> None:
-        """Reads a stage, gives it back, and adds its products."""
+        """Reads a stage, releases it, and adds its products."""
         cfg, packing, lane = self.config, self.config.weights, place.lane
         weights = memory.weights + stage * (cfg.stage_tiles * cfg.tile_bytes)
         code_bytes, scale_bytes = packing.slab_code_bytes, packing.slab_scale_bytes
@@ -262,7 +262,7 @@ class Stream:
             for row in places
         ]
         x = self.x.load(memory.x, stage, lane)
-        # each lane says that it has read its own
+        # each lane signals that it has read its own part
         mbarrier.arrive(memory.ring.empty(stage))
         for t in tiles:
             for step in range(STEPS):

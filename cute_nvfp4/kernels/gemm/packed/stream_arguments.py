@@ -17,8 +17,8 @@ def _out_alignment(config: StreamConfig) -> int:
 
 
 class FewRows(NamedTuple):
-    """x: (rows, K) numbers, or NVFP4: bytes and their blocked scales. ``row_stride`` in numbers or bytes, a multiple of
-    sixteen bytes."""
+    """x (rows, K) in 16 bits or, if ``quantized_x``, bytes of NVFP4 codes (rows, K / 2) with blocked scales.
+    row_stride: elements, or bytes of codes; a multiple of 16 bytes."""
 
     data: Pointer = Pointer(lambda c: "Uint8" if c.quantized_x else OUT_DTYPES[c.dtype], 16)
     scale: Pointer | None = PerConfig(lambda c: Pointer("Uint8", 16) if c.quantized_x else None)
@@ -27,9 +27,12 @@ class FewRows(NamedTuple):
 
 
 class StreamArguments(NamedTuple):
-    """out = alpha · x · weightᵀ, or gate(alpha · x · gateᵀ) · (alpha · x · upᵀ). out: (rows of x, rows of the weight),
-    the last contiguous. floats: x that is decoded first. factors: of each product the device scalars that multiply
-    alpha. partials: two slots and flags a CTA. ctas: to launch."""
+    """out = alpha · x · weightᵀ, or gate(alpha · x · gateᵀ) · (alpha · x · upᵀ).
+
+    out: (rows of x, rows of the weight), the last mode contiguous. floats: the arguments of the kernel that decodes x
+    first. factors: for each product, the device scalars that multiply alpha. partials: two slots and two flags for each
+    CTA.
+    """
 
     weight: PackedWeight = PackedWeight(batch_stride=None)
     x: FewRows = FewRows()

@@ -1,4 +1,4 @@
-"""What the streaming GEMM of packed weights is compiled for."""
+"""The configuration of the streaming GEMM of packed weights."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ from ..config import GATE_NAMES
 
 WARP = 32
 LOADING_WARPS = 2
-"""One for weights, one for x."""
+"""The loading warps: one for weights, one for x."""
 MMA_COLUMNS = 8
-"""Rows of x of one MMA."""
+"""Rows of x in one MMA, as its columns."""
 RESERVED_SHARED = 2048
-"""Bytes of shared memory that the system keeps for each CTA, and that alignment may cost."""
+"""Bytes of shared memory that the system keeps for each CTA, and that aligning buffers may cost."""
 MAX_STAGES = 32
 X_SCALE_BYTES = 16
-"""Bytes of a row of x in an atom of its scales; four of them are those of a tile."""
+"""Bytes of a row of x in a scale atom; a packed tile uses four of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamConfig:
     """One variant of the kernel for out (M, N) = x (M, K) · weight (N, K)ᵀ of few rows of x.
 
-    dtype: of x, and what weights are decoded to. packing: theirs. columns: the most rows of x, of
-    ``columns_possible``. slabs: of 16 rows of the weight in a work tile (1, 2, 4, 8). warps_m, warps_k: the warps that
-    multiply divide its slabs, and take stages in turn. stage_tiles: packed tiles along K in a stage. stages: the most
-    there may be, 0 for as many as fit.
-    quantized_x: whether x is NVFP4. factors: device scalars that multiply alpha. vector: whether four neighbours of a
-    row of the output can be stored at once. gate: as in ``WgmmaConfig``. first: a kernel that decodes x before.
-
-    programmatic: "weights" if the kernel may start while the launch before it still runs: until that has ended it asks
-    L2 for weights, and touches nothing else; "" if it may not.
+    dtype: the dtype of x, to which weights are decoded. packing: the packing of the weight.
+    columns: the most rows of x, one of ``columns_possible``. slabs: 1, 2, 4 or 8 slabs of 16 rows of the weight a work
+        tile.
+    warps_m, warps_k: the MMA warps; warps_m divide the slabs, and warps_k take stages in turn.
+    stage_tiles: packed tiles along K in a stage. stages: the most stages of the ring; 0: as many as fit.
+    quantized_x: whether x is NVFP4. factors: device scalars that multiply the alpha of each product.
+    vector: whether four neighbours in a row of the output are stored at once. gate: as in ``WgmmaConfig``.
+    first: the configuration of a kernel that decodes x first.
+    programmatic: "weights" if the kernel may start while the launch before it still runs. Until that launch has ended,
+        it prefetches weights into L2 and touches nothing else. "": it may not.
     """
 
     dtype: str = "bfloat16"
@@ -57,9 +58,9 @@ class StreamConfig:
     arch: Architecture = ARCHITECTURES["sm_90a"]
 
     ways_to_start: ClassVar[tuple[str, ...]] = ("", "weights")
-    """What ``programmatic`` may be."""
+    """The values of ``programmatic``."""
     columns_possible: ClassVar[tuple[int, ...]] = (8, 16, 32)
-    """CuTe aborts for TMA copies of 24 rows."""
+    """The values of ``columns``; CuTe aborts for TMA copies of 24 rows."""
 
     @property
     def products(self) -> int:
@@ -81,12 +82,12 @@ class StreamConfig:
 
     @property
     def warps(self) -> int:
-        """Warps that multiply."""
+        """The MMA warps of a CTA."""
         return self.warps_m * self.warps_k
 
     @property
     def threads(self) -> int:
-        """Threads of a CTA: the warps that load, which come first, and those that multiply."""
+        """Threads of a CTA: the loading warps, which come first, and the MMA warps."""
         return WARP * (LOADING_WARPS + self.warps)
 
     @property
@@ -99,12 +100,12 @@ class StreamConfig:
 
     @property
     def tile_bytes(self) -> int:
-        """Bytes of a work tile's part of a packed tile: codes, then scales."""
+        """Bytes of a work tile's slabs in a packed tile: codes, then scales."""
         return self.slabs * (self.weights.slab_code_bytes + self.weights.slab_scale_bytes)
 
     @property
     def x_bytes(self) -> int:
-        """Bytes of x that belong to a packed tile."""
+        """Bytes of x that belong to one packed tile."""
         return self.columns * (TILE_K // 2 + X_SCALE_BYTES if self.quantized_x else TILE_K * 2)
 
     @property
@@ -118,7 +119,7 @@ class StreamConfig:
 
     @property
     def sums_pitch(self) -> int:
-        """Numbers from one column of sums in shared memory to the next: no two columns of a lane's in one bank."""
+        """Floats from one column of sums in shared memory to the next: a lane's columns fall into different banks."""
         return self.rows + 4
 
     @property
@@ -127,14 +128,14 @@ class StreamConfig:
 
     @property
     def ring_stages(self) -> int:
-        """Stages in shared memory, as many for each of ``warps_k``."""
+        """Stages in shared memory, a multiple of ``warps_k``."""
         room = self.arch.shared_bytes // self.ctas_per_sm - RESERVED_SHARED - self.sums_bytes - self.table_bytes
         found = min(room // (self.stage_bytes + 16), self.stages or MAX_STAGES)
         return found // self.warps_k * self.warps_k
 
 
 def can_implement(c: StreamConfig) -> str:
-    """Why no kernel can be made of ``c``, or an empty string."""
+    """The reason why no kernel implements ``c``, or an empty string."""
     if c.columns not in c.columns_possible:
         return explain("columns", got=c.columns, expected=f"one of {', '.join(map(str, c.columns_possible))}")
     if c.slabs not in (1, 2, 4, 8) or c.slabs % c.warps_m:

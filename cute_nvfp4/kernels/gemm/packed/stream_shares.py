@@ -1,14 +1,14 @@
-"""What each CTA of the streaming GEMM multiplies: work tiles of rows of the weight, cut along K where needed.
+"""The work of each CTA of the streaming GEMM: work tiles along the rows of the weight, cut along K where needed.
 
-Of T work tiles each of C CTAs gets ⌊T / C⌋ whole ones. The K steps of the others, fewer than C, are distributed in
-equal shares of consecutive ones, which the CTAs multiply first: when a CTA has done its whole work tiles, all parts of
-the cut ones have long been written, and whoever adds them up waits for nobody. A share is at most one work tile long,
-so it lies in at most two; the CTA that has a work tile's last step adds up its parts, in the order of K. It waits for
-CTAs of lower index only.
+Of T work tiles each of C CTAs gets ⌊T / C⌋ whole ones. Fewer than C work tiles are left. Their K steps are distributed
+in equal shares of consecutive steps, which the CTAs multiply first: when a CTA has done its whole work tiles, all parts
+of the cut ones were written long ago, and the CTA that adds them up does not wait. A share is at most one work tile
+long, so it lies in at most two. The CTA that has a work tile's last step adds up its parts, in the order of K. It waits
+only for CTAs with a lower index.
 
-Where the work tiles are of groups, only the device knows how many there are. A few cut ones are then not distributed to
-all CTAs: a work tile of many parts takes longer to add up than its share saves. And none is cut where that would save
-fewer steps than it costs: each of those that are left is then the share of one CTA.
+Where the work tiles belong to groups, only the device knows their number. It then does not distribute a few cut work
+tiles to all CTAs: adding up a work tile of many parts takes longer than the smaller shares save. And it cuts none if
+that would save fewer steps than it costs: each work tile that is left is then the share of one CTA.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from cutlass import Int32, Int64
 from ..tile_scheduler import CursorRange
 
 MOST_PARTS = 6
-"""Of a work tile, about, where the device computes the shares."""
+"""The most parts of a work tile, on average, where the device computes the shares."""
 
 
 class Segment(NamedTuple):
-    """K steps of one work tile: ``count`` from ``first`` on."""
+    """K steps of one work tile: ``count`` steps from ``first`` on."""
 
     work_tile: Int32
     first: Int32
@@ -37,11 +37,12 @@ class Segment(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """How the work is distributed.
+    """How the CTAs share the work.
 
-    k_steps: of a work tile; reciprocal: ⌈2³² / k_steps⌉; cut: work tiles that are cut, the first ones; each, rest:
-    steps of them for every CTA, and one more for the first ``rest``; whole: work tiles of every CTA. sharing: the first
-    CTAs, which alone have steps of cut ones (None: all have).
+    k_steps: steps of a work tile. reciprocal: ⌈2³² / k_steps⌉.
+    cut: the number of work tiles that are cut, which are the first ones. whole: whole work tiles of every CTA.
+    each, rest: every CTA has ``each`` steps of cut work tiles, and the first ``rest`` CTAs one more.
+    sharing: only so many CTAs, the first ones, have steps of cut work tiles; None: all CTAs have.
     """
 
     k_steps: Int32
@@ -53,26 +54,26 @@ class Shares(NamedTuple):
     sharing: Int32 | None = None
 
     def first_step(self, cta: Int32) -> Int32:
-        """First step of the cut work tiles that CTA ``cta`` has."""
+        """The first step of the cut work tiles that CTA ``cta`` has."""
         if self.sharing is not None:
             cta = cutlass.min(cta, self.sharing)
         return cta * self.each + cutlass.min(cta, self.rest)
 
     def cut_steps(self, cta: Int32) -> Int32:
-        """Steps of cut work tiles that it has."""
+        """The number of steps of cut work tiles that CTA ``cta`` has."""
         steps = self.each + Int32(cta < self.rest)
         return steps if self.sharing is None else cutlass.select_(cta < self.sharing, steps, Int32(0))
 
     def steps(self, cta: Int32) -> Int32:
-        """All steps that it has."""
+        """The number of all steps that CTA ``cta`` has."""
         return self.cut_steps(cta) + self.whole * self.k_steps
 
     def work_tile_of(self, step: Int32) -> Int32:
-        """step // k_steps, exact while step · k_steps < 2³²: a division would hold up the first copies."""
+        """step // k_steps, exact while step · k_steps < 2³². A division would delay the first copies."""
         return Int32((Int64(step) * self.reciprocal) >> 32)
 
     def segment(self, cta: Int32, cursor: Int32) -> Segment:
-        """What a CTA multiplies from its step ``cursor`` on."""
+        """The segment that CTA ``cta`` multiplies from its step ``cursor`` on."""
         in_cut = self.cut_steps(cta)
         within = cursor < in_cut
         whole = (self.cut + cta * self.whole) * self.k_steps + cursor - in_cut
@@ -84,7 +85,7 @@ class Shares(NamedTuple):
 
 
 class Segments(NamedTuple):
-    """The segments of one CTA, as a tile scheduler; the cursor counts its steps."""
+    """The segments of one CTA, as a tile scheduler. The cursor counts the CTA's steps."""
 
     shares: Shares
     cta: Int32
@@ -100,7 +101,7 @@ class Segments(NamedTuple):
 
 
 class StepsOfTile(NamedTuple):
-    """K steps of a work tile, and ⌈2³² / k_steps⌉, both computed on the host."""
+    """The K steps of a work tile, and ⌈2³² / k_steps⌉, both computed on the host."""
 
     k_steps: Int32
     reciprocal: Int64
@@ -120,8 +121,8 @@ def shares_of(work_tiles: Int32, k_steps: Int32, ctas: Int32) -> Shares:
 
 
 def shares_of_groups(work_tiles: Int32, steps: StepsOfTile, ctas: Int32, cost: int) -> Shares:
-    """The shares of ``ctas`` CTAs, computed on the device; ``work_tiles`` may be 0. cost: steps of a CTA that take as
-    long as to add up the parts of a work tile."""
+    """The shares of ``ctas`` CTAs, computed on the device. work_tiles: may be 0. cost: steps that a CTA multiplies in
+    the time that adding up the parts of a work tile takes."""
     whole = work_tiles // ctas
     left = work_tiles - whole * ctas
     total = left * steps.k_steps

@@ -1,11 +1,12 @@
-"""The output, from the accumulators of the streaming GEMM: over warps in shared memory, over CTAs in global memory.
+"""The epilogue of the streaming GEMM: sums over warps in shared memory and over CTAs in global memory, and the output.
 
-Sums of a work tile are fp32 (ROW, COLUMN), columns being rows of x; a slot in global memory has ``config.columns``
-columns of ``config.rows`` floats. A thread takes four neighbours of a column of the output: of a gated GEMM these are
-four rows of each product, eight apart.
+Sums of a work tile are fp32 (ROW, COLUMN), where columns are rows of x. A slot in global memory has ``config.columns``
+columns of ``config.rows`` floats. A thread stores four neighbours in a row of the output. In a gated GEMM their sums
+are four rows of each product, and the rows of the two products lie eight apart.
 
 In ``reduction.WorkspaceExchange`` a thread adds what the same thread of another CTA stored, and a warp waits for one
-flag after the other. Here many CTAs share few sums: every thread waits for another flag, and then all share the sums.
+flag after the other. Here many CTAs share few sums: every thread waits for a different flag, and then all share the
+sums.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from .stream_config import MMA_COLUMNS, WARP, StreamConfig
 from .stream_shares import Segment, Shares
 
 SUMS_BARRIER = 2
-"""Named barrier of the warps that multiply."""
+"""The named barrier of the MMA warps."""
 
 
 class TileOutput(NamedTuple):
-    """Where the sums of a work tile go: tile ``row_tile`` of the output's columns, ``rows`` of them in all, of
-    ``columns`` rows of x from ``first`` on, ``stride`` elements apart; ``factors``: of each product. asked: what a
-    thread of groups has asked for."""
+    """Where the sums of a work tile go: ``columns`` rows of the output, from ``first`` on and ``stride`` elements
+    apart, and in each row the columns of tile ``row_tile``, of ``rows`` columns in all. factors: those of each product.
+    asked: what a thread has loaded for groups."""
 
     row_tile: Int32
     rows: Int32
@@ -48,8 +49,7 @@ class TileOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class Sums:
-    """What a thread needs to add up its CTA's work tiles. shared: address of (ROW, COLUMN, WARP_K) sums. output_of: of
-    a work tile."""
+    """The state with which a thread adds up its CTA's work tiles. shared: the address of sums (ROW, COLUMN, WARP_K)."""
 
     config: StreamConfig
     partials: PartialSums
@@ -60,15 +60,15 @@ class Sums:
     output_of: Callable[[Int32], TileOutput]
 
     def together(self) -> None:
-        """All threads of the warps that multiply meet."""
+        """Synchronises the MMA warps."""
         cute.arch.barrier(barrier_id=SUMS_BARRIER, number_of_threads=WARP * self.config.warps)
 
     def completed(self, out: TileOutput) -> TileOutput:
-        """``out`` with what follows from memory that was asked for when the work tile began."""
+        """``out`` with what follows from loads that began with the work tile."""
         return out
 
     def after(self, segment: Segment) -> None:
-        """What the threads do when they have finished a segment."""
+        """Runs when the threads have finished a segment."""
 
     def put(self, acc: cute.Tensor, place: Any) -> None:
         """Writes a warp's accumulators (REGISTER, MMA_COLUMNS of x, SLAB) to shared memory."""
@@ -89,7 +89,7 @@ class Sums:
 
     @cute.jit
     def finish(self, segment: Segment, out: TileOutput):
-        """Stores the sums in shared memory: to the output, or if the work tile is cut to this CTA's slot."""
+        """Stores the sums from shared memory to the output or, if the work tile is cut, to this CTA's slot."""
         cfg = self.config
         if segment.count == self.shares.k_steps:
             for index in cutlass.range(self.thread, quads(out, cfg.out_rows), WARP * cfg.warps, unroll=1):
@@ -107,19 +107,19 @@ class Sums:
                 store_flag(self.flag(self.cta, Int32(segment.first == 0)), Int32(1))
 
     def coordinates(self, index: Int32, rows: int) -> tuple[Int32, Int32]:
-        """First row, of ``rows``, and column of a thread's four sums."""
+        """The first row, of ``rows`` rows, and the column of a thread's four sums."""
         quads = rows // FLOATS
         return mod(index, quads) * FLOATS, div(index, quads)
 
     def weight_rows(self, row: Int32) -> list[Int32]:
-        """Where the sums of four rows of the output start: those of each product."""
+        """The first of the four rows of sums, of each product, that four columns of the output need."""
         if not self.config.gate:
             return [row]
         first = row + div(row, 8) * 8
         return [first, first + 8]
 
     def shared_sum(self, row: Int32, column: Int32) -> list[Float32]:
-        """Four rows of a column, over the warps along K."""
+        """Four rows of a column, summed over the warps along K."""
         cfg = self.config
         address = self.shared + (column * cfg.sums_pitch + row) * 4
         parts = [load_shared_floats(address + w * (4 * cfg.columns * cfg.sums_pitch)) for w in range(cfg.warps_k)]
@@ -129,7 +129,7 @@ class Sums:
         return total
 
     def slot(self, cta: Int32, index: Int32) -> Int64:
-        """Address of a slot: 1 of a CTA for the work tile of which it has the first step, else 0."""
+        """The address of a slot: 1 of a CTA is for the work tile of which it has the first step, 0 for any other."""
         bytes_each = 4 * self.config.columns * self.config.rows
         return self.partials.workspace.toint() + (Int64(cta) * 2 + index) * bytes_each
 
@@ -141,7 +141,7 @@ class Sums:
 
     @cute.jit
     def add_cut(self, thread: Int32, threads: cutlass.Constexpr[int]):
-        """Adds up the work tile whose last step, but not its first, this CTA has; ``threads`` do this together."""
+        """Adds up, by ``threads`` threads, the work tile of which this CTA has the last step but not the first."""
         cfg, shares = self.config, self.shares
         start = shares.first_step(self.cta)
         work_tile = shares.work_tile_of(start)
@@ -168,7 +168,7 @@ class Sums:
                 store_flag(self.flag(cta, self.index_of(cta, begin)), Int32(0))
 
     def index_of(self, cta: Int32, begin: Int32) -> Int32:
-        """Which slot of ``cta`` has its part of the work tile that starts at step ``begin``."""
+        """The slot in which ``cta`` has its part of the work tile that starts at step ``begin``."""
         return Int32(self.shares.first_step(cta) <= begin)
 
     def meet(self, threads: int) -> None:
@@ -178,7 +178,7 @@ class Sums:
             self.together()
 
     def joined(self, sums: cute.Tensor, i: int, column: Int32, out: TileOutput) -> Float32:
-        """An element of the output from the sums (FLOATS, PRODUCT) of both products."""
+        """One element of the output, from the sums (FLOATS, PRODUCT) of all products."""
         number = sums[i, 0] * out.factors[0].alpha
         if self.config.gate:
             number = GATES[self.config.gate](number) * (sums[i, 1] * out.factors[1].alpha)
@@ -186,7 +186,7 @@ class Sums:
 
     @cute.jit
     def store(self, out: TileOutput, row: Int32, column: Int32, values: list):
-        """alpha · values, or gate(alpha · first) · (alpha · second): four neighbours of a row of the output."""
+        """Stores alpha · values, or gate(alpha · first) · (alpha · second): four neighbours in a row of the output."""
         cfg = self.config
         dtype = getattr(cutlass, OUT_DTYPES[cfg.out])
         sums = cute.make_rmem_tensor((FLOATS, cfg.products), Float32)
@@ -209,5 +209,5 @@ class Sums:
 
 
 def quads(out: TileOutput, rows: int) -> Int32:
-    """Fours of ``rows`` in the columns that exist."""
+    """Quads of sums in the columns that exist, of ``rows`` rows each."""
     return out.columns * (rows // FLOATS)

@@ -1,7 +1,7 @@
-"""x of the streaming GEMM: from global memory to a stage by TMA, and from there to the registers of operand B.
+"""x of the streaming GEMM, from global memory to a stage by TMA, and from there to the registers of operand B.
 
-Numbers lie in a stage as TMA swizzles them, eight rows and 64 columns in 1024 bytes, and ldmatrix reads them. NVFP4
-lies there as it is, 32 bytes of codes and sixteen of scales a row, and every warp decodes what its stage has of it.
+TMA swizzles 16-bit elements in a stage, eight rows and 64 columns in 1024 bytes, and ldmatrix reads them. NVFP4 keeps
+its layout, 32 bytes of codes and sixteen of scales a row, and every warp decodes what it needs of a stage.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from .stream_arguments import FewRows
 from .stream_config import MMA_COLUMNS, X_SCALE_BYTES, StreamConfig
 
 ROW_BYTES = 2 * TILE_K
-"""Bytes of a row of x in a tile: eight chunks of sixteen bytes, swizzled."""
+"""Bytes of a row of x in a packed tile: eight swizzled chunks of sixteen bytes."""
 ROW_CODE_BYTES = TILE_K // 2
 
 
 class SharedX(NamedTuple):
-    """x in shared memory: (columns, WIDTH, STAGE), its first byte's address, and that of the scales."""
+    """x in shared memory: (columns, WIDTH, STAGE), the address of its first byte, and the address of its scales."""
 
     sX: cute.Tensor
     address: Int32
@@ -42,7 +42,7 @@ class SharedX(NamedTuple):
 
 
 class StageX(NamedTuple):
-    """The copies of x's stages: tXsX ((atom, rest), STAGE), tXgX ((atom, rest), REST_K), and addresses of scales."""
+    """The copies of the stages of x: tXsX ((atom, rest), STAGE), tXgX ((atom, rest), REST_K), addresses of scales."""
 
     atom: cute.CopyAtom
     tXsX: cute.Tensor
@@ -56,7 +56,7 @@ Operands = list[list[list[Uint32]]]
 
 
 class X:
-    """x as ``config`` says it is."""
+    """x in the form that ``config`` says."""
 
     def __init__(self, config: StreamConfig) -> None:
         self.config = config
@@ -64,7 +64,7 @@ class X:
         self.width = config.stage_k // 2 if config.quantized_x else config.stage_k
 
     def layout(self) -> Any:
-        """(columns, WIDTH, STAGE) of a stage, swizzled if it is of numbers."""
+        """The layout of all stages, (columns, WIDTH, STAGE), swizzled unless x is NVFP4."""
         cfg = self.config
         shape = (cfg.columns, self.width, cfg.ring_stages)
         if cfg.quantized_x:
@@ -83,7 +83,7 @@ class X:
         return TmaCopy(made[0], made[1])
 
     def prefetch(self, copy: TmaCopy) -> None:
-        """Asks for the descriptor: it is as far away as memory."""
+        """Prefetches the tensor map, which has the latency of global memory."""
         cpasync.prefetch_descriptor(copy.atom)
 
     def allocate(self, smem: SmemAllocator) -> SharedX:
@@ -105,7 +105,7 @@ class X:
 
     @cute.jit
     def copy(self, x: StageX, k: Int32, stage: Int32, full: Int32):
-        """The loading warp starts the copies of step ``k``."""
+        """Starts the copies of step ``k``, in the loading warp."""
         cfg = self.config
         pointer = cute.make_ptr(Int64, full, cute.AddressSpace.smem, assumed_align=8)
         cute.copy(x.atom, x.tXgX[None, k], x.tXsX[None, stage], tma_bar_ptr=pointer)
@@ -119,7 +119,7 @@ class X:
                     copy_bulk(target, source, Int32(tile_bytes), full)
 
     def load(self, shared: SharedX, stage: Int32, lane: Int32) -> list[Operands]:
-        """Operand B of each tile of a stage."""
+        """Operand B of each packed tile of a stage."""
         cfg = self.config
         if cfg.quantized_x:
             return [self._decoded(shared, stage, lane, t) for t in range(cfg.stage_tiles)]
@@ -128,7 +128,7 @@ class X:
             first = shared.address + row * ROW_BYTES + (div(c, 2) ^ row) * 16 + mod(c, 2) * 8
             first = first + stage * (cfg.stage_tiles * cfg.x_bytes)
             return [self._read_in_order_of_fp8(first + t * cfg.x_bytes) for t in range(cfg.stage_tiles)]
-        # the address of a row in a swizzled tile: chunk c of row r lies at chunk c ^ r
+        # the address of the lane's row in a swizzled tile: chunk c of row r is at chunk c ^ r
         row = mod(lane, MMA_COLUMNS)
         first = shared.address + row * ROW_BYTES + (div(lane, MMA_COLUMNS) ^ row) * 16
         first = first + stage * (cfg.stage_tiles * cfg.x_bytes)
@@ -144,7 +144,7 @@ class X:
         return steps
 
     def _read_in_order_of_fp8(self, address: Int32) -> Operands:
-        """Columns 4c and 4c + 2 of each step, then 4c + 1 and 4c + 3."""
+        """Reads columns 4c and 4c + 2 of each step, then 4c + 1 and 4c + 3."""
         steps: Operands = [[] for _ in range(STEPS)]
         for n in range(self.config.columns // MMA_COLUMNS):
             for step in range(STEPS):
@@ -153,7 +153,8 @@ class X:
         return steps
 
     def _decoded(self, shared: SharedX, stage: Int32, lane: Int32, tile: int) -> Operands:
-        """A lane has bytes c and c + 4 of the eight of each block of row g: elements 2c, 2c + 1, 8 + 2c, 9 + 2c."""
+        """Decodes NVFP4. A lane has bytes c and c + 4 of the eight of each block of row g: elements 2c, 2c + 1, 8 + 2c,
+        9 + 2c."""
         cfg = self.config
         row, c = div(lane, 4), mod(lane, 4)
         codes_at = shared.address + (stage * cfg.columns + row) * self.width + tile * ROW_CODE_BYTES

@@ -14,8 +14,8 @@ X_DTYPES = OUT_DTYPES | {"float8_e4m3fn": "Float8E4M3FN"}
 
 
 class PackedWeight(NamedTuple):
-    """(L, row tiles, K tiles) packed tiles (``weight_layout``) of ``rows`` rows, or of so many pairs of rows,
-    ``k_tiles`` along K; batches are ``batch_stride`` bytes apart (None: there is one)."""
+    """A weight in packed tiles (L, row tiles, K tiles) (``weight_layout``), with ``k_tiles`` tiles along K. rows: rows
+    of the weight, or pairs of rows of a gated product. batch_stride: bytes between matrices; None: there is one."""
 
     tiles: Pointer = Pointer("Uint8", 128)
     rows: Scalar = INT32
@@ -24,27 +24,27 @@ class PackedWeight(NamedTuple):
 
 
 class RowsOfUp(NamedTuple):
-    """The second weight of a gated product: codes and scales as those of the first."""
+    """The up weight of a gated product, in rows: codes and scales with the shapes and strides of the gate weight."""
 
     data: Pointer = Pointer("Uint8", 16)
     scale: Pointer = Pointer("Uint8", 16)
 
 
 class RowBatch(NamedTuple):
-    """Bytes of codes, and of scales, from a matrix of a batch to the next."""
+    """Bytes from one matrix of a batch to the next, in the codes and in the scales."""
 
     codes: Scalar = INT64
     scales: Scalar = INT64
 
 
 def batch_of(config: Any) -> RowBatch | None:
-    """The record of a batch of rows in NVFP4."""
+    """The record of a batch of NVFP4 or MXFP4 rows, or None for one matrix."""
     return RowBatch() if config.batched else None
 
 
 class RowWeight(NamedTuple):
-    """Rows (L, rows, K / 2) of NVFP4 codes, ``row_stride`` bytes apart, and blocked scales, of which 128 rows have
-    ``atoms`` atoms; up: of a gated product."""
+    """A weight in rows of 4-bit codes (L, rows, K / 2), ``row_stride`` bytes apart, and blocked scales, ``atoms`` scale
+    atoms for each 128 rows. up: the second weight of a gated product."""
 
     data: Pointer = Pointer("Uint8", 16)
     scale: Pointer = Pointer("Uint8", 16)
@@ -56,7 +56,8 @@ class RowWeight(NamedTuple):
 
 
 class RowsOfX(NamedTuple):
-    """x (L, rows, K / 2) of NVFP4 codes, ``row_stride`` bytes apart, and blocked scales, ``atoms`` for 128 rows."""
+    """x in rows of NVFP4 codes (L, rows, K / 2), ``row_stride`` bytes apart, and blocked scales, ``atoms`` scale atoms
+    for each 128 rows."""
 
     data: Pointer = Pointer("Uint8", 16)
     scale: Pointer = Pointer("Uint8", 16)
@@ -67,12 +68,12 @@ class RowsOfX(NamedTuple):
 
 
 def weight_of(config: Any) -> RowWeight | PackedWeight:
-    """The record of a weight: packed, or as it lies."""
+    """The record of a weight: packed tiles, or rows."""
     return RowWeight() if config.weights.in_rows else PackedWeight()
 
 
 def first_of(config: Any) -> Fp8RowsArguments | DequantizeArguments | GroupRowsArguments | None:
-    """The record of what is done with x first."""
+    """The arguments of the kernel that quantizes or decodes x before the product, or None."""
     if config.first is None:
         return None
     records = {DequantizeConfig: DequantizeArguments, GroupRowsConfig: GroupRowsArguments}
@@ -80,7 +81,7 @@ def first_of(config: Any) -> Fp8RowsArguments | DequantizeArguments | GroupRowsA
 
 
 class Activations(NamedTuple):
-    """x: (L, rows, K) numbers, strides in elements, multiples of 16 bytes."""
+    """x (L, rows, K) in the configuration's dtype. Strides are in elements, and multiples of 16 bytes."""
 
     data: Pointer = Pointer(lambda c: X_DTYPES[c.dtype], 16)
     rows: Scalar = INT32
@@ -89,7 +90,7 @@ class Activations(NamedTuple):
 
 
 class OutputRows(NamedTuple):
-    """out: (L, rows of x, rows of the weight), the last contiguous, strides in elements."""
+    """out (L, rows of x, rows of the weight), the last mode contiguous. Strides are in elements."""
 
     pointer: Pointer = Pointer(lambda c: OUT_DTYPES[c.out], lambda c: 16 if c.vector else int(OUT_BYTES[c.out]))
     row_stride: Scalar = INT64
@@ -97,24 +98,25 @@ class OutputRows(NamedTuple):
 
 
 class RowBias(NamedTuple):
-    """A number for each row of the weight; those of matrices are ``batch_stride`` apart (None: there is one)."""
+    """A bias value for each row of the weight. batch_stride: elements between matrices; None: there is one matrix."""
 
     pointer: Pointer = Pointer(lambda c: OUT_DTYPES[c.bias], lambda c: int(OUT_BYTES[c.bias]))
     batch_stride: Scalar | None = PerConfig(lambda c: INT64 if c.batched else None)
 
 
 class RowScales(NamedTuple):
-    """Float32 factors of the rows of the packed weight and, where that is in FP8, of x."""
+    """Float32 factors of the rows of the packed weight and, where the product is in FP8, of the rows of x."""
 
     weight: Pointer = Pointer("Float32", 4)
     x: Pointer | None = PerConfig(lambda c: Pointer("Float32", 4) if c.weights.by_table else None)
 
 
 class WgmmaArguments(NamedTuple):
-    """out = alpha · x · weightᵀ + bias, or gate(alpha · x · gateᵀ) · (alpha · x · upᵀ). floats: x
-    that is quantized, or decoded, first. row_scales: where both are FP8.
-    factors: of each product the device scalars that multiply alpha. helped: k-tiles of each tile that helpers multiply.
-    batch: L. workers: clusters.
+    """out = alpha · x · weightᵀ + bias, or out = gate(alpha · x · gateᵀ) · (alpha · x · upᵀ).
+
+    floats: the arguments of the kernel that quantizes or decodes x first. row_scales: the factors of rows in FP8.
+    factors: for each product, the device scalars that multiply alpha. helped: k-tiles of each work tile that helpers
+    multiply. batch: matrices (L). workers: clusters of the launch.
     """
 
     weight: PackedWeight | RowWeight = PerConfig(weight_of)

@@ -1,12 +1,13 @@
-"""Sums over the CTAs of a cluster that share a tile along K, through distributed shared memory; before, over the
-warpgroups of a CTA that do.
+"""Sums over the warpgroups of a CTA, and then over the CTAs of a cluster, that share a tile along K.
 
-Each stores its part of the tile's columns: the others send it their sums of them by st.async into slots of its own, and
-it adds them in the order of the slots, so that results repeat bit for bit. They come in epilogue tiles, each with a
-barrier of its own: one is stored while the next are under way. A CTA has one tile: nothing is used twice.
+Each warpgroup stores some columns of the tile. The other CTAs send it their sums of these columns through distributed
+shared memory, by st.async, into one slot each. It adds the slots in a fixed order, so that results repeat bit for bit.
+Sums arrive by epilogue tile, each with its own barrier: a warpgroup stores one while the next ones are in flight. A CTA
+has one work tile, so it uses no slot or barrier twice.
 
-``sm100/reduction`` has the same slots, of a row of the tile in tensor memory for each thread: sums come by one barrier,
-which every tile uses again and so gives back, and are of two products. What both do with a slot is ``ptx.cluster``'s.
+``sm100/reduction`` has slots of the same layout, each of which holds a row of the tile in tensor memory for each
+thread. There one barrier completes for all sums, every work tile uses it again, and so it has an *empty* barrier too;
+the sums are those of two products. What both modules do with a slot is in ``ptx.cluster``.
 """
 
 from __future__ import annotations
@@ -25,16 +26,17 @@ from ..barriers import Ring
 from .config import WARPGROUP, WgmmaConfig
 
 QUAD_COLUMNS = 8
-"""Columns of which a thread has four sums, two in each of two rows."""
+"""Columns of which a thread has four sums: two columns in each of two rows."""
 QUAD_BYTES = 16
 ALL_BARRIER = 6
-"""Named barrier of the warpgroups."""
+"""The named barrier of all MMA warpgroups."""
 
 
 @dataclass(frozen=True)
 class ClusterSums:
-    """What a thread of a warpgroup needs: its ``part`` of K, the ``k_groups`` of a CTA having consecutive ones; shared
-    addresses of the slots, fp32 (4, THREAD, QUAD, WARPGROUP, SLOT), and of the first stage."""
+    """The state with which a thread of a warpgroup adds and sends sums. part: the warpgroup's part of K; the
+    ``k_groups`` of a CTA have consecutive parts. slots: the shared address of the slots, fp32 (4, THREAD, QUAD,
+    WARPGROUP, SLOT). stages: the address of the first stage."""
 
     config: WgmmaConfig
     part: Int32
@@ -46,11 +48,11 @@ class ClusterSums:
 
     @property
     def rank(self) -> Int32:
-        """The CTA's rank in the cluster."""
+        """The rank of the CTA in the cluster."""
         return self.part // self.config.k_groups if self.config.k_groups > 1 else self.part
 
     def place(self, slot: Int32) -> Int32:
-        """The thread's first sums in a slot."""
+        """The shared address of the thread's first sums in a slot."""
         return self.slots + self._quads(slot, self.group)
 
     def _quads(self, slot: Any, group: Int32) -> Int32:
@@ -60,14 +62,15 @@ class ClusterSums:
 
     @cute.jit
     def announce(self):
-        """One thread says how many bytes the others will send."""
+        """One thread announces at each barrier how many bytes the other CTAs will send."""
         if (self.group == 0) & (self.thread == 0):
             for index in cutlass.range_constexpr(self.config.epilogue_tiles):
                 self.ring.announce(index)
 
     @cute.jit
     def join(self, acc: cute.Tensor):
-        """Makes ``acc``, of the columns that are of this warpgroup's turn in any CTA, sums over both turns."""
+        """Adds the sums of the CTA's other ``k_groups`` to ``acc``, in the columns that this warpgroup's k-group stores
+        in any CTA of the cluster."""
         cfg = self.config
         if cutlass.const_expr(cfg.k_groups > 1):
             own = self.part % cfg.k_groups
@@ -82,11 +85,12 @@ class ClusterSums:
                     self.add(acc, part * cfg.part_columns, self.stages + self._quads(part // cfg.k_groups, self.group))
 
     def together(self) -> None:
+        """Synchronises all MMA warpgroups."""
         cute.arch.sync_warp()
         cute.arch.barrier(barrier_id=ALL_BARRIER, number_of_threads=WARPGROUP * self.config.warpgroups)
 
     def put(self, acc: cute.Tensor, part: int, place: Int32) -> None:
-        """Stores the sums of a part's columns."""
+        """Writes the sums of a part's columns to shared memory."""
         first = part * self.config.part_columns // 2
         for i in range(self.config.part_columns // 2):
             address = place + i // 4 * (WARPGROUP * QUAD_BYTES)
@@ -95,9 +99,9 @@ class ClusterSums:
 
     @cute.jit
     def send(self, acc: cute.Tensor):
-        """Sends the other CTAs what is theirs of ``acc``."""
+        """Sends each other CTA the sums of the columns that it stores."""
         cfg = self.config
-        # they have made their barriers
+        # the other CTAs have initialised their barriers
         cute.arch.cluster_wait()
         for part in cutlass.range_constexpr(cfg.k_parts):
             if cutlass.const_expr(cfg.k_groups > 1):
@@ -108,7 +112,8 @@ class ClusterSums:
                     self.send_to(acc, part)
 
     def send_to(self, acc: cute.Tensor, part: int) -> None:
-        """Sends the warpgroup that has ``part`` its columns: to slot 0 if this one has the part after it, and so on."""
+        """Sends the columns of ``part`` to the warpgroup that stores them: to slot 0 if this CTA's rank follows that of
+        the receiver, to slot 1 if it is one further, and so on."""
         cfg, columns, rank = self.config, self.config.part_columns, part // self.config.k_groups
         slot, barrier = (self.rank - rank - 1) & (cfg.split_k - 1), self.ring.full()
         if cfg.k_groups > 1:
@@ -117,7 +122,8 @@ class ClusterSums:
         self._store(acc, part * columns, range(0, columns, QUAD_COLUMNS), target, barriers)
 
     def send_columns(self, acc: cute.Tensor, begin: int, end: int) -> None:
-        """Sends the other of two CTAs some of the columns that it stores: the second half of ``acc``."""
+        """Sends the other of two CTAs columns ``begin`` to ``end`` of those that it stores, the second half of
+        ``acc``."""
         peer, columns = 1 - self.rank, range(begin, end, QUAD_COLUMNS)
         target, barriers = remote_address(self.place(Int32(0)), peer), remote_address(self.ring.full(), peer)
         self._store(acc, self.config.part_columns, columns, target, barriers)
@@ -129,7 +135,7 @@ class ClusterSums:
             store_async(place, values, barriers + column // self.config.sums_columns * 8)
 
     def receive(self, acc: cute.Tensor, begin: int) -> None:
-        """Makes the warpgroup's epilogue tile that starts at column ``begin`` of the work tile sums over all of K."""
+        """Waits for the epilogue tile at column ``begin`` of the work tile, and adds its sums from all other CTAs."""
         cfg, columns = self.config, self.config.part_columns
         own = begin % columns
         k_group = begin // columns % cfg.k_groups
@@ -141,7 +147,7 @@ class ClusterSums:
             self.add(acc, begin, place, cfg.sums_columns)
 
     def add(self, acc: cute.Tensor, begin: int, place: Int32, columns: int = 0) -> None:
-        """Adds sums of some columns, or of a part's, from ``begin`` of the tile on."""
+        """Adds ``columns`` (0: ``part_columns``) columns of sums at ``place`` to those of ``acc`` from ``begin`` on."""
         for column in range(0, columns or self.config.part_columns, QUAD_COLUMNS):
             first = (begin + column) // 2
             for i, value in enumerate(load_shared_floats(place + column * (WARPGROUP * QUAD_BYTES // QUAD_COLUMNS))):

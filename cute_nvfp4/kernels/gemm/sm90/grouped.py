@@ -1,10 +1,9 @@
-"""outᵢ = alphaᵢ · xᵢ · weightᵢᵀ, or two such products joined by a gate, for many problems in one launch, on WGMMA, with
-packed weights.
+"""Grouped GEMM of packed weights on WGMMA: outᵢ = alphaᵢ · xᵢ · weightᵢᵀ for many problems in one launch.
 
-``WgmmaGemm`` with work tiles of all groups (``groups``). Weights are runs of bytes, so that only x has tensor maps: one
-where the groups are rows of one x, else one for each. A tile has as many rows of x as its group needs: there is a loop
-of multiplications for each of a few widths, and x is copied in boxes of their common divisor. Rows of a tile beyond the
-end of a group are the next one's, and are not stored.
+``GroupedWgmma`` is ``WgmmaGemm`` with the work tiles of all groups (``groups``), gated or not. Bulk copies load
+weights, so that only x needs tensor maps: one where the groups are rows of one x, else one for each group. A tile is as
+wide as its group needs: the kernel has a mainloop for each of a few widths, and copies x in boxes of their common
+divisor. Rows of a tile beyond the end of a group belong to the next group, and are not stored.
 """
 
 from __future__ import annotations
@@ -57,13 +56,13 @@ WARP = 32
 
 
 def matrix(config: GroupedWgmmaConfig, data: cute.Pointer, rows: Int32, k: Int32, row_stride: Int64) -> cute.Tensor:
-    """x (M, K)."""
+    """x (M, K) of one group as a tensor in global memory."""
     stride = cute.assume(row_stride, 16 // config.x_item), 1
     return cute.make_tensor(data, cute.make_layout((rows, k), stride=stride))
 
 
 def group_weight_copies(order: StageOrder, groups: PackedGroups, first: Int32) -> CopiesOf:
-    """Copies in bulk of the packed tiles of a work tile. first: shared address of the first stage's."""
+    """The bulk copies of the packed tiles of a work tile. first: the shared address of the first stage's weights."""
     cfg = order.config
 
     def copies(tile: GroupTile, cursor: Int32) -> OverwritingCopies:
@@ -74,7 +73,7 @@ def group_weight_copies(order: StageOrder, groups: PackedGroups, first: Int32) -
             with cute.arch.elect_one():
                 mbarrier.expect_bytes(full, Int32(cfg.weight_bytes))
                 for i in range(cfg.tile_m // TILE_ROWS):
-                    # a row tile beyond the last: any bytes will do, its rows are not stored
+                    # beyond the last row tile any bytes will do: the epilogue does not store these rows
                     row_tile = cutlass.min(tile.m * (cfg.tile_m // TILE_ROWS) + i, row_tiles - 1)
                     index = Int64(row_tile) * (k_tiles * STAGE_TILES) + step * cfg.stage_tiles
                     target = first + stage * cfg.weight_bytes + i * cfg.tile_bytes
@@ -87,7 +86,7 @@ def group_weight_copies(order: StageOrder, groups: PackedGroups, first: Int32) -
 
 @dataclass(frozen=True)
 class GroupX:
-    """x of all groups: the copy of its boxes, and where they go, sX (box_rows, box_k, CHUNK)."""
+    """The TMA copies of x for all groups. sX: the boxes in shared memory, (box_rows, box_k, CHUNK)."""
 
     order: StageOrder
     groups: PackedGroups
@@ -96,7 +95,7 @@ class GroupX:
     workers: Int32
 
     def copies(self, tile: GroupTile, cursor: Int32) -> OverwritingCopies:
-        """Copies by TMA of the boxes of a work tile."""
+        """The TMA copies of the boxes of a work tile."""
         cfg, groups = self.order.config, self.groups
         groups.acquire(tile.group, cursor, self.workers)
         place = groups.x(tile.group)
@@ -120,7 +119,7 @@ class GroupX:
         stage: Int32,
         step: Int32,
     ):
-        """Copies those boxes of a stage that the width of the tile covers."""
+        """Copies the boxes of a stage that the width of the tile covers."""
         cfg, full = self.order.config, ring.full_pointer(stage)
         boxes = cfg.tile_n // cfg.box_rows
         options = {} if tensor_map is None else {"tma_desc_ptr": tensor_map}
@@ -145,7 +144,7 @@ class GroupedWgmma(WgmmaGemm):
         cfg, one, groups = self.config, arguments.one, arguments.groups
         if cutlass.const_expr(cfg.maps == "parameters"):
             copies = tuple(self.describe(group.x, group.k) for group in groups)
-            # of x only the maps and the rows are passed on
+            # the kernel needs only the tensor maps and the rows of x
             groups = tuple(group._replace(x=group.x._replace(data=None, row_stride=None)) for group in groups)
         else:
             copies = (None if cfg.gathered else self.describe(one.x, one.k),)
@@ -162,18 +161,18 @@ class GroupedWgmma(WgmmaGemm):
             min_blocks_per_mp=cfg.ctas_per_sm,
             preferred_smem_carveout=100,
             stream=stream,
-            # the GEMM starts while the maps are written or x is quantized or decoded, and its loads wait for them
+            # the GEMM starts while another kernel writes the maps, or quantizes or decodes x, and its loads wait for it
             use_pdl=cfg.maps == "workspace" or cfg.first is not None or cfg.routed.of_slots or cfg.programmatic == "x",
         )
 
     def chunk_layout(self, chunks: int) -> Any:
-        """Boxes of x in shared memory: (box_rows, box_k, chunks), swizzled."""
+        """The layout of boxes of x in shared memory: (box_rows, box_k, chunks), swizzled."""
         cfg = self.config
         atom = warpgroup.make_smem_layout_atom(SWIZZLES[cfg.box_k * cfg.x_item], TYPES[cfg.dtype])
         return cute.tile_to_shape(atom, (cfg.box_rows, cfg.box_k, chunks), order=(0, 1, 2))
 
     def describe(self, x: Activations, k: Int32) -> TmaCopy:
-        """Makes the TMA copies of boxes of x, on the host."""
+        """Makes the TMA copy of boxes of x, on the host."""
         tensor = matrix(self.config, x.data, x.rows, k, x.row_stride)
         one = cute.slice_(self.chunk_layout(1), (None, None, 0))
         op = cpasync.CopyBulkTensorTileG2SOp()
@@ -182,7 +181,8 @@ class GroupedWgmma(WgmmaGemm):
 
     @cute.kernel
     def build_maps(self, x: TmaCopy, groups: PackedGroupTable):
-        """Each CTA, one warp, writes the map of a group: that of ``x`` with the group's address, sizes and stride."""
+        """Writes the tensor map of a group in each CTA, one warp: that of ``x`` with the group's address, sizes and
+        stride."""
         cute.arch.griddepcontrol_launch_dependents()
         group, _, _ = cute.arch.block_idx()
         names = self.config.words
@@ -202,7 +202,7 @@ class GroupedWgmma(WgmmaGemm):
     def groups(
         self, x: TmaCopy, atoms: tuple[cute.CopyAtom, ...], arguments: GroupedWgmmaArguments, table: Table
     ) -> PackedGroups:
-        """The groups, in the form that the configuration says."""
+        """The groups, in the form that ``config.maps`` names."""
         if self.config.maps == "parameters":
             maps = tuple((address_of_map(atom),) for atom in (x.atom, *atoms))
             return PackedParameters(self.config, arguments, table, maps)
@@ -250,7 +250,7 @@ class GroupedWgmma(WgmmaGemm):
         self.end(memory, warp)
 
     def wait_for_groups(self) -> None:
-        """Waits for what the groups are read from, where another launch writes it."""
+        """Waits for the launch that writes the groups' offsets or table. A subclass overrides it where there is one."""
 
     def loads_x(self, warp: Int32) -> cutlass.Boolean:
         """Whether the warp loads x."""
@@ -266,7 +266,7 @@ class GroupedWgmma(WgmmaGemm):
         workers: Int32,
         thread: Int32,
     ):
-        """The loop of the warp that loads x."""
+        """Runs the loop of the warp that loads x."""
         cfg = self.config
         chunks = cfg.ring_stages * cfg.stage_boxes * (cfg.tile_n // cfg.box_rows)
         # (box_rows, box_k, CHUNK)
@@ -277,7 +277,7 @@ class GroupedWgmma(WgmmaGemm):
 
     @cute.jit
     def multiply(self, memory: WgmmaMemory, scheduler: GroupScheduler, group: Int32, thread: Int32):
-        """The loop of a warpgroup: decode, multiply, store."""
+        """Runs the loop of an MMA warpgroup: decode, multiply, store."""
         cfg, own, zero = self.config, thread % WARPGROUP, Int32(0)
         sums = ClusterSums(cfg, zero, None, memory.received, zero, group, own)
         at = memory.operands.ring.start()
@@ -299,7 +299,7 @@ class GroupedWgmma(WgmmaGemm):
                     if cutlass.const_expr(ahead):
                         self.store(epilogue, products, self.in_group(tile), at)
                     else:
-                        # asked for again: there are no registers to keep it meanwhile
+                        # the tile and its factors are read again: the mainloop leaves no registers for them
                         done = scheduler.tile(cursor, end)
                         factors = scheduler.groups.factors(done.group)
                         epilogue = replace(self.epilogue(cfg.widths[i], factors, done, *places), rows=rows)
@@ -315,12 +315,12 @@ class GroupedWgmma(WgmmaGemm):
         scheduler: GroupScheduler,
         *own: Any,
     ) -> WarpgroupEpilogue:
-        """The epilogue of a work tile of ``width`` rows of x, whose output and rows begin where the tile does."""
+        """The epilogue of a work tile of ``width`` rows of x. Its output and its x begin where the tile does."""
         arguments = arguments_of(scheduler.groups, tile)
         config = replace(self.config, tile_n=width, widest=self.config.tile_n)
         rows = tile.x_rows - tile.x_row
         return WarpgroupEpilogue(config, arguments, rows, factors, shared, scheduler, *own)
 
     def in_group(self, tile: GroupTile) -> WorkTile:
-        """The work tile, in an output that begins at its first row of x."""
+        """The work tile, in an output that begins at the tile's first row of x."""
         return WorkTile(tile.m, Int32(0), Int32(0), tile.k_first, tile.k_count)

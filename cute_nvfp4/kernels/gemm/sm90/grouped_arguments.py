@@ -13,12 +13,13 @@ from .arguments import Activations, OutputRows, PackedWeight, RowScales, RowWeig
 from .grouped_config import GroupedWgmmaConfig
 
 IDS = {"int32": "Int32", "int64": "Int64"}
-"""Dtypes of the ids of experts, where ``maps`` is one of them."""
+"""Dtypes of expert ids, by the value of ``maps`` that names them."""
 
 
 class RowsOfGroups(NamedTuple):
-    """``count`` groups of consecutive rows of one x by their count + 1 offsets, and a stack of weights. ``status`` is
-    one word, which the kernel writes. atoms: of x's scales, of 128 rows each, where those are in groups' own."""
+    """``count`` groups of consecutive rows of one x, by count + 1 offsets, and a stack of weights. status: one word, in
+    which the kernel reports wrong offsets. atoms: scale atoms (of 128 rows) of x, where each group starts at its own
+    atom."""
 
     offsets: Pointer | None = PerConfig(lambda c: None if c.maps in IDS else Pointer("Int32", 4))
     count: Scalar = INT32
@@ -27,8 +28,11 @@ class RowsOfGroups(NamedTuple):
 
 
 class PackedGroup(NamedTuple):
-    """One problem of a list; it has no rows of x in a slot that no group has. row_scales: where weights are packed for
-    FP8; for rows of one x of all its rows, and of the rows of a stack of weights, those of each padded to 16."""
+    """One problem of a list. A slot of the list that no group uses has zero rows of x.
+
+    row_scales: the factors of rows, where weights are packed for FP8. Where groups are rows of one x, they cover all
+    rows of x, and the rows of all weights of the stack, each weight padded to a multiple of 16.
+    """
 
     weight: PackedWeight | RowWeight = PerConfig(weight_of)
     x: Activations = Activations()
@@ -38,7 +42,7 @@ class PackedGroup(NamedTuple):
 
 
 class PackedGroupTable(NamedTuple):
-    """Groups in global memory: ``count`` rows of ``GroupedWgmmaConfig.words``, and a place for their tensor maps."""
+    """Groups in global memory: ``count`` rows of ``GroupedWgmmaConfig.words``, and the memory for their tensor maps."""
 
     rows: Pointer = Pointer("Int64", MAP_BYTES)
     count: Scalar = INT32
@@ -46,11 +50,12 @@ class PackedGroupTable(NamedTuple):
 
 
 class RoutedRows(NamedTuple):
-    """Rows of groups that are slots of a mixture of experts: ``slots[r]`` is that of row r.
+    """Rows of groups that are slots of a mixture of experts: ``slots[r]`` is the slot of row r.
 
-    Row r of a gathered x is its row ``slots[r] // top``. weights: of slots, which multiply rows of the output; bias:
-    (groups, rows of the weight), of two products the first's and then the second's. Where the kernel sorts slots
-    itself, ``slots`` are the ids of their experts, of which ``first`` is that of group 0.
+    top: slots of a token. Row r of a gathered x is its row ``slots[r] // top``.
+    weights: router weights by slot, which multiply rows of the output.
+    bias: (groups, rows of the weight); of two products first the gate's values, then the up product's.
+    first: where the kernel itself sorts slots, the id of the expert of group 0; ``slots`` are then ids of experts.
     """
 
     slots: Pointer = Pointer(lambda c: IDS.get(c.maps, "Int32"), lambda c: 8 if c.maps == "int64" else 4)
@@ -71,13 +76,13 @@ def _groups(config: GroupedWgmmaConfig) -> tuple:
 
 
 class GroupedWgmmaArguments(NamedTuple):
-    """outᵢ = alphaᵢ · xᵢ · weightᵢᵀ for groups: a tuple of ``PackedGroup``, a ``PackedGroupTable`` or ``RowsOfGroups``.
+    """outᵢ = alphaᵢ · xᵢ · weightᵢᵀ, or outᵢ = gate(alphaᵢ · xᵢ · gateᵢᵀ) · (alphaᵢ · xᵢ · upᵢᵀ), for many groups.
 
-    Or, gated, gate(alphaᵢ · xᵢ · gateᵢᵀ) · (alphaᵢ · xᵢ · upᵢᵀ); factors: of each product.
-    one: the matrices of which the groups have rows; those of any group where a kernel makes the tensor maps of all from
-    one's; of none where each group has its own. routed: where rows are slots. floats: x that is quantized or decoded
-    first.
-    workers: CTAs.
+    groups: a tuple of ``PackedGroup``, a ``PackedGroupTable`` or ``RowsOfGroups``.
+    one: the matrices whose rows the groups are; for maps in a workspace any group, from whose tensor map a kernel makes
+        those of all groups; for maps as parameters None.
+    routed: what belongs to rows that are slots. floats: the arguments of the kernel that quantizes or decodes x first.
+    factors: for each product, a group's device scalars that multiply alpha. workers: CTAs of the launch.
     """
 
     groups: tuple | PackedGroupTable | RowsOfGroups = PerConfig(_groups)

@@ -1,4 +1,4 @@
-"""What a grouped GEMM of packed weights is compiled for."""
+"""The configuration of a grouped GEMM of packed weights on WGMMA."""
 
 from __future__ import annotations
 
@@ -19,29 +19,31 @@ from .schedules import Schedule, WholeTiles
 GROUP_TILE_N = (8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 128, 144, 256)
 """The most rows of x in a tile."""
 SWIZZLED_BYTES = 128
-"""The most bytes of a row of x that are swizzled together."""
+"""Bytes of the widest swizzle atom, a row of x in a box."""
 AHEAD_COLUMNS = 144
-"""Columns of a tile up to which a CTA alone on its multiprocessor asks before the products for what follows them."""
+"""The widest tile for which a CTA alone on its SM loads the epilogue's inputs before the mainloop."""
 BOX = 16
-"""Rows of x that a copy has, or a multiple, unless a tile has fewer (and CuTe aborts for 24 rows, or 72)."""
+"""A copy has a multiple of 16 rows of x, unless a tile has fewer: CuTe aborts for 24 rows, or 72."""
 _NARROWER = {128: (32, 64, 96), 256: (96, 128, 192)}
 MOST_WIDTHS = 4
-"""More of them, or two in 80 registers, and ptxas lets no two wgmma run at the same time (its note C7512)."""
+"""The most widths of tiles. More of them, or two in 80 registers, make ptxas serialise the wgmmas (its note C7512)."""
 GATHERED_COLUMNS = 144
-"""Columns of a tile up to which it does so where threads that gather rows in 16 bits take registers, too."""
+"""The widest tile of 16-bit rows that threads gather: these threads need registers, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     """A ``WgmmaConfig`` for many problems.
 
-    A tile has at most ``tile_n`` rows of x; those of a group are all of the narrowest of ``widths`` that covers it.
-    narrower: the widths beside ``tile_n``, in order; None for those of a table.
-    maps: where the tensor maps of x are: "rows", one for the rows of all groups, which have one N and K; "parameters"
-    of the kernel, one for each of ``slots`` groups; or a "workspace" in global memory. capacity: groups that the table
-    has room for, a multiple of 32. programmatic: "x" for a launch that starts while the one before it still decodes x,
-    and waits for that only. widest: of the configuration of one of ``widths``, the ``tile_n`` of all; else 0. routed:
-    what is done where rows are slots of a mixture of experts.
+    All tiles of a group have the narrowest of ``widths`` that covers its rows of x in as few tiles as ``tile_n`` would.
+
+    narrower: the widths besides ``tile_n``, in ascending order; None: those of a table.
+    maps: where the tensor maps of x are. "rows": one map for the rows of all groups, which have one N and K;
+        "parameters" of the kernel, one for each of ``slots`` groups; or a "workspace" in global memory.
+    capacity: groups that the table in shared memory has room for, a multiple of 32.
+    routed: what the kernel does where rows are slots of a mixture of experts.
+    programmatic: "x" if the kernel starts while the launch before it still decodes x, and waits only for that.
+    widest: in the configuration of one of ``widths``, the ``tile_n`` of all of them; else 0.
     """
 
     tables: ClassVar[tuple[str, ...]] = ("rows", "parameters", "workspace")
@@ -61,7 +63,7 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Columns of addresses and strides of a listed group."""
+        """Columns of the table for the addresses and strides of a listed group."""
         rows = ("weight_sf", "weight_stride") if self.weights.in_rows else ()
         return ("out", "stride", "weight", *rows, *(("weight_scales", "x_scales") if self.fp8 else ()))
 
@@ -79,7 +81,7 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
 
     @property
     def counts_atoms(self) -> bool:
-        """Whether x is decoded before, of scales that begin at an atom of their own in each group."""
+        """Whether another kernel decodes x first, whose scales begin at a new scale atom in each group."""
         return isinstance(self.first, GroupRowsConfig)
 
     @property
@@ -88,22 +90,22 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
 
     @property
     def factor_pitch(self) -> int:
-        # warpgroups may be at tiles of different widths
+        # at a time, warpgroups may be at tiles of different widths
         return 4 * (self.widest or self.tile_n)
 
     @property
     def columns_of_two(self) -> int:
-        # threads that gather take registers from those that multiply, and 16-bit fragments twice those of FP8
+        # gathering threads take registers from the MMA warps, and 16-bit fragments take twice as many as those of FP8
         return 64 if len(self.widths) > 1 or (self.gathered and not self.fp8) else 80
 
     def asks_ahead(self, width: int) -> bool:
-        """Whether registers are left, beside the sums of so many columns, for what the epilogue of a tile will need: it
-        is as far away as memory."""
+        """Whether registers are left, besides the accumulators of ``width`` columns, to load the epilogue's inputs
+        before the mainloop: the loads have the latency of global memory."""
         return self.ctas_per_sm == 1 and self.arch.generation == "sm90" and width <= AHEAD_COLUMNS
 
     @property
     def box_k(self) -> int:
-        """Elements along K of a box of x: as many as are swizzled together, 128 bytes at most."""
+        """Elements along K of a box of x: the width of its swizzle, at most 128 bytes."""
         return min(self.stage_k, SWIZZLED_BYTES // self.x_item)
 
     @property
@@ -113,21 +115,21 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Rows of x that a tile may have."""
+        """The widths of tiles, in rows of x."""
         narrower = _NARROWER.get(self.tile_n, ()) if self.narrower is None else self.narrower
         return *narrower, self.tile_n
 
     @property
     def box_rows(self) -> int:
-        """Rows of x that are copied at a time: a multiple of 16 where a tile is one, for a copy takes its thread
-        long to start, and all where they are gathered for one width. A width may end within them."""
+        """Rows of x in one copy: a multiple of 16 if ``tile_n`` is, since a thread takes long to start a copy, and the
+        whole tile where rows are gathered for one width. A narrower tile may end within a box."""
         common = math.gcd(*self.widths)
         whole = common % BOX == 0 or (self.gathered and len(self.widths) == 1)
         return common if whole else math.gcd(BOX, self.tile_n)
 
 
 def can_implement_groups(c: GroupedWgmmaConfig) -> str:
-    """Why no kernel can be made of ``c``, or an empty string."""
+    """The reason why no kernel implements ``c``, or an empty string."""
     if c.schedule != WholeTiles():
         return explain("schedule of a grouped GEMM of packed weights", got=c.schedule, expected=WholeTiles())
     if len(c.widths) > MOST_WIDTHS or any(a >= b or a % 8 for a, b in pairwise(c.widths)):
@@ -147,7 +149,7 @@ def can_implement_groups(c: GroupedWgmmaConfig) -> str:
 
 
 def _routed(c: GroupedWgmmaConfig) -> str:
-    """Limits of rows that are slots."""
+    """The limits of rows that are slots."""
     routed = c.routed
     if routed.of_slots and c.maps != "rows":
         return explain("maps of routed rows", got=c.maps, expected="rows")

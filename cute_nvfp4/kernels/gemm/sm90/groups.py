@@ -1,7 +1,7 @@
-"""The groups of a grouped GEMM of packed weights: a table of them in shared memory, and which CTA has which tiles.
+"""The groups of a grouped GEMM of packed weights: their table in shared memory, and the scheduler of their work tiles.
 
-One warp of each CTA writes the table when the kernel starts, from offsets, parameters or a table in global memory; the
-group of a work tile is then found by the 32 lanes of a warp together, as in ``grouped_scheduler``.
+One warp of each CTA writes the table when the kernel starts, from offsets, kernel parameters or a table in global
+memory. The 32 lanes of a warp then look up the group of a work tile together, as in ``grouped_scheduler``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .grouped_config import GroupedWgmmaConfig
 
 
 class GroupTiles(NamedTuple):
-    """How the output of a group is covered: tiles along the weight's rows and along x's, and rows of x in each."""
+    """The tiles that cover a group's output: their number along the weight's rows and along x's, and their width."""
 
     rest_m: Int32
     rest_n: Int32
@@ -38,8 +38,8 @@ class GroupTiles(NamedTuple):
 
 
 class GroupTile(NamedTuple):
-    """What a CTA computes at a time: tile ``m`` along the weight's rows of a group, ``width`` rows of its x from
-    ``x_row`` on, of which the group has ``x_rows``; k-tiles as in ``WorkTile``."""
+    """The work tile of a CTA: tile ``m`` along the rows of a group's weight, and ``width`` rows of its x from ``x_row``
+    on. The group has ``x_rows`` rows of x. The k-tiles are as in ``WorkTile``."""
 
     group: Int32
     m: Int32
@@ -51,14 +51,14 @@ class GroupTile(NamedTuple):
 
 
 class PlaceOfX(NamedTuple):
-    """Where a group's x is: its first row in the tensor that is copied from, and the tensor map if it has its own."""
+    """Where a group's x is: its first row in the tensor of the TMA copy, and its own tensor map if it has one."""
 
     row: Int32
     tensor_map: cute.Pointer | None
 
 
 def tiles_of(config: GroupedWgmmaConfig, rows: Int32, n: Int32) -> GroupTiles:
-    """Tiles as even as can be, for ``rows`` rows of x and ``n`` of the weight."""
+    """The tiles of a group, as even as possible, for ``rows`` rows of x and ``n`` columns of the output."""
     rest_n = cute.ceil_div(rows, config.tile_n)
     if len(config.widths) == 1:
         width = Int32(config.tile_n)
@@ -72,7 +72,7 @@ def tiles_of(config: GroupedWgmmaConfig, rows: Int32, n: Int32) -> GroupTiles:
 
 @dataclass(frozen=True)
 class PackedGroups(GroupSource):
-    """What the forms have in common."""
+    """What all forms of groups have in common."""
 
     rounds: ClassVar[int] = 2  # tiles are distributed there and back
 
@@ -87,7 +87,7 @@ class PackedGroups(GroupSource):
         return cute.ceil_div(k, self.config.tile_k)
 
     def n(self, group: Int32) -> Int32:
-        """Rows of a group's weight."""
+        """Columns of a group's output."""
         return self.table.read("n", group)
 
     def k_tiles(self, group: Int32) -> Int32:
@@ -98,7 +98,7 @@ class PackedGroups(GroupSource):
         return self.table.read("weight", group)
 
     def rows(self, group: Int32) -> Rows:
-        """Where the rows of a group's weight are, which nobody packed."""
+        """Where the rows of a group's weight are, if the weight is in rows."""
         codes, scales, stride = (self.table.read(column, group) for column in ("weight", "weight_sf", "weight_stride"))
         return Rows(
             (codes,), (scales,), stride, self.k_tiles(group) * stage_atoms(self.config.weights), self.n(group) - 1
@@ -113,18 +113,18 @@ class PackedGroups(GroupSource):
         return tuple(group_factor(alpha, factors, group, power) for factors in self.arguments.factors)
 
     def row_scales(self, group: Int32) -> RowScales:
-        """Where the factors of a group's rows are: of its weight, and of its first row of x."""
+        """Pointers to the factors of a group's rows: those of its weight, and those of its x."""
         places = (self.table.read(column, group) for column in ("weight_scales", "x_scales"))
         return RowScales(*(cute.make_ptr(Float32, x, cute.AddressSpace.gmem, assumed_align=4) for x in places))
 
     def row_tiles(self, group: Int32) -> Int32:
-        """Rows of packed tiles of a group's weight."""
+        """Packed tiles along the rows of a group's weight."""
         return cute.ceil_div(self.n(group), TILE_ROWS // self.config.products)
 
 
 @dataclass(frozen=True)
 class PackedParameters(PackedGroups, ParameterMaps):
-    """Problems of any sizes, with an x, a weight and an output each; the maps of x are parameters of the kernel."""
+    """A list of problems, each with its own sizes, x, weight and output. The tensor maps of x are kernel parameters."""
 
     def words_of(self, group: PackedGroup) -> tuple[Int32 | Int64, ...]:
         out, weight, scales = group.out, group.weight, group.row_scales or ()
@@ -138,20 +138,20 @@ class PackedParameters(PackedGroups, ParameterMaps):
 
 @dataclass(frozen=True)
 class PackedWorkspace(PackedGroups, WorkspaceMaps):
-    """Such problems in global memory, with a tensor map for each, which another kernel writes."""
+    """A list of problems in global memory. Another kernel writes the tensor map of each."""
 
 
 @dataclass(frozen=True)
 class PackedRows(PackedGroups):
-    """Groups are consecutive rows of one x, by their offsets; each has a weight of a stack."""
+    """Groups of consecutive rows of one x, by their offsets. Each has a weight of a stack."""
 
     def fill(self) -> None:
-        """One warp writes the table, and says in ``status`` what is wrong with the offsets."""
+        """Writes the table, in one warp, and reports in ``status`` what is wrong with the offsets."""
         self.report(self.fill_checked())
 
     @cute.jit
     def report(self, wrong: Int32):
-        """One thread of all writes the status."""
+        """Writes the status, in one thread of the launch."""
         _, _, worker = cute.arch.block_idx()
         status = cute.make_tensor(self.arguments.groups.status, cute.make_layout(1))
         if (worker == 0) & (cute.arch.lane_idx() == 0):
@@ -159,12 +159,12 @@ class PackedRows(PackedGroups):
 
     @cute.jit
     def fill_checked(self):
-        """One warp writes the table; returns what is wrong with the offsets, 0 where nothing is."""
+        """Writes the table, in one warp. Returns what is wrong with the offsets, or 0."""
         groups, rows = self.arguments.groups, self.arguments.one.x.rows
         offsets = cute.make_tensor(groups.offsets, cute.make_layout(groups.count + 1))
         lane = cute.arch.lane_idx()
         first = offsets[0]
-        # all at once: each window is as far away as memory
+        # load all windows at once: each load has the latency of global memory
         ends = []
         for index in cutlass.range_constexpr(self.config.capacity // WINDOW):
             end = Int32(0)
@@ -220,8 +220,8 @@ class PackedRows(PackedGroups):
 
 @dataclass(frozen=True)
 class GroupScheduler:
-    """Distributes work tiles of all groups to ``workers`` CTAs in serpentine order: from the first CTA to the last,
-    then back. Where later tiles are cheaper, this order balances the CTAs' costs."""
+    """Distributes the work tiles of all groups to ``workers`` CTAs in serpentine order: from the first CTA to the last,
+    then back. If later tiles are cheaper, this order balances the CTAs' costs."""
 
     groups: PackedGroups
     worker: Int32
@@ -247,7 +247,7 @@ class GroupScheduler:
 
 
 def arguments_of(groups: PackedGroups, tile: GroupTile) -> WgmmaArguments:
-    """Arguments of one problem with the output of a tile, which starts at its first row."""
+    """The arguments of a problem whose output and factors of x begin at the first row of a work tile."""
     matrix = groups.output(tile.group)
     out = OutputRows(matrix.pointer + Int64(tile.x_row) * matrix.stride, matrix.stride, Int64(0))
     weight, scales = PackedWeight(None, groups.n(tile.group), None, None), None

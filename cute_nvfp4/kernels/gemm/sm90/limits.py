@@ -1,4 +1,4 @@
-"""Which configurations of a GEMM of packed weights a kernel can be made of, and why not of others."""
+"""The limits of ``WgmmaConfig``: the reason why no kernel implements a configuration."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ..sm100.packed_plan import refused_by_tensor_memory
 from .config import STAGE_TILES, WgmmaConfig
 
 PROMOTED_COLUMNS = {2: 128, 3: 64, 4: 32}
-"""By warpgroups, the columns of a tile up to which registers hold its sums twice."""
+"""By warpgroups, the widest tile whose sums the registers hold twice."""
 
 
 def can_implement(c: WgmmaConfig) -> str:
-    """Why no kernel can be made of ``c``, or an empty string."""
+    """The reason why no kernel implements ``c``, or an empty string."""
     return _architecture(c) or _rows(c) or _tile(c) or _sums(c) or c.schedule.limit(c) or _output(c) or _stages(c)
 
 
@@ -33,8 +33,8 @@ def _architecture(c: WgmmaConfig) -> str:
 
 
 def _rows(c: WgmmaConfig) -> str:
-    """Why weights that lie in rows (``gemm.packed.rows``) cannot be multiplied so, or an empty string: a stage has 128
-    of K, and a CTA whole tiles of 128 rows."""
+    """The limits of weights in rows (``gemm.packed.rows``): stages of 128 elements of K, and tiles of 128 whole
+    rows."""
     whole = c.stage_tiles == 2 and not c.half_tiles
     if c.decodes_x and not (
         c.packing == "nvfp4_rows" and c.tile_n in (64, 128) and c.cluster_rows == c.ctas_per_sm == 1
@@ -50,7 +50,7 @@ def _rows(c: WgmmaConfig) -> str:
 
 
 def _tile(c: WgmmaConfig) -> str:
-    """Limits of registers, which a tile's columns take."""
+    """The limits of registers, which depend on the columns of a tile."""
     if c.tile_n not in c.tiles_n:
         return explain("tile_n", got=c.tile_n, expected=f"one of {', '.join(map(str, c.tiles_n))}")
     if c.warpgroups not in (2, 3, 4):
@@ -65,7 +65,7 @@ def _tile(c: WgmmaConfig) -> str:
 
 
 def _sums(c: WgmmaConfig) -> str:
-    """Limits of sums in fp32 beside those of the tensor cores, which take as many registers."""
+    """The limits of promoted sums: fp32 sums take as many registers as those of the tensor cores."""
     if not c.promoted:
         return ""
     if not c.fp8:

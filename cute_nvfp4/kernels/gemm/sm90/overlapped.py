@@ -1,9 +1,10 @@
-"""The kernel of :mod:`.wgmma` where two CTAs share a tile along K, and sums travel while products are under way.
+"""The kernel of :mod:`.wgmma` where two CTAs share a tile along K, and exchange sums while the tensor cores multiply.
 
-Each CTA stores half of the tile's columns, which come first in its stages and accumulators. It multiplies all columns
-in its part of K but ``overlap`` k-tiles at the middle. Its sums of the others are done then: it sends them between the
-products of the ``overlap`` k-tiles on either side of the middle, in which both CTAs multiply their own columns only. So
-there are as many products as without, and sums of 32 to 64 KB, at 25 bytes a ns, hardly come after them.
+Each CTA stores half of the tile's columns, which come first in its stages and accumulators. In its part of K it
+multiplies all columns, except in the ``overlap`` k-tiles next to the middle of K. After that its sums of the other
+CTA's columns are complete. It sends them between the products of the ``overlap`` k-tiles on either side of the middle,
+in which both CTAs multiply only their own columns. So there are as many products as without overlap, and of the
+exchange of 32 to 64 KB, at 25 bytes per ns, almost nothing is left after them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from .wgmma import WgmmaGemm, WgmmaMemory
 
 @dataclass(frozen=True)
 class MiddleLast(StageOrder):
-    """A CTA's part of K with the middle, where both CTAs multiply, at its end."""
+    """The order of stages in which a CTA ends with the middle of K, where both CTAs multiply."""
 
     @property
     def middle(self) -> int:
@@ -40,7 +41,7 @@ class MiddleLast(StageOrder):
         return 2 * self.config.overlap * self.config.k_tile_stages
 
     def steps(self, tile: WorkTile) -> CursorRange:
-        """The part of K that is the CTA's alone, then the middle; the second CTA counts on beyond the end of K."""
+        """The steps that only this CTA multiplies, then the middle. Those of the second CTA go beyond the end of K."""
         _, part, _ = cute.arch.block_idx()
         each, overlap = self.config.k_tile_stages, self.config.overlap
         first = tile.k_first + part * overlap
@@ -54,16 +55,16 @@ class MiddleLast(StageOrder):
 
     @cute.jit
     def before(self, step: Int32, end: Int32):
-        """Meets the cluster where the middle begins, as the warps that multiply do: racecheck lets nobody go on from a
-        cluster's barrier before all threads have come."""
+        """Waits for the cluster where the middle begins, as the MMA warps do: racecheck requires all threads to reach a
+        cluster barrier before any goes on."""
         if step == end - self.middle:
             cute.arch.cluster_wait()
 
 
 @dataclass(frozen=True)
 class HalvesCopies:
-    """The copies of x for a work tile: the columns that the CTA stores, and the others, which it does not need in the
-    middle. part: of the CTA along K."""
+    """The copies of x for a work tile: the columns that this CTA stores and, outside the middle, the other columns.
+    part: the CTA's part of K."""
 
     order: MiddleLast
     x: TmaCopy
@@ -72,13 +73,14 @@ class HalvesCopies:
     part: Int32
 
     def of_tile(self) -> OverwritingCopies:
+        """The copies of the stages of the tile, for ``fill_tile``."""
         own, other = self.slices(0), self.slices(1)
         steps = self.order.steps(self.tile)
         start = partial(self.start, own, other, steps.end - self.order.middle)
         return OverwritingCopies(steps, start, lambda step: self.order.before(step, steps.end))
 
     def slices(self, half: int) -> XSlices:
-        """The columns that the CTA stores (0), which go to where those of a tile begin, or the others (1)."""
+        """The columns that the CTA stores (``half`` 0), which go to the first columns of a stage, or the others (1)."""
         shape = (self.order.config.part_columns, self.order.config.stage_k)
         n = self.tile.n * 2 + (self.part ^ half)
         gX = cute.local_tile(self.x.tensor, shape, (n, None, self.tile.batch))  # (columns, stage_k, REST_K)
@@ -87,7 +89,7 @@ class HalvesCopies:
 
     @cute.jit
     def start(self, own: XSlices, other: XSlices, middle: Int32, ring: Ring, stage: Int32, step: Int32):
-        """Copies both for a stage, or only the CTA's own from step ``middle`` on."""
+        """Copies both halves of a stage; from step ``middle`` on, only the CTA's own half."""
         num_bytes = self.order.config.x_bytes
         full, k = ring.full_pointer(stage), self.order.along_k(step, self.tile)
         with cute.arch.elect_one():
@@ -99,7 +101,7 @@ class HalvesCopies:
 
 
 class OverlappedWgmma(WgmmaGemm):
-    """``WgmmaGemm`` of a configuration with ``overlap``; the tile of a cluster is its only one."""
+    """``WgmmaGemm`` of a configuration with ``overlap``. A cluster has one work tile."""
 
     def __init__(self, config: WgmmaConfig) -> None:
         super().__init__(config)
@@ -107,7 +109,7 @@ class OverlappedWgmma(WgmmaGemm):
 
     @cute.jit
     def load_x(self, x: TmaCopy, memory: OperandMemory, scheduler: StaticScheduler):
-        """The loop of the warp that loads x: the stages of one work tile."""
+        """Loads x for the stages of the one work tile."""
         cursor, end = scheduler.range()
         copies = HalvesCopies(self.order, x, memory.sX, scheduler.tile(cursor, end), scheduler.place.part)
         fill_tile(copies.of_tile(), memory.ring, Filled(Int32(0), memory.ring.start()))
@@ -122,7 +124,7 @@ class OverlappedWgmma(WgmmaGemm):
         group: Int32,
         thread: Int32,
     ):
-        """What a warpgroup does: multiply, send between products, add, store."""
+        """Runs a warpgroup: it multiplies, sends sums between products, adds the sums that it receives, and stores."""
         cfg, own, part = self.config, thread % WARPGROUP, scheduler.place.part
         columns, operands = cfg.part_columns, memory.operands
         products = self.products(operands, cfg.tile_n, group, thread)
@@ -137,9 +139,9 @@ class OverlappedWgmma(WgmmaGemm):
         epilogue = epilogue.of_tile(stored)
         products.acc.fill(0.0)
         at = Mainloop(products).run(operands.ring.start(), tile.k_count - cfg.overlap)
-        # the other CTA has made its barriers
+        # the other CTA has initialised its barriers
         cute.arch.cluster_wait()
-        # the middle: after each packed tile's products some columns are sent
+        # in the middle, some columns are sent after the products of each packed tile
         mine, each = products.of_columns(columns), columns // self.order.middle
         middle = Mainloop(mine, lambda tile: sums.send_columns(products.acc, tile * each, (tile + 1) * each))
         middle.run_last(at, 2 * cfg.overlap)

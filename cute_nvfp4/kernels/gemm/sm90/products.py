@@ -1,4 +1,4 @@
-"""What a thread multiplies with on WGMMA: operand A decoded into registers, x in shared memory as operand B."""
+"""The operands and accumulators of a thread on WGMMA: A is decoded into registers, x is B in shared memory."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .arguments import X_DTYPES
 from .config import MMA_ROWS, STAGE_TILES, WARPGROUP, WgmmaConfig
 
 TYPES = {name: getattr(cutlass, dtype) for name, dtype in X_DTYPES.items()}
-"""Of x, and of operand A."""
+"""The DSL's types of x and of operand A."""
 SWIZZLES = {64: warpgroup.SmemLayoutAtomKind.K_SW64, 128: warpgroup.SmemLayoutAtomKind.K_SW128}
-"""By the bytes of a row of x that lie together."""
+"""Swizzles, by the bytes of a row of x that are swizzled together."""
 
 
 def make_mma(config: WgmmaConfig) -> cute.TiledMma:
-    """A from registers, 64 rows a warpgroup."""
+    """The tiled MMA of the warpgroups with different rows: A in registers, 64 rows for each warpgroup."""
     dtype, k_major, registers = TYPES[config.dtype], OperandMajorMode.K, warpgroup.OperandSource.RMEM
     shape = (MMA_ROWS, config.tile_n, config.mma_k)
     if config.fp8:
@@ -35,7 +35,7 @@ def make_mma(config: WgmmaConfig) -> cute.TiledMma:
 
 
 def x_layout(config: WgmmaConfig) -> Any:
-    """x in shared memory: (tile_n, stage_k, STAGE), swizzled."""
+    """The layout of x in shared memory: (tile_n, stage_k, STAGE), swizzled."""
     swizzle = SWIZZLES[min(config.stage_k * config.x_item, 128)]
     atom = warpgroup.make_smem_layout_atom(swizzle, TYPES[config.dtype])
     return cute.tile_to_shape(atom, (config.tile_n, config.stage_k, config.ring_stages), order=(0, 1, 2))
@@ -43,7 +43,7 @@ def x_layout(config: WgmmaConfig) -> Any:
 
 @dataclass(frozen=True)
 class WgmmaProducts(Products):
-    """A warpgroup's accumulators, (MMA, MMA_M, MMA_N), and a fragment of A for each packed tile of a k-tile."""
+    """The accumulators of a warpgroup, (MMA, MMA_M, MMA_N), and a fragment of A for each packed tile of a k-tile."""
 
     asynchronous: ClassVar[bool] = True
 
@@ -54,7 +54,7 @@ class WgmmaProducts(Products):
     part: cute.Tensor | None = None  # the sums of a k-tile, (MMA, MMA_M, MMA_N)
 
     def multiply(self, packed: PackedLane, tile: int, part: int, stage: Int32, k_tile: Int32 | int) -> None:
-        """Decodes packed tile ``tile`` of a k-tile, which is ``part`` of a stage, and starts its products."""
+        """Decodes packed tile ``tile`` of a k-tile, which is ``part`` of a stage, and starts its wgmmas."""
         fragment, steps = self.fragments[tile % STAGE_TILES], self.config.tile_steps
         words = cute.make_tensor(
             cute.recast_ptr(fragment.iterator, dtype=Uint32), cute.make_layout((4, steps))
@@ -73,12 +73,12 @@ class WgmmaProducts(Products):
         warpgroup.commit_group()
 
     def promote(self) -> None:
-        """Adds the sums of a k-tile, whose products are done, in fp32."""
+        """Adds the sums of a k-tile, whose wgmmas are complete, in fp32."""
         for i in range(cute.size(self.acc)):
             self.acc[i] = self.acc[i] + self.part[i]
 
     def of_columns(self, columns: int) -> WgmmaProducts:
-        """The products of the first ``columns`` rows of x in a stage, in the first registers of the accumulators."""
+        """The products of the first ``columns`` rows of x in a stage, in the first registers of ``acc``."""
         operand = x_operand(self.config, self.memory, columns, self.thread)
         shape = operand.part.partition_shape_C((self.config.tile_m, columns))
         acc = cute.make_tensor(self.acc.iterator, cute.make_layout(shape))  # (MMA, MMA_M, MMA_N)
@@ -86,7 +86,7 @@ class WgmmaProducts(Products):
 
 
 class XOperand(NamedTuple):
-    """An MMA of so many rows of x, a thread's part of it, and x as its operand: tCrX (MMA, MMA_N, MMA_K, STAGE)."""
+    """An MMA of some rows of x, the thread's slice of it, and x as operand B: tCrX (MMA, MMA_N, MMA_K, STAGE)."""
 
     mma: cute.TiledMma
     part: Any
@@ -94,7 +94,7 @@ class XOperand(NamedTuple):
 
 
 def x_operand(config: WgmmaConfig, memory: OperandMemory, columns: int, thread: Int32) -> XOperand:
-    """x as operand B: the first ``columns`` of its rows in each stage."""
+    """x as operand B: the first ``columns`` rows in each stage."""
     mma = make_mma(replace(config, tile_n=columns))
     part = mma.get_slice(thread)
     mma.set(warpgroup.Field.ACCUMULATE, True)
@@ -105,14 +105,14 @@ def x_operand(config: WgmmaConfig, memory: OperandMemory, columns: int, thread: 
 def wgmma_products(
     config: WgmmaConfig, memory: OperandMemory, columns: int, group: Int32, thread: Int32
 ) -> WgmmaProducts:
-    """Registers of a thread for a work tile of so many rows of x."""
+    """The accumulators and fragments of a thread for a work tile of ``columns`` rows of x."""
     if config.k_groups > 1:
         group, thread = group % config.row_groups, thread % (config.row_groups * WARPGROUP)
     mma, part, tCrX = x_operand(config, memory, columns, thread)
     acc = cute.make_rmem_tensor(part.partition_shape_C((config.tile_m, columns)), Float32)  # (MMA, MMA_M, MMA_N)
     shape = part.partition_shape_A((config.tile_m, TILE_K))  # (MMA, MMA_M, STEP)
     fragments = tuple(cute.make_rmem_tensor(shape, TYPES[config.dtype]) for _ in range(STAGE_TILES))
-    # where this warp's slab is: in which packed tile of the CTA's rows, and which of its slabs
+    # where this warp's slab is: a row of packed tiles among those of the CTA, and a slab in it
     row_tile, slab = group // 2, (group % 2) * 4 + (thread % WARPGROUP) // 32
     if config.half_tiles:
         row_tile, slab = group, (thread % WARPGROUP) // 32

@@ -1,7 +1,8 @@
-"""Factors of the rows of both operands of an FP8 product: asked for before a work tile's products, used after them.
+"""The factors of rows of both operands of an FP8 product. A thread loads them before a work tile's mainloop, and uses
+them after it.
 
-A thread has two rows of the weight, and a quarter of the columns of the MMA, which are rows of x: their factors come
-through shared memory, in which each warpgroup has a place for those of a work tile.
+A thread has two rows of the weight, and a quarter of the columns of the MMA, which are rows of x. The factors of x go
+through shared memory, where each warpgroup has room for those of a work tile.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from .config import WARPGROUP, WgmmaConfig
 
 @dataclass(frozen=True)
 class RowFactors:
-    """Factors that a thread has asked for. of_weight: of its rows g and g + 8, if they have some. of_x: of columns
-    ``thread`` and every 128th after it. shared: the warpgroup's place for those of all columns."""
+    """The factors that a thread has loaded. of_weight: those of its rows g and g + 8, if the weight has any. of_x:
+    those of columns ``thread``, ``thread`` + 128, … shared: the address of the warpgroup's factors of all columns."""
 
     config: WgmmaConfig
     of_weight: tuple[Float32, Float32] | None
@@ -32,8 +33,8 @@ class RowFactors:
 
     @cute.jit
     def share(self, barrier: Int32):
-        """Puts those of x where the warpgroup finds them."""
-        # nobody reads those of the work tile before any more
+        """Writes the factors of x to shared memory for the warpgroup."""
+        # all threads have read the factors of the previous work tile
         cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
         for i in cutlass.range_constexpr(len(self.of_x)):
             column = self.thread + i * WARPGROUP
@@ -42,7 +43,7 @@ class RowFactors:
         cute.arch.barrier(barrier_id=barrier, number_of_threads=WARPGROUP)
 
     def scale(self, acc: cute.Tensor, begin: int, end: int) -> None:
-        """Multiplies columns ``begin`` to ``end`` of the accumulators."""
+        """Multiplies columns ``begin`` to ``end`` of the accumulators by the factors of their rows of both operands."""
         first = self.shared + self.thread % 4 * 8
         for i in range(begin // 8, end // 8):
             pair = [f32_from_bits(word) for word in load_shared(first + 32 * i, 8)]
@@ -62,8 +63,8 @@ def row_factors(
     shared: Int32,
     thread: Int32,
 ) -> RowFactors:
-    """Asks for the factors of a work tile. row: the thread's first, of the packed weight. columns: the first row of x,
-    and how many rows x has."""
+    """Starts to load the factors of a work tile. row: the thread's first row in the packed weight. columns: the first
+    row of x, and the number of rows of x."""
     first, rows = columns
     of_weight = device_scalar(scales.weight + row), device_scalar(scales.weight + (row + 8))
     places = [first + thread + i * WARPGROUP for i in range(-(-config.tile_n // WARPGROUP))]

@@ -1,10 +1,10 @@
-"""Two ways to give every multiprocessor as much to do: equal shares of all k-tiles, or a tile each and helpers.
+"""Two schedulers that give every SM the same amount of work: equal shares of all k-tiles, or one tile each and helpers.
 
-Of equal shares each is walked from its end. A CTA's first work tile is then the one whose last k-tiles belong to the
-CTA after it: it writes partial sums at once. Its last work tile is the one whose first k-tiles the CTAs before it had
-as *their* first: it adds their sums, which have been there for long. Helpers are the first CTAs of a launch. In both, a
-CTA waits only for CTAs before it, and CTAs start in the order of their index, so that none waits for one that cannot
-start, and no cooperative launch is needed.
+With equal shares a CTA walks its share from the end. Its first work tile is then the one whose last k-tiles the next
+CTA has: it writes partial sums of it at once. Its last work tile is the one whose first k-tiles the CTAs before it had
+as *their* first tile: it adds their sums, which were written long ago. Helpers are the first CTAs of a launch. In both
+schedulers a CTA waits only for CTAs with a lower index. CTAs start in the order of their index, so that none waits for
+one that cannot start, and no cooperative launch is needed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..tile_scheduler import CursorRange, Share, StaticScheduler, StreamKSchedul
 
 
 class _OneColumn:
-    """Places a tile without divisions where one covers the rows of x: they would hold up the first copies."""
+    """A mixin without divisions for one column of tiles along x: divisions would delay the first copies."""
 
     @cute.jit
     def _placed(self, index: Int32, k: Share) -> WorkTile:
@@ -36,7 +36,7 @@ class StaticTiles(_OneColumn, StaticScheduler):
 
 @dataclass(frozen=True)
 class DescendingStreamK(_OneColumn, StreamKScheduler):
-    """The cursor counts the k-tiles that the CTA has done."""
+    """Stream-K from the end of each share. The cursor counts the k-tiles that the CTA has done."""
 
     def range(self) -> CursorRange:
         return CursorRange(Int32(0), self.share_of(self.place.worker).count)
@@ -50,8 +50,8 @@ class DescendingStreamK(_OneColumn, StreamKScheduler):
 
 @dataclass(frozen=True)
 class HelpedScheduler(StaticTiles):
-    """A work tile for each cluster but the first ones, whose CTAs are helpers: in turn, these multiply the last
-    ``helped`` k-tiles of every work tile. Few sums go through global memory, and most of them early."""
+    """Gives one work tile to each cluster except the first ones, whose CTAs are helpers. In turn, helpers multiply the
+    last ``helped`` k-tiles of every work tile. Few sums pass through global memory, and most of them early."""
 
     helped: Int32 | None = None
 
@@ -79,7 +79,7 @@ class HelpedScheduler(StaticTiles):
         return cursor + cutlass.select_(self.helps, helpers, self.tiles)
 
     def index(self, tile: WorkTile) -> Int32:
-        """The number of a work tile, from 0 on."""
+        """The index of a work tile in the order of the raster "m"."""
         return (tile.batch * self.rest_n + tile.n) * self.rest_m + tile.m
 
 

@@ -1,4 +1,4 @@
-"""The ways in which CTAs share the work of a GEMM of packed weights: a record for each, with its fields and limits."""
+"""The ways in which CTAs share the work of a GEMM of packed weights: one record for each, with its limits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """A way to share the work. A schedule without a field has the value that the field has here.
+    """A way to share the work. A schedule that lacks one of these fields has the value that stands here.
 
-    raster: the order of work tiles, as in ``GemmTiling``. cluster_rows: CTAs along the weight's rows that load x for
-    each other by multicast. split_k: CTAs of a cluster that share a tile along K; each stores some of its rows of x.
-    k_groups: warpgroups that have the same rows of the weight and take stages in turn. overlap: k-tiles during whose
-    products sums go to the other CTA.
+    raster: the order of work tiles, as in ``GemmTiling``. cluster_rows: CTAs of a cluster along the weight's rows,
+    which load x for each other by multicast. split_k: CTAs of a cluster that share a tile along K; each stores some of
+    its rows of x. k_groups: warpgroups that have the same rows of the weight and take stages in turn. overlap: k-tiles
+    during whose products sums go to the other CTA.
     """
 
     raster: str = "m"
@@ -36,7 +36,7 @@ class Schedule:
         return f"{type(self).__name__}({', '.join(told)})"
 
     def limit(self, c: WgmmaConfig) -> str:
-        """Why the schedule does not go with the tile of ``c``, or an empty string."""
+        """The reason why the schedule does not fit the tile of ``c``, or an empty string."""
         if self.raster not in ("m", "n"):
             return explain("raster", got=repr(self.raster), expected="'m' or 'n'")
         for name, values in _VALUES.items():
@@ -49,12 +49,12 @@ class Schedule:
 
     @property
     def has_single_ctas(self) -> bool:
-        """Whether CTAs neither form clusters nor share or help with a tile, but for the ends of equal shares."""
+        """Whether each CTA works alone: without clusters, and on whole tiles except at the ends of equal shares."""
         return isinstance(self, WholeTiles) and self.cluster_rows == 1
 
     @property
     def words(self) -> dict[str, Any]:
-        """All fields by name, as a table of plans has them (``schedule_of``)."""
+        """All fields by name, as a table of plans stores them (``schedule_of``)."""
         return {name: getattr(self, name) for name in _WORDS}
 
 
@@ -64,7 +64,7 @@ _WORDS = ("scheduler", "raster", *_VALUES)
 
 @dataclass(frozen=True, kw_only=True)
 class WholeTiles(Schedule):
-    """A CTA multiplies whole tiles, and stores them."""
+    """A CTA computes whole tiles."""
 
     scheduler: ClassVar = "static"
     cluster_rows: int = 1
@@ -84,8 +84,7 @@ class EqualShares(WholeTiles):
 
 @dataclass(frozen=True, kw_only=True)
 class SharedTiles(Schedule):
-    """``split_k`` CTAs of a cluster, and ``k_groups`` warpgroups of each, share a tile along K: there are as many
-    clusters as tiles."""
+    """A cluster for each tile: its ``split_k`` CTAs, and ``k_groups`` warpgroups of each, share the tile along K."""
 
     scheduler: ClassVar = "static"
     split_k: int = 1
@@ -121,7 +120,7 @@ class OverlappedSums(SharedTiles):
 
 @dataclass(frozen=True, kw_only=True)
 class Helped(SharedTiles):
-    """A CTA, or ``split_k`` of a cluster, for each tile, and helpers, which multiply the ends of K."""
+    """Each tile has a CTA, or ``split_k`` CTAs of a cluster, and helpers multiply the last k-tiles of every tile."""
 
     scheduler: ClassVar = "helped"
     k_groups: ClassVar = 1
@@ -136,10 +135,10 @@ SCHEDULES = (WholeTiles, SharedTiles, OverlappedSums, EqualShares, Helped)
 
 
 def schedule_of(words: Mapping[str, Any]) -> Schedule:
-    """The schedule that ``words`` tell (``Schedule.words``), which may tell more.
+    """The schedule whose fields ``words`` contains (``Schedule.words``); other keys are ignored.
 
     Raises:
-        OperandError: there is none.
+        OperandError: no schedule has these fields.
     """
     words = {name: words[name] for name in _WORDS}
     for kind in SCHEDULES:

@@ -1,8 +1,7 @@
-"""out = alpha · x · weightᵀ on WGMMA, weights packed and decoded into the registers of operand A; or two such
-products, joined by a gate.
+"""GEMM of packed weights on WGMMA: out = alpha · x · weightᵀ, or two such products joined by a gate.
 
-Persistent and warp-specialised: two warps load stages, weights as runs of bytes by bulk copies and x by TMA; two to
-four warpgroups decode a packed tile into registers while the tensor cores multiply the one before it.
+The kernel is persistent and warp-specialised. Two warps load stages: packed weights by bulk copies, and x by TMA. Two
+to four MMA warpgroups decode a packed tile into operand A while the tensor cores multiply the one before it.
 """
 
 from __future__ import annotations
@@ -40,19 +39,19 @@ LOADING_THREADS = 32 * LOADING_WARPS
 
 
 class Registers(NamedTuple):
-    """Registers of a thread that loads, and of one that multiplies."""
+    """Registers of a loading thread, and of an MMA thread."""
 
     loads: int
     multiplies: int
 
 
 DECODING_REGISTERS = {2: Registers(88, 208), 4: Registers(64, 104)}
-"""By warpgroups that multiply, where the others decode x."""
+"""By MMA warpgroups, where the loading warpgroup decodes x."""
 
 
 @dataclass(frozen=True)
 class WgmmaMemory:
-    """Shared memory: operands; where the epilogue turns the output; sums from other CTAs (``ClusterSums``)."""
+    """Shared memory of a CTA: operands, barriers, the epilogue's transposing buffer, and sums that other CTAs send."""
 
     operands: OperandMemory
     barriers: Barriers
@@ -81,14 +80,14 @@ class WgmmaGemm:
             block=(cfg.threads, 1, 1),
             cluster=(cfg.cluster_rows, cfg.split_k, 1),
             min_blocks_per_mp=cfg.ctas_per_sm,
-            # all of L1 can be shared memory (and the DSL need not ask a device what it has)
+            # all of L1 can be shared memory (and so the DSL need not query a device)
             preferred_smem_carveout=100,
             stream=stream,
             use_pdl=cfg.first is not None or bool(cfg.programmatic),
         )
 
     def describe(self, arguments: WgmmaArguments) -> TmaCopy:
-        """Makes the TMA copies of x, on the host."""
+        """Makes the TMA copy of x, on the host."""
         cfg, x = self.config, arguments.x
         each = 16 // cfg.x_item
         row_stride, batch_stride = cute.assume(x.row_stride, each), cute.assume(x.batch_stride, each)
@@ -107,13 +106,13 @@ class WgmmaGemm:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         group = cute.arch.make_warp_uniform(warp // 4)
         memory = self.allocate()
-        # by the warps that do not load: those that do find out what, meanwhile
+        # the other warps initialise the barriers, while the loading warps find out what to load
         if warp >= LOADING_WARPS:
             self.initialise(memory.barriers, warp - LOADING_WARPS)
         if cutlass.const_expr(cfg.clustered):
             cute.arch.cluster_arrive_relaxed()
         if cutlass.const_expr(cfg.cluster_rows > 1):
-            # nobody signals a barrier of another CTA before it is initialised
+            # no CTA may signal a barrier of another CTA before it is initialised
             cute.arch.cluster_wait()
         scheduler = self.scheduler(arguments, x_rows)
         if cutlass.const_expr(not cfg.decodes_x):
@@ -123,10 +122,10 @@ class WgmmaGemm:
         if cutlass.const_expr(cfg.programmatic):
             if warp == 0:
                 self.prefetch_weights(arguments, scheduler)
-            # in this order the next launch, too, begins when those before this one have ended
+            # in this order the next launch, too, begins only after the launches before this one have ended
             cute.arch.griddepcontrol_wait()
             cute.arch.griddepcontrol_launch_dependents()
-        # the ring's barriers are there
+        # the barriers of the ring are initialised
         cute.arch.sync_threads()
         if group == 0:
             self.keep_registers(False)
@@ -153,38 +152,38 @@ class WgmmaGemm:
             self.wait_for_x()
             self.multiply(arguments, x_rows, memory, scheduler, group - 1, thread - WARPGROUP)
         if cutlass.const_expr(cfg.cluster_rows > 1):
-            # no CTA goes while another may still signal it
+            # a CTA must not exit while another may still signal it
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
         self.end(memory, warp)
 
     def begin(self, memory: WgmmaMemory, warp: Int32) -> None:
-        """What else is made before the threads of a CTA meet."""
+        """Sets up what else a subclass needs before the threads of the CTA meet."""
 
     def end(self, memory: WgmmaMemory, warp: Int32) -> None:
-        """What else is given back at the end."""
+        """Frees at the end of the kernel what ``begin`` set up."""
 
     def keep_registers(self, multiplies: bool) -> None:
-        """Distributes the registers of a CTA to threads that load and to those that multiply."""
+        """Moves registers of the CTA from the loading threads to the MMA threads."""
         if multiplies:
             cute.arch.setmaxregister_increase(self.registers)
         else:
             cute.arch.setmaxregister_decrease(self.loading_registers)
 
     def wait_for_x(self) -> None:
-        """Waits for the kernel that quantizes or decodes x, if this one starts while that still runs."""
+        """Waits for the kernel that quantizes or decodes x, if this one starts while that one still runs."""
         if self.config.first is not None or self.config.programmatic == "x":
             cute.arch.griddepcontrol_wait()
 
     @cute.jit
     def initialise(self, barriers: Barriers, turn: Int32):
-        """The warps that do not load initialise the barriers."""
+        """Initialises the barriers, in the warps that do not load."""
         initialise_in_turn(barriers, turn, self.config.threads // 32 - LOADING_WARPS)
         cute.arch.sync_warp()
 
     @property
     def loading_registers(self) -> int:
-        """Registers of a thread that loads: those that copy rows have more addresses, and those that decode x codes."""
+        """Registers of a loading thread. Copies of rows need more addresses, and decoding x needs its codes."""
         if self.config.decodes_x:
             return DECODING_REGISTERS[self.config.warpgroups].loads
         if not self.config.weights.in_rows:
@@ -193,7 +192,7 @@ class WgmmaGemm:
 
     @property
     def registers(self) -> int:
-        """Registers of a thread that multiplies."""
+        """Registers of an MMA thread."""
         if self.config.decodes_x:
             return DECODING_REGISTERS[self.config.warpgroups].multiplies
         if self.config.ctas_per_sm == 2:
@@ -231,7 +230,8 @@ class WgmmaGemm:
 
     @cute.jit
     def prefetch_weights(self, arguments: WgmmaArguments, scheduler: StaticScheduler):
-        """Asks L2 for the packed tiles of the first stages, a stage a lane: it hands out what is written later, too."""
+        """Prefetches the packed tiles of the first stages into L2, a stage a lane. L2 stays coherent with later
+        writes."""
         lane = cute.arch.lane_idx()
         cursor, end = scheduler.range()
         if cursor < end:
@@ -242,19 +242,19 @@ class WgmmaGemm:
                 prefetch_stage(self.config, sources, self.order.along_k(steps.first + lane, tile))
 
     def load_weights(self, arguments: WgmmaArguments, memory: OperandMemory, scheduler: StaticScheduler) -> None:
-        """The loop of the warp that loads weights."""
+        """Runs the loop of the warp that loads weights."""
         fill_stages(weight_copies(self.order, arguments.weight, memory.weights), memory.ring, scheduler)
 
     def load_x(self, x: TmaCopy, memory: OperandMemory, scheduler: StaticScheduler) -> None:
-        """The loop of the warp that loads x."""
+        """Runs the loop of the warp that loads x."""
         fill_stages(x_copies(self.order, x, memory.sX, scheduler.place.x), memory.ring, scheduler)
 
     def store(self, epilogue: WarpgroupEpilogue, products: Products, tile: WorkTile, at: PipelineState) -> None:
-        """Stores the sums of a work tile. at: the state after its stages."""
+        """Stores the sums of a work tile. at: the pipeline state after its stages."""
         epilogue.store(products.acc, tile)
 
     def products(self, memory: OperandMemory, columns: int, group: Int32, thread: Int32) -> Products:
-        """Registers of a thread for a work tile of so many rows of x."""
+        """The accumulators and fragments of a thread for a work tile of ``columns`` rows of x."""
         return wgmma_products(self.config, memory, columns, group, thread)
 
     @cute.jit
@@ -267,7 +267,7 @@ class WgmmaGemm:
         group: Int32,
         thread: Int32,
     ):
-        """The loop of a warpgroup: decode, multiply, store."""
+        """Runs the loop of an MMA warpgroup: decode, multiply, store."""
         cfg, own = self.config, thread % WARPGROUP
         part, first = scheduler.place.part, Int32(0)
         products = self.products(memory.operands, cfg.tile_n, group, thread)
@@ -290,6 +290,6 @@ class WgmmaGemm:
             self.store(storing, products, tile, at)
             cursor = scheduler.after(cursor, tile)
         if cutlass.const_expr(cfg.scheduler == "helped" and cfg.split_k > 1):
-            # the others do before they send sums
+            # other clusters wait before they send sums
             if scheduler.helps:
                 cute.arch.cluster_wait()
