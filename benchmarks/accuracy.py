@@ -1,16 +1,17 @@
-"""What NVFP4 costs a real language model: perplexity and divergence of SmolLM2-135M, by rule and method.
+"""Measures what NVFP4 costs a real language model: perplexity and KL divergence of SmolLM2-135M, for each rounding rule
+and quantization method.
 
     python benchmarks/accuracy.py --model SmolLM2-135M-Instruct.Q4_1.gguf --text britannica-11th.txt
 
-The model is that of ``smollm2.py``, decoded to float32. The text is prose that it was not fitted to here: windows of
-``--length`` tokens at even distances; calibration takes windows that lie between those. All linear layers of all blocks
-are quantized; the embedding, which is the head, stays. The first token of a window predicts nothing.
+``smollm2.py`` loads the model and decodes it to float32. The script judges on windows of ``--length`` tokens, taken at
+even distances from a text that this script fits nothing to, and calibrates on windows between those. It quantizes all
+linear layers of all blocks; the embedding, which is also the head, stays. Nothing predicts the first token of a window.
 
-A record has, for each case: perplexity; the difference of the mean loss from the reference's, and the mean divergence
-KL(reference ‖ quantized) in nats a token, each with the standard error over windows; how often the most likely token is
-the reference's; and the mean error of the layers' weights (``error``), by which methods would be ranked without a text.
-Products are those of exact torch on a CPU: kernels sum in another order. The table of docs/how-to/models.md is
-written from the record (``--table``). It needs ``cute_nvfp4[transformers]`` and some minutes a case on a core.
+A record holds, for each case: perplexity; the mean loss minus the reference's, and the mean divergence KL(reference ‖
+quantized), both in nats a token with the standard error over windows; how often the most likely token is the
+reference's; and ``error``, the mean error of the layers' weights, by which one would rank methods without a text. Exact
+torch on a CPU computes the products; kernels sum in another order. ``--table`` writes the table of
+docs/how-to/models.md from the record. It needs ``cute_nvfp4[transformers]`` and takes some minutes a case on a core.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ BEGIN, END = "<!-- accuracy: begin -->", "<!-- accuracy: end -->"
 
 
 class Case(NamedTuple):
-    """A row of the table: the options of ``quantize_model``. rotated: ``rotate_model`` comes first."""
+    """A row of the table: the options of ``quantize_model``. rotated: whether ``rotate_model`` runs first."""
 
     rule: str
     method: str = "nearest"
@@ -86,8 +87,8 @@ CASES = (
 
 
 class Emulated(torch.nn.Module):
-    """An ``NVFP4Linear`` with its weight decoded once: the same values, in float32. With FP8 rows the weight's values
-    are those that are left when each code times its scale has been rounded to E4M3."""
+    """An ``NVFP4Linear`` whose weight is decoded once to the same values in float32. With FP8 rows, each code times its
+    scale is rounded to E4M3 first, as the kernel does."""
 
     def __init__(self, layer: NVFP4Linear) -> None:
         super().__init__()
@@ -107,7 +108,7 @@ class Emulated(torch.nn.Module):
 
 
 def emulate(model: torch.nn.Module) -> torch.nn.Module:
-    """Puts ``Emulated`` layers in the place of quantized ones."""
+    """Replaces quantized layers by ``Emulated`` ones, in place."""
     for name, module in list(model.named_modules()):
         if isinstance(module, NVFP4Linear):
             parent, _, child = name.rpartition(".")
@@ -116,14 +117,15 @@ def emulate(model: torch.nn.Module) -> torch.nn.Module:
 
 
 class Sample(NamedTuple):
-    """Tokens (windows, length) to judge by, and others to calibrate with."""
+    """Windows of tokens (windows, length): some to judge the model with, others to calibrate it with."""
 
     judged: torch.Tensor
     calibration: torch.Tensor
 
 
 def sample(ids: Sequence[int], count: int, length: int, between: int) -> Sample:
-    """``count`` windows at even distances, and ``between`` each of them and the next as many for calibration."""
+    """Takes ``count`` windows to judge at even distances, and ``between`` windows to calibrate with after each of
+    them."""
     distance = len(ids) // count
     step = distance // (between + 1)
     if step < length:
@@ -135,7 +137,7 @@ def sample(ids: Sequence[int], count: int, length: int, between: int) -> Sample:
 
 
 class Outcome(NamedTuple):
-    """Of one model on the windows: losses (W, T - 1), log probabilities (W, T - 1, V) in bfloat16."""
+    """What a model gives on the windows: losses (W, T - 1), log probabilities (W, T - 1, V) in bfloat16."""
 
     losses: torch.Tensor
     logs: torch.Tensor
@@ -143,7 +145,7 @@ class Outcome(NamedTuple):
 
 @torch.inference_mode()
 def run(model: torch.nn.Module, tokens: torch.Tensor) -> Outcome:
-    """The model on all windows, one at a time."""
+    """Runs the model on all windows, one at a time."""
     losses, logs = [], []
     for window in tokens:
         found = model(window[None]).logits[0, :-1].float().log_softmax(-1)
@@ -153,13 +155,13 @@ def run(model: torch.nn.Module, tokens: torch.Tensor) -> Outcome:
 
 
 def mean_and_error(values: torch.Tensor) -> list[float]:
-    """The mean of windows' means (W,), and its standard error."""
+    """The mean over windows of a value (W,), and its standard error."""
     found = values.tolist()
     return [statistics.fmean(found), statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else 0.0]
 
 
 def compared(outcome: Outcome, reference: Outcome) -> dict[str, Any]:
-    """The figures of a record."""
+    """The figures of a record: ``outcome`` against ``reference``."""
     divergences, agreements = [], []
     for found, exact in zip(outcome.logs, reference.logs):
         mean, agreement = divergence(exact, found)
@@ -174,7 +176,7 @@ def compared(outcome: Outcome, reference: Outcome) -> dict[str, Any]:
 
 
 def quantized(model: torch.nn.Module, case: Case, calibration: torch.Tensor) -> tuple[torch.nn.Module, ModelReport]:
-    """A copy of ``model``, quantized; four windows are one batch."""
+    """A quantized copy of ``model``, and the report. Calibration runs in batches of four windows."""
     needed = case.method != "nearest" or case.input_rule is not None or case.awq
     batches = list(calibration.split(4)) if needed else None
     options = {"method": case.method, "input_rule": case.input_rule, "calibration": batches, "awq": case.awq}
@@ -192,12 +194,12 @@ def row_of(model: torch.nn.Module, case: Case, tokens, calibration, reference: O
 
 
 def case_of(row: dict[str, Any]) -> Case:
-    """The case of a row."""
+    """The ``Case`` that a row of the record belongs to."""
     return Case(**{name: row[name] for name in Case._fields if name in row})
 
 
 def table(record: dict[str, Any]) -> str:
-    """The rows as a page has them, in the order of ``CASES``."""
+    """The rows of the page's table, in the order of ``CASES``."""
     lines = [
         f"| weights and activations | rule | perplexity ({record['reference']:.2f} in float32) | loss, more by "
         "| KL, nats a token | same first token | mean error of weights |",
@@ -220,7 +222,7 @@ def table(record: dict[str, Any]) -> str:
 
 
 def write_table(record: dict[str, Any], page: Path = PAGE) -> None:
-    """Puts the table between the page's two marks."""
+    """Writes the table between the page's two markers."""
     text = page.read_text()
     before, rest = text.split(BEGIN)
     page.write_text(f"{before}{BEGIN}\n{table(record)}\n{END}{rest.split(END)[1]}")
@@ -232,10 +234,10 @@ def main() -> int:
     parser.add_argument("--text", type=Path, help="a file of prose")
     parser.add_argument("--windows", type=int, default=6)
     parser.add_argument("--length", type=int, default=384)
-    parser.add_argument("--between", type=int, default=2, help="windows to calibrate with, after each judged one")
+    parser.add_argument("--between", type=int, default=2, help="calibration windows after each judged window")
     parser.add_argument("--cases", type=int, nargs="*", default=range(len(CASES)), help="places in CASES")
     parser.add_argument("--output", type=Path, default=RESULTS)
-    parser.add_argument("--table", action="store_true", help="only write the page's table from the record")
+    parser.add_argument("--table", action="store_true", help="measure nothing; write the page's table from the record")
     options = parser.parse_args()
     record = json.loads(options.output.read_text()) if options.output.exists() else {"rows": []}
     if not options.table:

@@ -1,9 +1,11 @@
-"""The error of a product by the width of its activations: ``python benchmarks/accuracy_w4a8.py``, on any machine.
+"""Measures the error of a product for each width of activations: ``python benchmarks/accuracy_w4a8.py``, on any
+machine.
 
-Weights (N, K) are rounded to NVFP4 by ``four_six_mse``; x (M, K) stays in bfloat16 (W4A16), becomes E4M3 with a scale a
-row (W4A8), or NVFP4 (W4A4). Each product is compared with that of the floats: the norm of the difference over the norm.
-Products are this package's kernels for sm_90a, on a GPU or in the simulator, whose tensor cores keep as many bits of a
-sum as Hopper's. "sums" is what their rounding alone adds: the difference from the exact product of the same operands.
+``four_six_mse`` rounds weights (N, K) to NVFP4. x (M, K) stays in bfloat16 (W4A16), becomes E4M3 with a scale a row
+(W4A8), or NVFP4 (W4A4). The error is the norm of the difference from the product of the unrounded floats, divided by
+that product's norm. This package's kernels for sm_90a compute the products, on a GPU or in the simulator, whose tensor
+cores keep as many bits of a sum as Hopper's. The column "sums" has what the rounding of sums alone adds: the difference
+from the exact product of the same rounded operands.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ E4M3 = torch.float8_e4m3fn
 
 
 def student_t(shape: tuple[int, int], generator: torch.Generator) -> torch.Tensor:
-    """Numbers with heavy tails: Student's t of three degrees of freedom."""
+    """Values with heavy tails: Student's t with three degrees of freedom."""
     squares = torch.randn(3, *shape, generator=generator).square().sum(0)
     return torch.randn(shape, generator=generator) / (squares / 3).sqrt()
 
@@ -41,7 +43,7 @@ def error(found: torch.Tensor, exact: torch.Tensor) -> float:
 
 
 def errors(m: int, n: int, k: int, data: str, format: str, device: str) -> list[tuple[str, float, float]]:
-    """Each way to multiply, its error, and that of its sums alone."""
+    """For each way to multiply: its name, its error, and the error of its sums alone."""
     generator = torch.Generator().manual_seed(1)
     w, x = (DATA[data](shape, generator).bfloat16().to(device) for shape in ((n, k), (m, k)))
     exact = x.double() @ w.double().t()

@@ -1,11 +1,12 @@
-"""The error of real layers' products by the width of their activations: ``python benchmarks/accuracy_w4a8_layers.py``.
+"""Measures errors of real layers' products by width of activations: ``python benchmarks/accuracy_w4a8_layers.py``.
 
-Linear layers of SmolLM2-135M-Instruct (``smollm2.py`` says where its file is) with the activations that a text
-gives it: weights are rounded to NVFP4 by a rule; x stays bfloat16 (W4A16), becomes E4M3 with a scale a row (W4A8), or
-NVFP4 (W4A4). The error is the norm of the difference from the floats' product over that one's norm. Operands are those
-of this package, products exact, so that sums add nothing; ``--simulated`` layers run this package's kernels for sm_90a
-in the simulator as well, with the tensor cores' own sums and with promoted ones. ``--parts`` says instead what finer
-scales would do: one for each 128 of K of a row of x, and a power of two for each 128 of K of a weight's row.
+The layers are linear layers of SmolLM2-135M-Instruct (``smollm2.py`` says where its file is), with the activations of a
+text. A rule rounds weights to NVFP4; x stays bfloat16 (W4A16), becomes E4M3 with a scale a row (W4A8), or NVFP4 (W4A4).
+The error is the norm of the difference from the product of the unrounded floats, divided by that product's norm. This
+package quantizes the operands; products are exact, so that sums add no error. ``--simulated N`` layers also run the
+kernels for sm_90a in the simulator, with the tensor cores' own sums and with promoted sums. ``--parts`` measures what
+finer scales gain instead: a scale for each 128 of K of a row of x, and a power of two for each 128 of K of a weight
+row.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ import cute_nvfp4 as nv
 RESULTS = Path(__file__).with_name("results") / "accuracy_w4a8_layers.json"
 PARTS = Path(__file__).with_name("results") / "accuracy_w4a8_parts.json"
 PART = 128
-"""Columns that share a scale."""
+"""Elements along K that share a finer scale."""
 WAYS = ("W4A16", "W4A8", "W4A8, promoted sums", "W4A4")
 
 
 class Layer(NamedTuple):
-    """A linear layer, its weight (N, K), and rows of its input (M, K), both bfloat16."""
+    """A linear layer: its weight (N, K) and rows of its input (M, K), both bfloat16."""
 
     name: str
     weight: torch.Tensor
@@ -44,7 +45,8 @@ class Layer(NamedTuple):
 
 
 def layers(path: Path, text: str, rows: int, every: int) -> Iterator[Layer]:
-    """The layers of every so many blocks, with the last ``rows`` tokens of the text's beginning."""
+    """Yields the layers of every ``every``-th block, with inputs for the last ``rows`` tokens at the beginning of the
+    text."""
     model, tokenizer = load(path)
     ids = torch.tensor([tokenizer.encode(text).ids[: 8 * rows]])
     found: dict[str, torch.Tensor] = {}
@@ -66,7 +68,7 @@ def layers(path: Path, text: str, rows: int, every: int) -> Iterator[Layer]:
 
 
 def errors(layer: Layer, rule: str, simulated: bool) -> dict[str, float]:
-    """The error of each way to multiply; of W4A8's sums only where they are ``simulated``."""
+    """The error of each way to multiply; errors of W4A8's sums only if ``simulated``."""
     exact = layer.x.double() @ layer.weight.double().t()
     weight, x = nv.quantize(layer.weight, "nvfp4", rule), layer.x
     rows, codes = nv.quantize(x, "fp8_e4m3", backend="reference"), nv.quantize(x, "nvfp4", rule, backend="reference")
@@ -93,7 +95,7 @@ def errors(layer: Layer, rule: str, simulated: bool) -> dict[str, float]:
 
 
 def of_parts(layer: Layer, rule: str) -> dict[str, float]:
-    """The error of W4A16 and of W4A8 with scales of rows, and with finer ones of x, of the weight, and of both."""
+    """Errors of W4A16 and W4A8: with scales of rows, and with finer scales of x, of the weight, and of both."""
     exact = layer.x.double() @ layer.weight.double().t()
     weight = nv.quantize(layer.weight, "nvfp4", rule)
     data, scale = weight.data, weight.rowmajor_scale().reshape(len(weight.data), -1)
@@ -118,7 +120,7 @@ OF_PARTS = ("W4A16", "W4A8", "x by 128", "weight by 128", "both by 128")
 
 
 def table_of_parts(record: dict) -> str:
-    """A row for each way: its mean error in percent, and its ratio to that of W4A16."""
+    """A row for each way to scale: its mean error in percent, and the ratio to the error of W4A16."""
     lines = ["| scales | error, mean | over W4A16's, mean | largest |", "|---|---|---|---|"]
     for name in OF_PARTS:
         found = [row["errors"][name] for row in record["layers"]]
@@ -129,7 +131,8 @@ def table_of_parts(record: dict) -> str:
 
 
 def table(record: dict) -> str:
-    """A row for each kind of layer: mean errors over the blocks in percent, and W4A8's over W4A16's."""
+    """A row for each kind of layer: mean errors over the blocks in percent, and the ratio of W4A8's error to
+    W4A16's."""
     kinds: dict[str, list[dict]] = {}
     for row in record["layers"]:
         kinds.setdefault(row["name"].rsplit(".", 1)[1], []).append(row["errors"])
@@ -149,14 +152,14 @@ def table(record: dict) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, nargs="?", help="the GGUF file (with --from none is needed)")
+    parser.add_argument("model", type=Path, nargs="?", help="the model's GGUF file (not needed with --from)")
     parser.add_argument("--text", type=Path, default=Path(__file__), help="a text of a few hundred words or more")
     parser.add_argument("--rows", type=int, default=64, help="tokens")
     parser.add_argument("--every", type=int, default=1, help="blocks: 1 for all")
-    parser.add_argument("--rule", default="four_six_mse", help="that weights, and x in NVFP4, are rounded by")
-    parser.add_argument("--simulated", type=int, default=3, help="so many layers run in the simulator, too, 16 rows")
+    parser.add_argument("--rule", default="four_six_mse", help="rounding rule of weights, and of x in NVFP4")
+    parser.add_argument("--simulated", type=int, default=3, help="layers that run in the simulator, too, with 16 rows")
     parser.add_argument("--from", dest="source", action="store_true", help=f"print {RESULTS.name} instead")
-    parser.add_argument("--parts", action="store_true", help=f"what finer scales would do, into {PARTS.name}")
+    parser.add_argument("--parts", action="store_true", help=f"measure finer scales instead, into {PARTS.name}")
     options = parser.parse_args()
     if options.parts:
         found = [

@@ -1,7 +1,7 @@
-"""Launches that ``ours_b200.py`` has timed: ``cute-nvfp4 sim --time b200_launches.py gemv n=4096 k=4096``.
+"""The launches that ``ours_b200.py`` times: ``cute-nvfp4 sim --time b200_launches.py gemv n=4096 k=4096``.
 
-Each function makes operands (any values: times do not depend on them) and launches once. ``example FILE ARGS…`` runs
-an example of CUTLASS, whose operands are not converted to FP4 by kernels first: that takes minutes and changes no time.
+Each function makes operands (any values: times do not depend on them) and launches once. ``example FILE ARGS…`` runs an
+example of CUTLASS without the kernels that convert its operands to FP4: they take minutes and change no time.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ def gemm(m: int, n: int, k: int, kind: str = "nvfp4", out: str = "float16") -> N
 
 
 def packed(m: int, n: int, k: int) -> None:
-    """bfloat16 times a prepared NVFP4 weight."""
+    """Launches the product of bfloat16 rows and a prepared NVFP4 weight."""
     from cute_nvfp4 import gemm, prepare_weight
 
-    weight = prepare_weight(operand(n, k), backend="reference")  # not a launch
+    weight = prepare_weight(operand(n, k), backend="reference")  # launches nothing
     gemm(torch.randn(m, k).bfloat16().cuda(), weight)
 
 
 def contest(problem: str, case: int) -> None:
-    """The benchmark shape number ``case`` of a problem, by the submission that lies beside its task."""
+    """Launches benchmark shape number ``case`` of a problem, with the submission that lies beside the problem's
+    task."""
     known = get_problem(problem)
     shape = task_of(Options(problem=problem)).benchmarks[case]
     drawn = known.generate(shape, shape["seed"], "public")

@@ -1,5 +1,5 @@
-"""Operations of ``generate_model.py`` between products, as torch has them or compiled: every contestant has the same
-ones. ``between_triton.py`` has others in the place of some."""
+"""The operations of ``generate_model.py`` between products, in torch's operations or compiled by torch. All contestants
+use the same ones. ``between_triton.py`` has Triton kernels that replace some of them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from torch.nn import functional as F
 
 EPSILON = 1e-5
 FEW_ROWS = 1
-"""Rows up to which a router's product is compiled as sums."""
+"""Up to this many rows, a router's product is compiled as sums."""
 
 
 def add_norm(
     x: torch.Tensor | Slots, residual: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The new residual, and its RMSNorm. x: what is added, or rows of one token's experts, which add up to it."""
+    """The new residual, and its RMSNorm. x: the term to add, or the rows of one token's experts, whose sum is the
+    term."""
     residual = residual + (x.summed(residual) if isinstance(x, Slots) else x)
     wide = residual.float()
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPSILON)
@@ -29,8 +30,8 @@ def add_norm(
 def rotate(
     x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, values: int, norms: torch.Tensor | None
 ) -> torch.Tensor:
-    """Rotary positions of heads (B, S, heads, D), the last ``values`` of which stay as they are; cosine and sine are
-    (S, 1, D / 2), in float32. norms: None, or (heads, D), the weights of an RMSNorm of each head before it turns."""
+    """Applies rotary positions to heads (B, S, heads, D), except to the last ``values`` heads. cosine, sine: (S, 1, D /
+    2), float32. norms: None, or the weights (heads, D) of an RMSNorm that each head passes first."""
     turned, wide = torch.arange(x.shape[2], device=x.device)[:, None] < x.shape[2] - values, x.float()
     if norms is not None:
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPSILON)
@@ -46,43 +47,46 @@ def silu_mul(both: torch.Tensor) -> torch.Tensor:
 
 
 def scores(x: torch.Tensor, router: torch.Tensor) -> torch.Tensor:
-    """What a router (E, H) gives for rows (T, H): (T, E). Few rows are sums, which torch compiles to a kernel that is
-    faster than its product: 3 µs a layer of Qwen3-30B-A3B on an H200."""
+    """A router's logits (T, E) for rows (T, H); router: (E, H). Few rows are computed as sums, which torch compiles to
+    a kernel that is faster than its product: 3 µs a layer of Qwen3-30B-A3B on an H200."""
     if len(x) > FEW_ROWS:
         return F.linear(x, router)
     return (x.float()[:, None] * router.float()).sum(-1).to(x.dtype)
 
 
 def route_by_torch(x: torch.Tensor, router: torch.Tensor, top: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts (T, top) of each row of x (T, H), and their weights, which add up to 1: router (E, H)."""
+    """The experts (T, top) of each row of x (T, H), and their weights, which add up to 1. router: (E, H)."""
     chances, ids = scores(x, router).float().softmax(-1).topk(top)
     return ids, chances / chances.sum(-1, keepdim=True)
 
 
 def turn_of(places: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosine and sine (S, 1, D / 2) of places (S,)."""
+    """Cosine and sine (S, 1, D / 2) of positions (S,)."""
     angles = places[:, None, None] * frequencies
     return angles.cos(), angles.sin()
 
 
 def token(logits: torch.Tensor) -> torch.Tensor:
-    """The most likely token (B, 1)."""
+    """The most likely token (B, 1) of logits."""
     return logits.argmax(-1, keepdim=True)
 
 
 def slots_by_torch(
     x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``routed_by_torch`` before the sum: rows in the order of their experts, and their weights."""
+    """The part of ``routed_by_torch`` before the sum: the rows in the order of their experts, and their weights."""
     order, rows = rows_by_torch(x, ids, gate_up, down)
     return rows, weights.flatten()[order].float()
 
 
 class Between(NamedTuple):
-    """The operations between products, as torch has them or compiled: the same ones for every contestant. ``experts``
-    and ``slots`` have products of their own: all experts in bf16, in torch's operations. attention: what takes the
-    place of ``rotate`` and torch's attention, or None. norm_route: of one token, what takes the place of ``add_norm``,
-    ``scores`` and ``route``, or None; its experts' rows are then added up by ``add_norm``."""
+    """The operations between products, in torch's operations or compiled: the same ones for every contestant.
+
+    experts, slots: all experts in bf16, with their products, in torch's operations.
+    attention: replaces ``rotate`` and torch's attention; or None.
+    norm_route: replaces ``add_norm``, ``scores`` and ``route`` for one token, whose experts' rows ``add_norm`` then
+        adds up; or None.
+    """
 
     add_norm: Callable = add_norm
     rotate: Callable = rotate
@@ -102,9 +106,9 @@ class Between(NamedTuple):
 
 
 def attention(heads: torch.Tensor, cache: torch.Tensor, position: torch.Tensor | None) -> torch.Tensor:
-    """Of queries, keys and values (B, S, heads + 2 · kv heads, D), the latter kept in the cache (B, 2 · kv heads,
-    length, D): causal from its beginning without a ``position``; of one row, at the position (1,), with all of the
-    cache."""
+    """Attention of queries, keys and values (B, S, heads + 2 · kv heads, D); keys and values go into the cache (B, 2 ·
+    kv heads, length, D). Without a ``position`` it is causal from the cache's beginning; one row at the position (1,)
+    attends to the whole cache."""
     (batch, length, _, size), both = heads.shape, cache.shape[1]
     q, kv = heads[:, :, :-both], heads[:, :, -both:].transpose(1, 2)
     if position is None:
@@ -112,6 +116,6 @@ def attention(heads: torch.Tensor, cache: torch.Tensor, position: torch.Tensor |
         y = F.scaled_dot_product_attention(q.transpose(1, 2), *kv.chunk(2, dim=1), is_causal=True, enable_gqa=True)
         return y.transpose(1, 2).reshape(batch, length, -1)
     cache.index_copy_(2, position, kv)
-    # the heads of a group are rows of one product: they read its keys once
+    # the heads of a group are rows of one product, which reads the group's keys once
     y = F.scaled_dot_product_attention(q.reshape(batch, both // 2, -1, size), *cache.chunk(2, dim=1))
     return y.reshape(batch, 1, -1)

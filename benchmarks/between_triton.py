@@ -1,9 +1,9 @@
-"""Operations of ``between_torch.py`` in Triton.
+"""Triton kernels for operations of ``between_torch.py``.
 
-A step of decoding takes one launch a layer for its attention: queries and keys are normed and turned, the new key and
-value kept, and all keys attended to, their CTAs' results added by the last one of a group of heads. A prompt takes one
-launch for the same up to the kept keys, and then torch's attention. torch's own operations for this take four to eight
-launches, and most of their time is a launch's. ``add_norm`` reads each row once.
+A decoding step takes one launch a layer for attention: it normalizes and rotates queries and keys, stores the new key
+and value, and attends to all keys; the last CTA of a group of heads adds up the results of the group's CTAs. A prompt
+takes one launch that ends with the stored keys, and then torch's attention. torch's own operations take four to eight
+launches for this, and most of their time is launch overhead. ``add_norm`` reads each row once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROWS = 16
 BLOCK = 32
 """Keys of a step of the loop."""
 CTAS, SPLITS, WARPS = 128, 16, 4
-"""About so many CTAs share the keys of all sequences and groups; at most so many one group's; warps of each."""
+"""About how many CTAs share the keys of all sequences and groups; the most CTAs of one group; warps of a CTA."""
 ROUTING_CTAS = 32
 """CTAs that share a router's experts."""
 TOKENS, HEADS = 16, 8
@@ -31,14 +31,14 @@ TOKENS, HEADS = 16, 8
 
 @triton.jit
 def rounded(x, weight):
-    """x in bf16 times a weight in bf16."""
+    """x rounded to bf16, times a weight in bf16."""
     return (x.to(tl.bfloat16).to(tl.float32) * weight.to(tl.float32)).to(tl.bfloat16)
 
 
 @triton.jit
 def turned(first, second, weight, at, cosine, sine, norm: tl.constexpr, size: tl.constexpr, eps: tl.constexpr):
-    """Both halves (rows, size / 2) of bf16 heads after their RMSNorm, if there is one, and their rotation. at: places
-    of the first half's weights."""
+    """Both halves (rows, size / 2) of bf16 heads after their RMSNorm, if ``norm``, and their rotation. at: offsets of
+    the first half's weights."""
     a, b = first.to(tl.float32), second.to(tl.float32)
     if norm:
         scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / size + eps)[:, None]
@@ -53,12 +53,12 @@ def attend_kernel(
     kv: tl.constexpr, group: tl.constexpr, lines: tl.constexpr, rows: tl.constexpr, size: tl.constexpr,
     block: tl.constexpr, splits: tl.constexpr, norm: tl.constexpr, eps: tl.constexpr,
 ):  # fmt: skip
-    """Attention of one token of a sequence: a group of heads, and its share of the keys.
+    """Attention of one token of a sequence: one group of heads, and this CTA's share of the keys.
 
-    heads (B, (group + 2) · kv, size): queries, keys, values; cosine and sine (size / 2,); weight as the heads of a
-    sequence; cache (B, 2 · kv, length, size); position (1,); out (B, group · kv, size). partial (B · kv, splits, group,
-    size), stats (2, B · kv, splits, group), counter (B · kv,) zeros before and after. lines: group, up to a power of
-    two.
+    heads (B, (group + 2) · kv, size): queries, keys, values; cosine and sine (size / 2,); weight as the heads of one
+    sequence; cache (B, 2 · kv, length, size); position (1,); out (B, group · kv, size). Scratch: partial (B · kv,
+    splits, group, size), stats (2, B · kv, splits, group), and counter (B · kv,), which is zero before and after the
+    launch. lines: ``group``, rounded up to a power of two.
     """
     half: tl.constexpr = size // 2
     pair, split = tl.program_id(0), tl.program_id(1)
@@ -70,14 +70,14 @@ def attend_kernel(
     share = tl.cdiv(tl.cdiv(length, splits), block) * block
     begin = split * share
     end = tl.minimum(begin + share, length)
-    # the first block is asked for before anything is waited for
+    # the loads of the first block start before anything waits
     j = begin + tl.arange(0, block)
     here, there = (j < end)[:, None], keys + j[:, None] * size + low[None, :]
     old1, old2 = tl.load(there, here, other=0.0), tl.load(there + half, here, other=0.0)
     old = tl.load(values + j[:, None] * size + whole[None, :], here, other=0.0)
     place = tl.load(position).to(tl.int32)
     cos, sin = tl.load(cosine + low)[None, :], tl.load(sine + low)[None, :]
-    # rows of padding repeat the last head, and are not stored
+    # padding rows repeat the last head, and are not stored
     of_q = (mine * group + tl.minimum(row, group - 1))[:, None] * size + low[None, :]
     q1, q2 = turned(tl.load(every + of_q), tl.load(every + of_q + half), weight, of_q, cos, sin, norm, size, eps)
     one = tl.zeros((1, 1), tl.int32)
@@ -135,8 +135,8 @@ def turn_kernel(
     kv: tl.constexpr, queries: tl.constexpr, size: tl.constexpr, block: tl.constexpr, each: tl.constexpr,
     norm: tl.constexpr, eps: tl.constexpr,
 ):  # fmt: skip
-    """Some heads of some tokens of a prompt: queries (B, tokens, queries, size) are normed and turned, keys kept in the
-    cache (B, 2 · kv, length, size), too, values only kept. cosine and sine (tokens, size / 2)."""
+    """Prepares some heads of some tokens of a prompt. Queries (B, tokens, queries, size) and keys are normalized and
+    rotated; keys and values go into the cache (B, 2 · kv, length, size). cosine and sine: (tokens, size / 2)."""
     half: tl.constexpr = size // 2
     sequence, every = tl.program_id(2), queries + 2 * kv
     token, low = tl.program_id(0) * block + tl.arange(0, block), tl.arange(0, half)
@@ -161,7 +161,7 @@ def turn_kernel(
 
 @triton.jit
 def add_norm_kernel(x, residual, weight, total, out, columns, block: tl.constexpr, eps: tl.constexpr):
-    """One row of the new residual, ``total``, and its RMSNorm."""
+    """Computes one row of the new residual, ``total``, and its RMSNorm."""
     row, column = tl.program_id(0).to(tl.int64) * columns, tl.arange(0, block)
     here = column < columns
     added = tl.load(x + row + column, here, other=0.0).to(tl.float32)
@@ -178,8 +178,8 @@ def slots_add_norm_kernel(
     rows, weights, residual, weight, total, out, columns,
     top: tl.constexpr, lines: tl.constexpr, block: tl.constexpr, weighted: tl.constexpr, eps: tl.constexpr,
 ):  # fmt: skip
-    """``add_norm_kernel`` of one row, which is the sum of ``top`` rows, times their weights or as they are. lines: top,
-    up to a power of two."""
+    """``add_norm_kernel`` for one row whose term is the sum of ``top`` rows. weighted: whether to multiply them by
+    their weights. lines: ``top``, rounded up to a power of two."""
     column, line = tl.arange(0, block), tl.arange(0, lines)
     here, there = column < columns, line < top
     each = tl.load(rows + line[:, None] * columns + column[None, :], there[:, None] & here[None, :], other=0.0)
@@ -200,11 +200,11 @@ def norm_route_kernel(
     experts: tl.constexpr, each: tl.constexpr, top: tl.constexpr, lines: tl.constexpr, block: tl.constexpr,
     eps: tl.constexpr,
 ):  # fmt: skip
-    """``add_norm_kernel`` of one row, a router's logits of ``each`` experts a CTA, and the choice of ``top`` by the
-    last CTA: the softmax of the chosen logits.
+    """``add_norm_kernel`` for one row, then a router: each CTA computes the logits of ``each`` experts, and the last
+    CTA chooses the ``top`` largest and takes the softmax of their logits.
 
     router (experts, columns); logits (experts,) float32, and counter (1,), 0 before and after, are scratch memory; ids
-    (top,) int32, weights (top,) float32. Logits are rounded to bf16; of equal ones the lower expert comes first.
+    (top,) int32, weights (top,) float32. Logits are rounded to bf16; of equal logits the lower expert comes first.
     """
     column = tl.arange(0, block)
     here, mine = column < columns, tl.program_id(0) * each + tl.arange(0, each)
@@ -241,7 +241,8 @@ def norm_route_kernel(
 
 
 class Scratch(NamedTuple):
-    """What CTAs of a launch leave for the last one: sums, their largest scores and weights, and how many are done."""
+    """What the CTAs of a launch leave for the last CTA: sums, maxima and sums of the softmax, and how many CTAs are
+    done."""
 
     partial: torch.Tensor
     stats: torch.Tensor
@@ -250,7 +251,7 @@ class Scratch(NamedTuple):
 
 @functools.cache
 def scratch(pairs: int, splits: int, group: int, size: int, device: torch.device) -> Scratch:
-    """Memory that all launches of these sizes share, one after the other."""
+    """Scratch memory that all launches of these sizes share, one after the other."""
     return Scratch(
         torch.empty(pairs, splits, group, size, device=device),
         torch.empty(2, pairs, splits, group, device=device),
@@ -272,11 +273,11 @@ def attention(
     position: torch.Tensor | None,
     eps: float,
 ) -> torch.Tensor:
-    """Attention (B, S, heads · D) of queries, keys and values (B, S, heads + 2 · kv heads, D) in bf16, as a product
-    gives them, the latter kept in the cache (B, 2 · kv heads, length, D).
+    """Attention (B, S, heads · D) of a product's queries, keys and values (B, S, heads + 2 · kv heads, D) in bf16. Keys
+    and values go into the cache (B, 2 · kv heads, length, D).
 
     turn: cosine and sine (S, 1, D / 2), float32. norms: None, or weights (heads + 2 · kv heads, D). A prompt, without a
-    ``position``, is causal from the cache's beginning; one token at the position (1,) attends to all of the cache.
+    ``position``, is causal from the cache's beginning; one token at the position (1,) attends to the whole cache.
     """
     (batch, tokens, _, size), (both, length) = heads.shape, cache.shape[1:3]
     kv, queries = both // 2, heads.shape[2] - both
@@ -303,7 +304,8 @@ def attention(
 def add_norm(
     x: torch.Tensor | Slots, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The new residual (…, H), and its RMSNorm. x: what is added, or rows of one token's experts, its terms."""
+    """The new residual (…, H), and its RMSNorm. x: the term to add, or the rows of one token's experts, whose sum is
+    the term."""
     residual, columns = residual.contiguous(), residual.shape[-1]
     total, out = torch.empty_like(residual), torch.empty_like(residual)
     block = triton.next_power_of_2(columns)
@@ -322,8 +324,8 @@ def add_norm(
 def norm_route(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, router: torch.Tensor, top: int, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of one token: the new residual (…, H), its RMSNorm, the experts (1, top) that a router (E, H) chooses, E a power
-    of two, and their weights (1, top), which add up to 1."""
+    """For one token: the new residual (…, H), its RMSNorm, the experts (1, top) that the router chooses, and their
+    weights (1, top), which add up to 1. router: (E, H), E a power of two."""
     x, residual, (experts, columns) = x.contiguous(), residual.contiguous(), router.shape
     total, out = torch.empty_like(x), torch.empty_like(x)
     ids = torch.empty(1, top, dtype=torch.int32, device=x.device)
@@ -338,5 +340,5 @@ def norm_route(
 
 @functools.cache
 def routing_scratch(experts: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits, and how many CTAs are done, of launches that follow each other."""
+    """The logits and the counter of finished CTAs that launches share, one after the other."""
     return torch.empty(experts, device=device), torch.zeros(1, dtype=torch.int32, device=device)

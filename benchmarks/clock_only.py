@@ -1,7 +1,7 @@
-"""``python benchmarks/clock_only.py sim …``: ``python -m cute_nvfp4 sim …`` without the products of tcgen05.
+"""Runs ``python -m cute_nvfp4 sim …`` without the products of tcgen05: ``python benchmarks/clock_only.py sim …``.
 
-They take long and change no time, as nothing depends on their values in programs whose results are unused. With
-``bare`` before ``sim`` also without the replays of ``Timing.gains``.
+The products take long and change no time where no time depends on a value and nobody reads the results. With ``bare``
+before ``sim`` it also skips the replays of ``Timing.gains``.
 """
 
 from __future__ import annotations

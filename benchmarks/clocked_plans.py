@@ -1,14 +1,14 @@
-"""Plans of a B200 decided by the simulator's clock: ``python benchmarks/clocked_plans.py --write``. Measures nothing.
+"""Lets the simulator's clock choose plans for a B200: ``python benchmarks/clocked_plans.py --write``. Measures nothing.
 
-For the contest's shapes and some layers of models the analytic model ranks its candidates, and the clock says how long
-the first ``--top`` of them take that the model has within a fifth of its best. The fastest goes into
-``cute_nvfp4/planning/clocked_plans.json``, after every problem; ``--stale`` does those again that another version of
-the clock decided, ``--renew`` keeps their plans and times these again, beside the model's choice, ``--only TEXT`` does
-those whose names have the text in them. ``--jobs N`` has N processes time plans beside one another.
+The problems are the contest's shapes and some layers of models. The analytic model ranks the candidates of each; the
+clock times the first ``--top`` of those that the model puts within a fifth of its best. The fastest goes into
+``cute_nvfp4/planning/clocked_plans.json``, which is written after every problem. Entries that this version of the clock
+decided stay; ``--stale`` decides those of other versions again, ``--renew`` only times their plans again beside the
+model's choice, and ``--only TEXT`` keeps to problems whose names contain the text. ``--jobs N`` times in N processes.
 
-Nobody has published what a cluster's barriers and arrivals at other CTAs cost on a B200: the clock takes an H200's. So
-the choice must not lean on them: with a tenth of both it may lose at most ``TIE`` to the model's own choice, or that
-one stays. Times do not depend on values, so products are left out, and results are unused: the tests check them.
+Nobody has published what a cluster's barriers and arrivals at other CTAs cost on a B200: the clock uses an H200's
+figures. The choice must not depend on them: with a tenth of both it may lose at most ``TIE`` to the model's own choice,
+or that choice stays. Times do not depend on values, so the script skips products and ignores results: tests check them.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ from cute_nvfp4.sim.tcgen05 import product
 from cute_nvfp4.target import ARCHITECTURES
 
 NEUTRAL = {"cluster.barrier": 0.1, "mbarrier.remote": 0.1}
-"""Figures of the clock that are an H200's, and what is left of them."""
+"""Figures of the clock that come from an H200, and the factor that the second timing multiplies them by."""
 TIE, NEAR = 1.01, 1.2
 LAYERS = tuple((m, n, k) for n, k in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)) for m in (16, 128))
-"""m, n, k of Llama-3.1-8B's linear layers."""
+"""(m, n, k) of the linear layers of Llama-3.1-8B."""
 
 
 class Problem(NamedTuple):
-    """One line of the table."""
+    """One problem of the table."""
 
     name: str
     products: int
@@ -67,7 +67,7 @@ class Problem(NamedTuple):
         return self.products, self.grouped, self.sizes
 
     def candidates(self) -> list[tuple[float, Plan]]:
-        """The model's microseconds and plans, fastest first, but for plans in equal shares of K."""
+        """The model's microseconds and plans, fastest first, without plans that split K into equal shares."""
         arch, signature = ARCHITECTURES[ARCH], {"products": self.products, "gate": "silu" if self.products == 2 else ""}
         if self.grouped:
             problem = GroupedProblem(sizes=self.sizes)
@@ -78,7 +78,7 @@ class Problem(NamedTuple):
         return [(p.us, plan) for p, plan in found if plan.config.scheduler == "static"]
 
     def call(self, plan: Plan) -> object:
-        """One launch of it."""
+        """Makes the operands, and returns what launches the plan once."""
         options = {"config": plan, "out_dtype": torch.float16}
         if self.grouped:
             return cute_nvfp4.grouped_gemm([(operand(m, k), operand(n, k)) for m, n, k in self.sizes], **options)
@@ -99,7 +99,8 @@ def problems() -> Iterator[Problem]:
 
 
 class Time(NamedTuple):
-    """A plan by the clock: microseconds of the kernel, the same with ``NEUTRAL`` figures, and what that took here."""
+    """A plan's time by the clock: microseconds, microseconds with the ``NEUTRAL`` figures, and the seconds that timing
+    took."""
 
     us: float
     neutral_us: float
@@ -108,7 +109,7 @@ class Time(NamedTuple):
 
 
 def time_of(call: Callable[[], object], plan: Plan) -> Time:
-    """What the clock says of a plan."""
+    """The clock's time of a plan."""
     begin = time.perf_counter()
     without = mock.patch.object(product, "execute", lambda wave, runs: None)
     # a note on the launch's own cubin costs as much as the launch
@@ -124,7 +125,7 @@ def time_of(call: Callable[[], object], plan: Plan) -> Time:
 
 
 class Task(NamedTuple):
-    """A plan of a problem that the clock is to time."""
+    """A plan of a problem for the clock to time."""
 
     problem: Problem
     plan: Plan
@@ -135,18 +136,18 @@ def timed(task: Task) -> Time:
 
 
 def times_of(tasks: list[Task], jobs: int) -> Iterator[Time]:
-    """The clock's times, in the order of the tasks; with several jobs each has a process."""
+    """The clock's times, in the order of the tasks. With several jobs, worker processes time the tasks."""
     if jobs == 1:
         yield from map(timed, tasks)
         return
-    # no fork: the compiler and torch may have threads already
+    # spawn instead of fork: the compiler and torch may have threads already
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         yield from pool.map(timed, tasks)
 
 
 def variants(plan: Plan) -> Iterator[Plan]:
-    """The plan, and where TMA stores its output, the plan whose threads store it."""
+    """Yields the plan and, where TMA stores its output, the same plan with stores by threads."""
     yield plan
     if plan.config.store == "tma":
         direct = plan.config.__class__(**vars(plan.config) | {"store": "direct"})
@@ -155,13 +156,14 @@ def variants(plan: Plan) -> Iterator[Plan]:
 
 
 def same(plan: Plan, entry: dict[str, Any]) -> bool:
-    """Whether a plan is that of an entry of the table."""
+    """Whether a plan is the one that an entry of the table holds."""
     tiling = plan.config.tiling
     return plan.swap == entry["swap"] and json.loads(json.dumps(tiling)) == entry["tiling"]
 
 
 def tried(problem: Problem, top: int, old: dict[str, Any] | None = None) -> list[Plan]:
-    """The plans that the clock times, the model's own first; ``old``: an entry of the table, for its plan alone."""
+    """The plans for the clock to time, the model's choice first. old: an entry of the table; then only that entry's
+    plan."""
     found = problem.candidates()
     near = [plan for us, plan in found if us <= NEAR * found[0][0]][:top]
     plans = [plan for first in near for plan in variants(first)]
@@ -169,7 +171,7 @@ def tried(problem: Problem, top: int, old: dict[str, Any] | None = None) -> list
 
 
 def decided(problem: Problem, times: list[Time]) -> dict[str, Any]:
-    """The entry of a problem; ``times``: of its plans, the model's own first."""
+    """The table's entry for a problem. times: the clock's times of its plans, the model's choice first."""
     own = times[0]
     best = min(times, key=lambda t: t.us)
     if best is not own and best.neutral_us > TIE * own.neutral_us:
@@ -183,12 +185,12 @@ def decided(problem: Problem, times: list[Time]) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help=f"into {FILE.name} of the package")
-    parser.add_argument("--only", default="", metavar="TEXT", help="problems whose names have it in them")
-    parser.add_argument("--stale", action="store_true", help="again those that another version of the clock decided")
-    parser.add_argument("--again", action="store_true", help="again those that this version decided, too")
-    parser.add_argument("--renew", action="store_true", help="again the plans of such entries, and no others")
-    parser.add_argument("--top", type=int, default=8, help="candidates of the model that the clock times")
+    parser.add_argument("--write", action="store_true", help=f"write {FILE.name} of the package")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only problems whose names contain TEXT")
+    parser.add_argument("--stale", action="store_true", help="also entries that another version of the clock decided")
+    parser.add_argument("--again", action="store_true", help="also entries that this version of the clock decided")
+    parser.add_argument("--renew", action="store_true", help="time only the plans of such entries again")
+    parser.add_argument("--top", type=int, default=8, help="how many of the model's candidates the clock times")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time")
     given = parser.parse_args()
     table = {}

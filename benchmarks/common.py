@@ -1,4 +1,5 @@
-"""What every benchmark needs: a GPU, what it records of the machine it ran on, and where it puts its results."""
+"""What every benchmark needs: the GPU's target, facts of the machine for the record, the results path, timing in
+turns."""
 
 from __future__ import annotations
 
@@ -37,9 +38,9 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def gpu_target(otherwise: str = "") -> Target:
-    """What kernels are compiled for on this machine's GPU. Without one that kernels are written for, says so and exits.
+    """The target that kernels are compiled for on this machine's GPU.
 
-    ``otherwise``: what to run on a machine without a GPU. The exit code is 2.
+    Without such a GPU it prints so and exits with code 2. otherwise: the advice for a machine without a GPU.
     """
     if not torch.cuda.is_available():
         print(f"no CUDA device: this benchmark measures a GPU. {otherwise}".rstrip(), file=sys.stderr)
@@ -52,7 +53,7 @@ def gpu_target(otherwise: str = "") -> Target:
 
 
 def driver_version() -> str:
-    """The NVIDIA driver's version, from ``nvidia-smi``; "unknown" where that is not to be had."""
+    """The NVIDIA driver's version, from ``nvidia-smi``; "unknown" if that fails."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout.split()
@@ -62,7 +63,7 @@ def driver_version() -> str:
 
 
 def machine() -> dict[str, object]:
-    """The GPU, its driver, the date and the versions that matter."""
+    """The GPU, its driver, the date and the versions of the software that decides times."""
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda or "none"}
     for package in ("nvidia-cutlass-dsl", "numpy"):
@@ -79,14 +80,14 @@ def machine() -> dict[str, object]:
 
 
 def processor() -> str:
-    """The processor's name, as Linux tells it."""
+    """The processor's name, from Linux."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or "unknown"
 
 
 def host() -> dict[str, object]:
-    """The processor, the date and the versions that matter, for records that need no GPU."""
+    """The processor, the date and the versions of the software, for records that need no GPU."""
     return {
         "processor": processor(),
         "cores": os.cpu_count(),
@@ -96,7 +97,7 @@ def host() -> dict[str, object]:
 
 
 def results_path(benchmark: str) -> Path:
-    """``results/<benchmark>_<gpu>.json`` for the current GPU."""
+    """The path ``results/<benchmark>_<gpu>.json`` for the current GPU."""
     name = torch.cuda.get_device_properties(torch.cuda.current_device()).name
     return RESULTS / f"{benchmark}_{re.sub(r'[^a-z0-9]+', '_', name.lower()).strip('_')}.json"
 
@@ -107,12 +108,13 @@ def write(record: dict, path: Path) -> None:
 
 
 def take_turns(calls: Mapping[str, Captured], rounds: int, clear: Callable[[], None]) -> dict[str, list[float]]:
-    """Microseconds of each call's replays, which take turns in alternating order, L2 cleared before each.
+    """Microseconds of the replays of each call. The calls take turns in alternating order, and L2 is cleared before
+    each.
 
-    ``clear`` keeps the GPU busy while the host queues the next replay, so that no host time is in a figure.
+    clear: also keeps the GPU busy while the host queues the next replay, so that no figure contains host time.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(-1, rounds):  # the first one warms up
+    for turn in range(-1, rounds):  # the first turn warms up
         events = {}
         for name in list(calls)[:: 1 if turn % 2 == 0 else -1]:
             clear()

@@ -1,8 +1,9 @@
 """Times ``dequantize`` and the packing of weights on this machine's GPU: ``python benchmarks/decode.py``.
 
-Every format at 8192 × 8192, NVFP4 at fewer rows too, checked bit for bit against torch's definition first. The floor is
-the bytes that are read and written once, at the speed of a device copy, and an empty launch; copy and launch are
-measured in the same run. CUDA graphs, launch included, L2 cold and clean, medians with quartiles, taking turns.
+It times every format at 8192 × 8192, and NVFP4 with fewer rows too, after a check of every bit against torch's
+definition. The floor is the time of a device copy of the bytes that the call reads and writes, plus an empty launch;
+the same run measures both. Calls are CUDA graphs that take turns, L2 cold and clean; times include the launch and are
+medians with quartiles.
 
 Exit codes: 0 done, 1 a result is wrong, 2 no CUDA device, or one that no kernel is written for.
 """
@@ -33,7 +34,7 @@ PACKED = (("nvfp4", torch.bfloat16), ("nvfp4", torch.float16))
 
 
 class Contestant(NamedTuple):
-    """A call, the result that it must have bit for bit, and the bytes that it reads and writes once."""
+    """A call, the result that it must give bit for bit, and the bytes that it reads and writes, each counted once."""
 
     name: str
     call: Captured
@@ -57,7 +58,7 @@ def contestants() -> Iterator[Contestant]:
 
 
 def stored_bytes(x: BlockScaledTensor) -> int:
-    """Data and scales."""
+    """Bytes of the codes and the scales."""
     return x.data.numel() + x.rows * x.format.scale_columns(x.k)
 
 
@@ -78,7 +79,7 @@ def main() -> int:
     for name, call, expected, moved in contestants():
         call.graph.replay()
         if not torch.equal(call.result, expected):
-            print(f"{name}: not the bits of torch", file=sys.stderr)
+            print(f"{name}: the bits differ from torch's", file=sys.stderr)
             return 1
         calls[name] = call
         rows.append({"name": name, "k": SIZE, "bytes": moved})

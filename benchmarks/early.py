@@ -1,8 +1,9 @@
-"""Times layers whose products start while the launch before them runs: ``python benchmarks/early.py``, on one GPU.
+"""Times layers whose products start while the preceding launch still runs: ``python benchmarks/early.py``, on one GPU.
 
-The dense layers of ``parallel.py`` (qkv, o, gate and up, down: NVFP4 weights, bf16 rows), whole, and a half as one of
-two GPUs has it, in one CUDA graph of ``--layers`` layers: products as they are, and of plans that are ``early()``.
-Results are compared, bit for bit. Medians of replays in turn, L2 cold before each; µs a layer.
+The layers are the dense layers of ``parallel.py`` (qkv, o, gate and up, down: NVFP4 weights, bf16 rows), whole, and the
+half that one of two GPUs holds. Each is timed in one CUDA graph of ``--layers`` layers, with the planner's plans and
+with the ``early()`` variants of these plans. Results must agree bit for bit. Times are medians of replays in turn, L2
+cold before each, in µs a layer.
 
 Exit codes: 0 done, 1 results differ, 2 no GPU.
 """
@@ -29,7 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", default=[x.model for x in DENSE], choices=[x.model for x in DENSE])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 16, 128, 2048])
-    parser.add_argument("--layers", type=int, default=4, help="in a graph, so that the first launch weighs little")
+    parser.add_argument("--layers", type=int, default=4, help="layers in a graph; the first one should weigh little")
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/early_<gpu>.json")
     options = parser.parse_args()
@@ -53,7 +54,7 @@ def main() -> int:
 
 
 def times(weights: Weights, q: int, rows: int, options: argparse.Namespace) -> dict:
-    """µs a layer, both ways, and how many elements of the results differ."""
+    """µs a layer of both ways, and how many elements of the results differ."""
     generator = torch.Generator("cuda").manual_seed(rows)
     hidden = weights.down.rows
     x = torch.randn(rows, hidden, device="cuda", generator=generator).bfloat16()

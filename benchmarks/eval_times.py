@@ -1,9 +1,9 @@
-"""How long ``cute-nvfp4 eval`` takes, and how much memory: ``python benchmarks/eval_times.py``. Needs no GPU.
+"""Measures time and memory of ``cute-nvfp4 eval``: ``python benchmarks/eval_times.py``. Needs no GPU.
 
-Each problem with the package's own submission on a simulated B200, every command in a process of its own: case 0 of the
-correctness shapes, all ten, and with ``--benchmark`` the contest's benchmark shapes with their modelled times. Seconds
-are of the wall and of all processes, memory is the largest resident size of one process. Compiled kernels are on the
-disk from a first call. They say nothing of any GPU.
+For each problem it evaluates the package's own submission on a simulated B200, each command in its own process: case 0
+of the correctness shapes, all ten, and with ``--benchmark`` the contest's benchmark shapes with their modelled times.
+Seconds are wall time and the CPU time of all processes; memory is the largest resident size of one process. A first
+call has already compiled the kernels to disk. The figures say nothing about a GPU.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ COMMANDS = {
 
 
 def worker(problem: str, options: list[str]) -> dict[str, Any]:
-    """The seconds and the memory of one command, of which this process is the only parent."""
+    """The seconds and the memory of one command, which runs as the only child of this process."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [sys.executable, "-m", "cute_nvfp4", "eval", problem, "--arch", "sm_100a", "--backend", "sim"]
         begin = time.perf_counter()
@@ -53,11 +53,11 @@ def worker(problem: str, options: list[str]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """The exit status."""
+    """Runs the benchmark; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=PROBLEMS)
     parser.add_argument("--commands", nargs="*", choices=[*COMMANDS], default=[x for x in COMMANDS if x != "benchmark"])
-    parser.add_argument("--benchmark", action="store_true", help="the contest's benchmark shapes too: many minutes")
+    parser.add_argument("--benchmark", action="store_true", help="also the contest's benchmark shapes: many minutes")
     parser.add_argument("--output", type=Path, help="results file (default: benchmarks/results/eval_times_cpu.json)")
     parser.add_argument("--worker", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,11 +1,10 @@
-"""How long the first call of an operation takes: ``python benchmarks/first_call.py``. Needs no GPU.
+"""Measures how long the first call of each operation takes: ``python benchmarks/first_call.py``. Needs no GPU.
 
-A first call plans, compiles its kernel with NVIDIA's compiler, and loads it. Every operation is called in a process
-with an empty cache folder, and again in a second process, which finds the compiled kernels on the disk. On a GPU calls
-run there. Without one they are prepared for an H200 and a B200: everything but the launch.
+A first call plans, compiles its kernel with NVIDIA's compiler, and loads it. The script calls every operation in a
+process with an empty cache folder, and again in a second process, which finds the compiled kernels on disk. With a GPU
+the calls run there. Without one they are prepared for an H200 and a B200: everything but the launch.
 
-Seconds are of the wall and of the processor, the import of the package apart. They depend on the host's processor,
-not on the GPU.
+Seconds are wall time and CPU time, without the package's import. They depend on the host's processor, not on the GPU.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ ARCHS = ("sm_90a", "sm_100a")
 
 @contextmanager
 def counted(name: str, found: dict[str, dict[str, float]]) -> Iterator[None]:
-    """Adds the seconds of its block to ``found``."""
+    """Adds the seconds that its block takes to ``found[name]``."""
     wall, processor = time.perf_counter(), time.process_time()
     yield
     found[name] = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - processor}
 
 
 def calls(arch: str, device: str) -> Iterator[tuple[str, Callable[..., Any], tuple, dict[str, Any]]]:
-    """The calls: a name, the operation, its operands and its options."""
+    """Yields the calls: a name, the operation, its operands and its options."""
     import torch
 
     import cute_nvfp4 as nv
@@ -62,13 +61,13 @@ def calls(arch: str, device: str) -> Iterator[tuple[str, Callable[..., Any], tup
 
 
 def worker(arch: str) -> dict[str, dict[str, float]]:
-    """The seconds of each call, in this process; arch: "" for the GPU of this machine."""
+    """The seconds of each call in this process. arch: "" for this machine's GPU."""
     found: dict[str, dict[str, float]] = {}
     with counted("import cute_nvfp4", found):
         import torch
 
         import cute_nvfp4 as nv
-        from cute_nvfp4 import gemm, quantize  # noqa: F401 (what a program imports)
+        from cute_nvfp4 import gemm, quantize  # noqa: F401 (what a user's program imports)
     with nullcontext() if not arch else nv.simulating(arch):
         for name, operation, operands, options in calls(arch or _arch(), "cpu" if arch else "cuda"):
             with counted(name, found):
@@ -101,7 +100,7 @@ def measure(arch: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """The exit status."""
+    """Runs the benchmark; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="results file (default: benchmarks/results/first_call_….json)")
     parser.add_argument("--worker", metavar="ARCH", help=argparse.SUPPRESS)

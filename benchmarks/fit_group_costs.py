@@ -1,14 +1,14 @@
-"""The constants of ``planning/group_costs.py`` from measured plans: ``python benchmarks/fit_group_costs.py``.
+"""Fits the constants of ``planning/group_costs.py`` to measured plans: ``python benchmarks/fit_group_costs.py``.
 
-``records/group_plans_nvidia_h200.json`` has what ``group_plans.py`` has timed on an H200: each product of experts
-alone, by plans of several widths, with the rows that each expert had. The fit is that of ``fit_packed_model.py``: least
-squares of log(modelled / measured), a plan's weight the fastest time of its product over its own.
-``planning/group_costs.json`` then says of each constant its value, the fit, its relative standard error, how many plans
-depend on it, and its basis, as there.
+``records/group_plans_nvidia_h200.json`` holds the times of ``group_plans.py`` on an H200: each product of experts by
+itself, by plans of several widths, with the rows of each expert. The fit is that of ``fit_packed_model.py``: least
+squares of log(modelled / measured), where the weight of a plan is its product's fastest time divided by the plan's.
+``planning/group_costs.json`` then holds for each constant its value, the fit, its relative standard error, how many
+plans depend on it, and its basis (see ``fit_packed_model.py``).
 
     --take        makes the fit the value of every constant that it determines
     --add FILE …  first adds records that group_plans.py wrote
-    --check       writes nothing; exit code 1 where a fit that begins at the file's figures ends elsewhere
+    --check       writes nothing; exit code 1 if a fit that begins at the file's figures ends elsewhere
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cute_nvfp4.planning.packed_problem import PackedPlan
 PLANS = Path(__file__).resolve().parent / "records" / "group_plans_nvidia_h200.json"
 
 FEWEST = 4
-"""Plans that must depend on a constant for the fit to determine it."""
+"""How many plans must depend on a constant for the fit to determine it."""
 
 
 class Row(NamedTuple):
@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
 
 def table(path: Path = PLANS) -> list[Row]:
-    """The measured plans."""
+    """Reads the measured plans."""
     rows = []
     for record in json.loads(path.read_text())["records"]:
         for product in record["products"]:
@@ -69,13 +69,13 @@ def table(path: Path = PLANS) -> list[Row]:
 
 
 def modelled(rows: Sequence[Row], values: Mapping[str, float]) -> np.ndarray:
-    """µs of each plan."""
+    """The modelled µs of each plan."""
     costs = GroupCosts.of(values)
     return np.array([predict(row.plan, row.problem, costs) for row in rows])
 
 
 def add(files: Sequence[Path], path: Path = PLANS) -> None:
-    """Appends records of group_plans.py."""
+    """Appends records of ``group_plans.py`` to the file."""
     held = json.loads(path.read_text()) if path.exists() else {"records": []}
     for source in files:
         record = json.loads(source.read_text())
@@ -87,9 +87,9 @@ def add(files: Sequence[Path], path: Path = PLANS) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--take", action="store_true", help="make the fit the values")
+    parser.add_argument("--take", action="store_true", help="make the fit the values in use")
     parser.add_argument("--add", type=Path, nargs="+", default=[], metavar="FILE", help="records of group_plans.py")
-    parser.add_argument("--check", action="store_true", help="only say whether the file is what the record gives")
+    parser.add_argument("--check", action="store_true", help="write nothing; say whether the record gives the file")
     options = parser.parse_args(arguments)
     if options.add:
         add(options.add)

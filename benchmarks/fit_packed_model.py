@@ -1,24 +1,24 @@
-"""The constants of ``planning/packed_model.py`` from measured plans: ``python benchmarks/fit_packed_model.py``.
+"""Fits the constants of ``planning/packed_model.py`` to measured plans: ``python benchmarks/fit_packed_model.py``.
 
-``records/packed_plans_nvidia_h200.csv`` has a row for every plan that ``gemm_choice.py`` has timed on an H200 and that
-is on record: of its seeds 3, 5, 6, 7, 9 and 10. The constants were first fitted to 2,600 plans, most of them (of seeds
-1, 2 and 4, and other shapes) on no record any more, so they cannot be derived again as they are.
+``records/packed_plans_nvidia_h200.csv`` has a row for every recorded plan that ``gemm_choice.py`` timed on an H200: the
+plans of its seeds 3, 5, 6, 7, 9 and 10. The constants were first fitted to 2,600 plans, but no record keeps most of
+them (seeds 1, 2 and 4, and other shapes), so nobody can derive the present values again.
 
-The script fits all constants that the record determines, by least squares of log(modelled / measured); a plan's weight
-is the fastest time of its product over its own. Launches took 4.9 µs on the machine of the first record and 3.2 to 3.4
-on the others, so every other record has an offset of its own in µs, which does not change which plan is first.
-``planning/packed_model.json`` then says of each constant its value, the fit, the fit's relative standard error, how
+The script fits all constants that the record determines, by least squares of log(modelled / measured); the weight of a
+plan is its product's fastest time divided by the plan's. Launches took 4.9 µs on the machine of the first record and
+3.2 to 3.4 on the others, so every other record has its own offset in µs, which does not change which plan is first.
+``planning/packed_model.json`` then holds for each constant its value, the fit, the fit's relative standard error, how
 many plans depend on it, and its basis:
 
     reproduced    the fit meets the value within a tenth, or within two standard errors
-    other         the record says something else, and the value is kept: see ``--take``
+    other         the fit gives another value, and the file keeps the value in use: see ``--take``
     undetermined  too few plans depend on it, or its standard error is more than a quarter
 
     --take        makes the fit the value of every constant that it determines
-    --fp8         does all of this for x in FP8
-    --rows        … for NVFP4 operands that nobody packed, of gemm_choice.py --packing nvfp4_rows --quantized
+    --fp8         fits the constants for x in FP8 instead
+    --rows        fits the constants for unpacked NVFP4 operands (gemm_choice.py --packing nvfp4_rows --quantized)
     --add FILE …  first adds records that gemm_choice.py wrote to the CSV file
-    --check       writes nothing; exit code 1 where a fit that begins at the file's figures ends elsewhere
+    --check       writes nothing; exit code 1 if a fit that begins at the file's figures ends elsewhere
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ PLANS_FP8 = PLANS.with_name("packed_plans_fp8_nvidia_h200.csv")
 PLANS_ROWS = PLANS.with_name("packed_plans_rows_nvidia_h200.csv")
 SM_COUNT = 132
 FEWEST, LARGEST_ERROR = 15, 0.25
-"""Plans that must depend on a constant, and the largest relative standard error, for a fit to determine it."""
+"""For a fit to determine a constant: how many plans must depend on it, and its largest relative standard error."""
 NEAR, NEAR_ERRORS = 0.1, 2.0
-"""A value is reproduced within this part of it, or within so many standard errors."""
+"""A fit reproduces a value if it differs by at most this fraction of it, or by so many standard errors."""
 STEPS, ENOUGH, DAMPING, LONGEST = 60, 1e-7, 1e-2, 0.3
 """Most steps of the fit, the gain of a step that ends it, the first damping, and the longest step of a logarithm."""
 KINDS = {PLANS_FP8: ("fp8_e4m3", "nvfp4"), PLANS_ROWS: ("nvfp4", "nvfp4_rows")}
-"""What a record of a file must be of."""
+"""The formats of activations and weight that the records of each file must have."""
 MOVED = 0.2
-"""Standard errors that the fit may move in ``check``."""
+"""How many standard errors the fit may move in ``--check``."""
 WITHIN = 0.05
-"""What a choice within five percent loses."""
+"""The loss up to which a choice counts as within five percent."""
 
 
 class Row(NamedTuple):
@@ -70,7 +70,8 @@ class Row(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """Constants (those that are not determined as they were), offsets of records, and relative standard errors."""
+    """The result of a fit: constants (undetermined ones keep their values), offsets of records, relative standard
+    errors."""
 
     values: dict[str, float]
     offsets: dict[str, float]
@@ -78,7 +79,7 @@ class Fit(NamedTuple):
 
 
 def table(path: Path = PLANS) -> list[Row]:
-    """The measured plans; those of x in FP8, and of operands that nobody packed, have files of their own."""
+    """Reads the measured plans. Plans of x in FP8 and of unpacked operands have files of their own."""
     fields: dict[str, Any] = {"dtype": "float8_e4m3fn"} if path == PLANS_FP8 else {}
     if path == PLANS_ROWS:
         fields = {"dtype": "float16", "packing": "nvfp4_rows", "quantized": True}
@@ -115,10 +116,10 @@ COLUMNS += ("workers", "us", "runs")
 
 
 def add(files: Sequence[Path], path: Path = PLANS) -> None:
-    """Appends records of gemm_choice.py."""
+    """Appends records of ``gemm_choice.py`` to the file."""
     columns: Sequence[str] = COLUMNS
     if path.exists():
-        # what plans say that came later is the same in all of these
+        # fields that plans got later have the same values in all of these records
         columns = path.read_text().partition("\n")[0].split(",")
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore", lineterminator="\n")
@@ -138,7 +139,7 @@ def add(files: Sequence[Path], path: Path = PLANS) -> None:
 
 
 def modelled(rows: Sequence[Row], values: Mapping[str, float]) -> np.ndarray:
-    """µs of each plan."""
+    """The modelled µs of each plan."""
     constants = Constants.of(values)
     return np.array([predict(row.plan, row.problem, SM_COUNT, constants) for row in rows])
 
@@ -147,8 +148,11 @@ Model = Callable[[Sequence[Any], Mapping[str, float]], np.ndarray]
 
 
 class Problem:
-    """The residuals of ``rows`` and their derivatives. model: µs of each plan of ``rows`` by values of constants.
-    fewest: plans that must depend on a constant for a fit to determine it."""
+    """The least-squares problem of ``rows``: residuals and derivatives.
+
+    model: gives µs of each plan of ``rows`` for values of the constants.
+    fewest: how many plans must depend on a constant for a fit to determine it.
+    """
 
     def __init__(self, rows: Sequence[Any], model: Model = modelled, fewest: int = FEWEST) -> None:
         self.rows, self.model, self.fewest = rows, model, fewest
@@ -164,7 +168,7 @@ class Problem:
     def derivatives(
         self, values: Mapping[str, float], offsets: Mapping[str, float], names: Sequence[str]
     ) -> np.ndarray:
-        """(plans, names and then offsets): by the logarithm of a constant, and by an offset."""
+        """Derivatives (plans, names and then offsets) by the logarithms of the constants and by the offsets."""
         us, step = self.model(self.rows, values), 1e-4
         here = self.residuals(us, offsets)
         moved = [self.model(self.rows, {**values, name: values[name] * (1 + step)}) for name in names]
@@ -177,7 +181,7 @@ class Problem:
         return float(np.sqrt(np.sum(found**2) / np.sum(self.weights**2)))
 
     def descend(self, values: Mapping[str, float], offsets: Mapping[str, float], names: Sequence[str]) -> Fit:
-        """The least squares by Levenberg's and Marquardt's method from these values; ``names`` vary."""
+        """Finds the least squares by the Levenberg-Marquardt method, from these values; ``names`` vary."""
         values, offsets, damping = dict(values), dict(offsets), DAMPING
         residuals = self.residuals(self.model(self.rows, values), offsets)
         for _ in range(STEPS):
@@ -212,7 +216,7 @@ def dependents(problem: Problem, values: Mapping[str, float]) -> dict[str, int]:
 
 
 def fit(problem: Problem, values: Mapping[str, float]) -> Fit:
-    """Fits what the record determines; the others stay at ``values``."""
+    """Fits the constants that the record determines; the others keep their ``values``."""
     counts = dependents(problem, values)
     names, offsets = (
         [name for name, count in counts.items() if count >= problem.fewest],
@@ -227,14 +231,14 @@ def fit(problem: Problem, values: Mapping[str, float]) -> Fit:
 
 
 def basis(value: float, fitted: float | None, error: float) -> str:
-    """How a value stands to the record."""
+    """The basis of a value: "reproduced", "other" or "undetermined"."""
     if fitted is None:
         return "undetermined"
     return "reproduced" if abs(fitted / value - 1) <= max(NEAR, NEAR_ERRORS * error * fitted / value) else "other"
 
 
 def choice(rows: Sequence[Any], values: Mapping[str, float], model: Model = modelled) -> dict[str, float]:
-    """What the first plan by the model loses against the fastest measured one, over the products on record."""
+    """What the model's first plan loses against the fastest measured plan, over the recorded products."""
     products: dict[tuple, list[tuple[float, float]]] = {}
     for row, us in zip(rows, model(rows, values)):
         products.setdefault((row.record, row.problem), []).append((us, row.us))
@@ -250,14 +254,14 @@ def judged(problem: Problem, values: Mapping[str, float], offsets: Mapping[str, 
 
 
 def entry(value: float, fitted: float | None, error: float, plans: int) -> dict[str, object]:
-    """What the file says of one constant."""
+    """The file's entry of one constant."""
     about: dict[str, object] = {"value": value, "basis": basis(value, fitted, error), "plans": plans}
     return about if fitted is None else about | {"fit": float(f"{fitted:.5g}"), "error": round(error, 4)}
 
 
 def between_widths(values: Mapping[str, float], fitted: Mapping[str, float]) -> dict[str, float]:
-    """Times in FP8 of a stage and of a tile, for widths of tiles that the fit leaves out: between those of their
-    neighbours, relative to 16-bit x."""
+    """Times in FP8 of a stage and a tile for widths that the fit leaves out: interpolated between neighbouring widths,
+    relative to 16-bit x."""
     wide, found = recorded(), {}
     for table in ("stage_us", "tile_us"):
         names = {int(name.split()[1]): name for name in values if name.startswith(table + " ")}
@@ -271,7 +275,8 @@ def between_widths(values: Mapping[str, float], fitted: Mapping[str, float]) -> 
 def result(
     problem: Problem, values: dict[str, float], take: bool, plans: Path, others: Callable[..., dict] | None = None
 ) -> dict[str, object]:
-    """What the file says; ``take`` makes the fit the values, and what ``others`` finds those that it leaves out."""
+    """The content of the file. take: whether the fitted constants become the values in use. others: finds values of
+    constants that the fit leaves out."""
     counts, found = dependents(problem, values), fit(problem, values)
     if take:
         values |= {name: float(f"{found.values[name]:.4g}") for name in found.errors}
@@ -289,7 +294,8 @@ def result(
 
 
 def disagreements(problem: Problem, file: Mapping[str, Any]) -> list[str]:
-    """Constants whose fit ends elsewhere than the file says when it begins there, and bases that do not follow."""
+    """Constants whose fit, begun at the file's figures, ends elsewhere, and entries whose basis does not follow from
+    the fit."""
     constants = file["constants"]
     names = [name for name, about in constants.items() if "fit" in about]
     begin = {name: about.get("fit", about["value"]) for name, about in constants.items()}
@@ -309,11 +315,11 @@ def disagreements(problem: Problem, file: Mapping[str, Any]) -> list[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--take", action="store_true", help="make the fit the values")
+    parser.add_argument("--take", action="store_true", help="make the fit the values in use")
     parser.add_argument("--add", type=Path, nargs="+", default=[], metavar="FILE", help="records of gemm_choice.py")
-    parser.add_argument("--check", action="store_true", help="only say whether the file is what the record gives")
-    parser.add_argument("--fp8", action="store_true", help="the plans of x in FP8, and their constants")
-    parser.add_argument("--rows", action="store_true", help="those of NVFP4 operands that nobody packed")
+    parser.add_argument("--check", action="store_true", help="write nothing; say whether the record gives the file")
+    parser.add_argument("--fp8", action="store_true", help="plans of x in FP8, and their constants")
+    parser.add_argument("--rows", action="store_true", help="plans of unpacked NVFP4 operands, and their constants")
     options = parser.parse_args(arguments)
     plans, record = (PLANS_FP8, RECORD_FP8) if options.fp8 else (PLANS, RECORD)
     if options.rows:

@@ -1,17 +1,16 @@
-"""Times what surrounds a linear layer on this machine's GPU, fused and not: ``python benchmarks/fused.py``.
+"""Times the operations around a linear layer on this machine's GPU, fused and unfused: ``python benchmarks/fused.py``.
 
-For rows of a step of decoding and of a prefill, in bf16, with a given global scale, all in one run:
+The rows are those of a decoding step and of a prefill, in bf16, with a given global scale, all in one run:
 
-- ``rmsnorm_quantize`` with a residual; beside it torch's sum and ``rms_norm``, and ``quantize``: three launches;
-- ``silu_mul_quantize`` of one tensor with gate and up; beside it torch's ``silu`` and product, and ``quantize``: three.
+- ``rmsnorm_quantize`` with a residual; unfused: torch's sum and ``rms_norm``, and ``quantize``, three launches;
+- ``silu_mul_quantize`` of one tensor with gate and up; unfused: torch's ``silu`` and product, and ``quantize``, three.
 
-``compiled``: torch's part as torch.compile makes it, one launch, and ``quantize``. ``bound``: the bytes that the fused
-kernel reads and writes, each once, at the bandwidth of a device copy of the same run.
+``compiled``: torch's part compiled by torch.compile to one launch, and ``quantize``. ``bound``: the time of a device
+copy, measured in the same run, of the bytes that the fused kernel reads and writes, each counted once.
 
-Twenty calls are captured in one CUDA graph: no host time is in a figure, but the gaps between launches are, as in a
-model. Times are medians of a replay between two CUDA events, divided by twenty; L2 is warm, as it is after a product.
-What the fused kernels give is checked first: codes and scales against ``quantize`` of the values in between, the new
-residual against torch's sum.
+One CUDA graph holds twenty calls: a figure has no host time, but has the gaps between launches, as in a model. Times
+are medians of a replay between two CUDA events, divided by twenty; L2 is warm, as it is after a product. Results are
+checked first: codes and scales against ``quantize`` of the intermediate values, the new residual against torch's sum.
 
 Exit codes: 0 done, 1 a result is wrong, 2 no CUDA device, or one that no kernel is written for.
 """
@@ -43,10 +42,10 @@ Call = Callable[[], object]
 
 
 def captured(call: Call) -> Call:
-    """``CALLS`` of ``call`` as one CUDA graph."""
+    """Captures ``CALLS`` calls as one CUDA graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # compiles and allocates outside of the capture
+    with torch.cuda.stream(stream):  # compile and allocate before the capture
         for _ in range(2):
             call()
     torch.cuda.current_stream().wait_stream(stream)
@@ -58,7 +57,7 @@ def captured(call: Call) -> Call:
 
 
 def median_us(call: Call) -> float:
-    """Time of one ``call``, on a device that has not been idle."""
+    """Median µs of one ``call``, on a device that has not been idle."""
     replay = captured(call)
     end = time.monotonic() + _WARM_SECONDS
     while time.monotonic() < end:
@@ -68,19 +67,19 @@ def median_us(call: Call) -> float:
 
 
 def result_bytes(rows: int, k: int) -> int:
-    """Codes and scales."""
+    """Bytes of the codes and the scales of a result."""
     return rows * (k // 2 + k // 16)
 
 
 def check(name: str, got: BlockScaledTensor, values: torch.Tensor, scale: torch.Tensor) -> None:
-    """Raises unless ``got`` is what ``quantize`` gives of ``values``."""
+    """Raises AssertionError unless ``got`` is what ``quantize`` gives for ``values``."""
     want = quantize(values, global_scale=scale, backend="reference")
     if not (torch.equal(got.data, want.data) and torch.equal(got.scale, want.scale)):
         raise AssertionError(f"{name} {tuple(values.shape)}: other bytes than those of quantize")
 
 
 def rmsnorm_calls(rows: int, k: int, compiled: bool) -> tuple[dict[str, Call], int]:
-    """Ways to norm x + residual and quantize it, by name; and the bytes of the fused one."""
+    """The ways to normalize x + residual and quantize it, by name; and the bytes that the fused call moves."""
     generator = torch.Generator("cuda").manual_seed(1111)
     x, residual = (torch.randn(rows, k, device="cuda", generator=generator).bfloat16() for _ in range(2))
     weight = torch.rand(k, device="cuda", generator=generator).bfloat16() + 0.5
@@ -107,7 +106,7 @@ def rmsnorm_calls(rows: int, k: int, compiled: bool) -> tuple[dict[str, Call], i
 
 
 def silu_calls(rows: int, k: int, compiled: bool) -> tuple[dict[str, Call], int]:
-    """Ways to quantize silu(gate) · up."""
+    """The ways to quantize silu(gate) · up, by name; and the bytes that the fused call moves."""
     both = torch.randn(rows, 2 * k, device="cuda", generator=torch.Generator("cuda").manual_seed(2)).bfloat16()
     scale = torch.tensor(6.1803 / 2688, device="cuda")
     found = silu_mul_quantize(both, global_scale=scale, return_activation=True, backend="cuda")
@@ -129,8 +128,8 @@ def silu_calls(rows: int, k: int, compiled: bool) -> tuple[dict[str, Call], int]
 
 
 def measure(operation: str, rows: int, k: int, compiled: bool, copy_rate: float) -> dict:
-    """One row of the table."""
-    # what was compiled for other sizes counts against a limit
+    """Measures one row of the table."""
+    # graphs that torch compiled for other sizes count against its recompile limit
     torch.compiler.reset()
     calls, size = (rmsnorm_calls if operation == "rmsnorm_quantize" else silu_calls)(rows, k, compiled)
     times = {name: median_us(call) for name, call in calls.items()}

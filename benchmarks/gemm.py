@@ -1,19 +1,20 @@
 """Times NVFP4 products beside their peers on this machine's GPU: ``python benchmarks/gemm.py``.
 
-Sets of shapes (``gemm_shapes.py``): the contest's, M from 1 to 8192 at 8192², the layers of two model families, gated
-and grouped products. Each beside cuBLAS in bf16 (gated: one product of twice the columns and a fused silu · mul;
-grouped: torch's grouped product, too), quack's W4A16 GEMM and Humming's (W4A16; weights in MXFP4 with rows in FP8,
-which it quantizes in the call) where they are installed, a Triton W4A16 baseline
-(``gemm_triton.py``), and the floor: all weights read once at the bandwidth of a device copy, or all products done at
-the rate of a large bf16 product, and a tiny kernel; all three are measured in the same run.
+``gemm_shapes.py`` has the sets of shapes: the contest's, M from 1 to 8192 at 8192², the layers of two model families,
+gated and grouped products. The peers are cuBLAS in bf16 (gated: one product of twice the columns and a fused silu ·
+mul; grouped: also torch's grouped product), quack's W4A16 GEMM and Humming's where they are installed (Humming: W4A16,
+and weights in MXFP4 with rows that it quantizes to FP8 in the call), and a Triton W4A16 baseline (``gemm_triton.py``).
+The floor is a tiny kernel plus the larger of two times: reading all weights once at the bandwidth of a device copy, and
+all products at the rate of a large bf16 product. The same run measures all three.
 
-All contestants get the same weights: normal values in NVFP4, or the same numbers in bf16. W4A16 takes bf16 activations;
-W4A4 the same in NVFP4, quantized before. Weights are repacked before, too. Every result is checked against a float64
-product: the output of the very CUDA graph that is timed, filled with NaN before. Times are of replays of a graph of one
-call between two events, which take turns in alternating order, with L2 cold and clean (512 MiB read before each).
+All contestants get the same weights: normal values in NVFP4, or these values in bf16. W4A16 takes activations in bf16;
+W4A4 takes them in NVFP4, quantized in advance. Weights are repacked in advance, too. Every result is checked against a
+float64 product: the output of the very CUDA graph that is timed, filled with NaN before the replay. A time is a replay
+of a graph of one call between two events; replays take turns in alternating order, with L2 cold and clean (512 MiB read
+before each).
 
-What is not there (a package, a kernel for this GPU) is a note; what is wrong or fails is one, too, and the exit code
-is 1. The record is written after every shape; sets that were not run keep their results of earlier runs.
+The record notes what is not available (a package, a kernel for this GPU), and what is wrong or fails; only the latter
+makes the exit code 1. It is written after every shape; sets that do not run keep the results of earlier runs.
 
 Exit codes: 0 done, 1 a result is wrong or a contestant failed, 2 no CUDA device, or one that no kernel is written for.
 """
@@ -43,11 +44,12 @@ from cute_nvfp4.harness.timing import ColdL2, copy_bandwidth
 
 TUNING_ROUNDS = 7
 NORM_ERROR, LARGEST_ERROR = 6e-3, 0.03
-"""Of a result in bf16, relative to the norm and to the largest element; a gated one has three roundings."""
+"""Tolerances of a bf16 result: its error over the norm, and over the largest element. A gated result has three
+roundings."""
 
 
 def ceilings(clear: ColdL2) -> Ceilings:
-    """What this machine's floors are made of."""
+    """Measures the rates and times that this machine's floors consist of."""
     x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     tiny = torch.empty(1, device="cuda")
     calls = {"dense": capture(lambda: x @ x), "tiny": capture(lambda: tiny.fill_(1.0))}
@@ -56,13 +58,13 @@ def ceilings(clear: ColdL2) -> Ceilings:
 
 
 def error_of(got: Sequence[torch.Tensor], problem: Problem, activations: str) -> dict[str, float]:
-    """Errors of results, the largest of all groups; NaN where anything was left unwritten."""
+    """Errors of results, the largest of all groups; NaN if a contestant left an element unwritten."""
     norms, largest = [], []
     for result, want in zip(got, problem.reference(activations), strict=True):
         difference = result.double() - want
         norms.append((difference.norm() / want.norm()).item())
         largest.append((difference.abs().max() / want.abs().max()).item())
-    # NaN first: max() of Python would lose it
+    # check for NaN first: Python's max() would lose it
     return {
         "norm_error": max(norms, key=lambda x: (x != x, x)),
         "largest_error": max(largest, key=lambda x: (x != x, x)),
@@ -70,7 +72,7 @@ def error_of(got: Sequence[torch.Tensor], problem: Problem, activations: str) ->
 
 
 def fastest(contestant: Contestant, problem: Problem, clear: ColdL2) -> tuple[Captured, int]:
-    """The fastest of a contestant's calls, and which one it is."""
+    """The fastest of a contestant's calls, and its index."""
     found = [capture(call) for call in contestant.calls(problem)]
     if len(found) == 1:
         return found[0], 0
@@ -80,14 +82,15 @@ def fastest(contestant: Contestant, problem: Problem, clear: ColdL2) -> tuple[Ca
 
 
 def reason_of(error: BaseException) -> str:
-    """What an error says, its first line that says anything; and what it came from."""
+    """The first line of an error's message that has text, and those of the errors that caused it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]
     return f"{text}; from {reason_of(error.__cause__)}" if error.__cause__ else text
 
 
 def entered(contestant: Contestant, problem: Problem, clear: ColdL2) -> tuple[Captured | None, dict]:
-    """A contestant's captured call if its result is right, and what the record says of it before it is timed."""
+    """A contestant's captured call if its result is right, and what the record holds about the contestant before its
+    timing."""
     try:
         found, variant = fastest(contestant, problem, clear)
         for result in found.result:
@@ -104,7 +107,7 @@ def entered(contestant: Contestant, problem: Problem, clear: ColdL2) -> tuple[Ca
 
 
 def measure(shape: Shape, contestants: Sequence[Contestant], rounds: int, clear: ColdL2, limits: Ceilings) -> dict:
-    """One row of the record."""
+    """Checks and times the contestants on a shape: one row of the record."""
     problem, captured, results = Problem.random(shape), {}, {}
     for contestant in contestants:
         if contestant.runs(shape):
@@ -121,12 +124,12 @@ def measure(shape: Shape, contestants: Sequence[Contestant], rounds: int, clear:
 
 
 def shapes_of(names: Sequence[str], rows: Sequence[int]) -> list[Shape]:
-    """The shapes of some sets; rows: only those with so many rows of x in all, or none for every shape."""
+    """The shapes of some sets. rows: keeps only shapes with these sums of rows of x; empty keeps all."""
     return [shape for name in names for shape in SETS[name] if not rows or sum(shape.m) in rows]
 
 
 def dry_run(names: Sequence[str], rows: Sequence[int], contestants: Sequence[Contestant], gpu: str) -> None:
-    """Prints what would run, and floors of a GPU that was measured."""
+    """Prints the shapes and contestants that would run, and floors of a GPU that was measured."""
     limits = MEASURED[gpu]
     for name in names:
         print(f"{name}: {gpu}, {report.of_ceilings(limits._asdict())}")
@@ -147,14 +150,15 @@ def peer_versions() -> dict[str, str]:
 
 
 class Part(NamedTuple):
-    """Shapes number ``index``, ``index + count``, … of all that are asked for: one of ``count`` processes'."""
+    """The share of one of ``count`` processes: shapes number ``index``, ``index + count``, … of the shapes asked
+    for."""
 
     index: int = 0
     count: int = 1
 
     @classmethod
     def of(cls, text: str) -> Part:
-        """Makes it of "I/N"."""
+        """Parses "I/N"."""
         index, count = map(int, text.split("/"))
         if not 0 <= index < count:
             raise argparse.ArgumentTypeError(f"got {text}, expected I/N with I from 0 to N - 1")
@@ -162,7 +166,7 @@ class Part(NamedTuple):
 
 
 def compile_only(shapes: Sequence[Shape], contestants: Sequence[Contestant]) -> None:
-    """Calls every contestant once, so that its kernels lie in the cache."""
+    """Calls every contestant once, so that the cache holds its kernels."""
     gpu_target("--dry-run needs no GPU.")
     for shape in shapes:
         problem = Problem.random(shape)
@@ -170,12 +174,12 @@ def compile_only(shapes: Sequence[Shape], contestants: Sequence[Contestant]) -> 
             if contestant.runs(shape):
                 try:
                     contestant.calls(problem)
-                except Exception as error:  # the run that measures tells what fails, and fails itself
+                except Exception as error:  # the run that measures reports failures
                     print(f"{shape}: {contestant.name}: {reason_of(error)}", file=sys.stderr)
 
 
 def run(names: Sequence[str], rows: Sequence[int], contestants: Sequence[Contestant], rounds: int, path: Path) -> dict:
-    """Measures sets of shapes; the record, with the sets of ``path`` that were not run."""
+    """Measures sets of shapes and returns the record; sets that do not run keep what ``path`` holds of them."""
     gpu_target("--dry-run needs no GPU.")
     clear = ColdL2()
     about = machine()
@@ -202,13 +206,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", nargs="+", default=["all"], choices=[*SETS, "all"])
     names = [peer.name for peer in PEERS]
-    parser.add_argument("--peers", nargs="*", default=names, choices=names, help="beside this package (default: all)")
+    parser.add_argument("--peers", nargs="*", default=names, choices=names, help="peers to time (default: all)")
     ours = [contestant.name for contestant in OURS]
-    parser.add_argument("--ours", nargs="*", default=ours, choices=ours, help="of this package (default: all)")
-    parser.add_argument(
-        "--rows", nargs="+", type=int, default=[], metavar="M", help="only shapes with so many rows of x"
-    )
-    parser.add_argument("--compile", action="store_true", help="call each once: fills the cache of kernels, no times")
+    parser.add_argument("--ours", nargs="*", default=ours, choices=ours, help="our contestants to time (default: all)")
+    parser.add_argument("--rows", nargs="+", type=int, default=[], metavar="M", help="only shapes with M rows of x")
+    parser.add_argument("--compile", action="store_true", help="call each once, to fill the kernel cache; no times")
     parser.add_argument("--part", type=Part.of, default=Part(), metavar="I/N", help="with --compile: every Nth shape")
     parser.add_argument("--rounds", type=int, default=60, help="timed replays of each contestant")
     parser.add_argument("--output", type=Path, help="results file (default: benchmarks/results/gemm_<gpu>.json)")

@@ -1,11 +1,11 @@
-"""Is the plan that is chosen the fastest? ``python benchmarks/gemm_choice.py``, on an H100 or H200.
+"""Measures whether planning chooses the fastest plan: ``python benchmarks/gemm_choice.py``, on an H100 or H200.
 
-Draws random products of packed weights (N and K multiples of 16, M from 1 to 4096), times every candidate of
-``planning.packed`` on each, and compares the one that planning chooses with the fastest. Times are of replays of CUDA
-graphs, L2 cold and clean (512 MiB read before each), candidates in turn; those a quarter slower than the fastest drop
-out after five rounds. Every result is checked first. The record is written after every shape.
+It draws random products of packed weights (N and K multiples of 16, M from 1 to 4096), times every candidate of
+``planning.packed`` on each, and compares the plan that planning chooses with the fastest. Times are of replays of CUDA
+graphs, L2 cold and clean (512 MiB read before each). Candidates take turns; those a quarter slower than the fastest
+drop out after five rounds. Every result is checked first. The record is written after every shape.
 
-``--from FILE`` needs no GPU: prints a record.
+``--from FILE`` needs no GPU: it prints a record.
 
 Exit codes: 0 done, 1 a choice is more than ``--limit`` percent slower than the fastest candidate, 2 no such GPU.
 """
@@ -40,7 +40,7 @@ SMALLEST, LARGEST, MOST_ROWS = 512, 16384, 4096
 def problems(
     count: int, seed: int, quantized: bool = False, sizes: Sequence[str] = (), packing: str = "nvfp4"
 ) -> Iterator[PackedProblem]:
-    """M, N and K, each drawn evenly on a logarithmic scale; or those of ``sizes``, "M,N,K"."""
+    """Draws problems: M, N and K each uniform on a logarithmic scale. sizes: takes these "M,N,K" instead."""
     drawn = random.Random(seed)
 
     def between(low: int, high: int, step: int) -> int:
@@ -57,19 +57,19 @@ def problems(
 
 
 def compile_all(configs: Sequence[object]) -> None:
-    """Compiles kernels side by side; they are kept on disk, where this process finds them."""
+    """Compiles kernels in parallel processes; this process then finds them on disk."""
     with multiprocessing.get_context("fork").Pool() as pool:
         pool.map(compile_one, configs, chunksize=1)
 
 
 def compile_one(config: object) -> None:
-    """What cannot be compiled says so again when its plan is measured."""
+    """Compiles a kernel. An error is not reported here: it comes again when the plan is measured."""
     with contextlib.suppress(CuteNvfp4Error):
         (STREAM if isinstance(config, StreamConfig) else WGMMA).compile(config)
 
 
 def row(problem: PackedProblem, timed: Sequence[Timed], chosen: object, sm_count: int) -> dict:
-    """One row of the record: every candidate, fastest first, and how much the chosen one loses."""
+    """One row of the record: every candidate, fastest first, and how much the chosen plan loses."""
     plans = [
         {"plan": str(t.plan), **t.plan.tiling, "workers": t.plan.workers, "us": round(t.us, 3), "runs": t.runs}
         | {"model_us": round(predict(t.plan, problem, sm_count), 3), "chosen": t.plan == chosen}
@@ -81,7 +81,7 @@ def row(problem: PackedProblem, timed: Sequence[Timed], chosen: object, sm_count
 
 
 def run(options: argparse.Namespace, path: Path) -> dict:
-    """Measures, and writes what there is after every shape."""
+    """Measures all problems, and writes the record after every shape."""
     target, about = gpu_target(), machine()
     sm_count = about["multiprocessors"]
     activations = "nvfp4" if options.quantized else "bfloat16"
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace, path: Path) -> dict:
 
 
 def line(row: dict) -> str:
-    """Sizes, what was chosen and what is fastest."""
+    """A printed line: sizes, the chosen plan and the fastest plan."""
     plans = row["plans"]
     best, chosen = plans[0], next(plan for plan in plans if plan["chosen"])
     size = f"{row['m']}, {row['n']}, {row['k']}"
@@ -130,13 +130,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=30, help="shapes")
     parser.add_argument("--seed", type=int, default=1, help="of the shapes")
-    parser.add_argument("--sizes", nargs="+", default=(), metavar="M,N,K", help="these instead of random ones")
+    parser.add_argument("--sizes", nargs="+", default=(), metavar="M,N,K", help="these products instead of random ones")
     parser.add_argument("--quantized", action="store_true", help="NVFP4 activations (default: bfloat16)")
     parser.add_argument(
         "--packing",
         default="nvfp4",
         choices=PACKED,
-        help="format of the weight; nvfp4_rows: as nobody packed it, with --quantized",
+        help="format of the weight; nvfp4_rows: unpacked, needs --quantized",
     )
     parser.add_argument("--rounds", type=int, default=40, help="timed replays of each candidate")
     parser.add_argument("--limit", type=float, default=5.0, help="percent that a choice may lose")

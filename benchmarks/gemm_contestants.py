@@ -1,4 +1,4 @@
-"""Who runs in ``gemm.py``: this package's products, and its peers on the same operands."""
+"""The contestants of ``gemm.py``: this package's products, and its peers on the same operands."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from cute_nvfp4.errors import CuteNvfp4Error
 
 BF16 = torch.bfloat16
 Call = Callable[[], list[torch.Tensor]]
-"""Does the whole problem; the results, one a group."""
+"""Computes the whole problem and returns the results, one for each group."""
 
 
 class NotAvailableError(Exception):
-    """What a contestant lacks here: a package, or a kernel for this GPU."""
+    """A contestant cannot run here: a package, or a kernel for this GPU, is missing."""
 
 
 class Problem(NamedTuple):
-    """Operands of a shape, a list with one of each group.
+    """The operands of a shape: lists with one operand for each group.
 
-    x (M, K) in bf16 and a, the same in NVFP4; weights (N, K) in NVFP4, (2N, K) for a gated product: all rows of the
-    gate, then all of up; dense, the same values in bf16, where they are exact: (groups, N or 2N, K).
+    x (M, K) in bf16, and a, the same values in NVFP4; weights (N, K) in NVFP4, or (2N, K) for a gated product: all rows
+    of the gate, then all rows of up; dense: the weights' values in bf16, which holds them exactly: (groups, N or 2N,
+    K).
     """
 
     shape: Shape
@@ -38,7 +39,7 @@ class Problem(NamedTuple):
 
     @classmethod
     def random(cls, shape: Shape, device: str = "cuda", seed: int = 1111) -> Problem:
-        """Normal values, quantized without a global scale."""
+        """Draws normal values, quantized without a global scale."""
         generator = torch.Generator(device).manual_seed(seed)
 
         def normal(rows: int) -> torch.Tensor:
@@ -50,12 +51,15 @@ class Problem(NamedTuple):
         return cls(shape, x, a, weights, torch.stack([weight.dequantize(torch.bfloat16) for weight in weights]))
 
     def weights_in(self, form: str) -> list[nv.BlockScaledTensor]:
-        """The weights, or their values in MXFP4."""
+        """The weights in ``form``: as they are, or their values in MXFP4."""
         return self.weights if form == "nvfp4" else [nv.quantize(w, form) for w in self.dense]
 
     def reference(self, activations: str) -> Iterator[torch.Tensor]:
-        """Each group's result in float64; activations: "bf16" or "nvfp4"; "fp8", whose weights are four bits rounded to
-        E4M3, "fp8 weights", whose weights are E4M3 in memory, or "fp8, mxfp4", whose weights are in MXFP4."""
+        """Yields each group's result in float64.
+
+        activations: "bf16" or "nvfp4"; "fp8", with 4-bit weights rounded to E4M3; "fp8 weights", with weights that
+        memory holds in E4M3; or "fp8, mxfp4", with weights in MXFP4.
+        """
         rows = {
             "bf16": lambda: self.x,
             "nvfp4": lambda: [a.dequantize(torch.float64) for a in self.a],
@@ -81,7 +85,8 @@ def in_e4m3(weight: torch.Tensor) -> nv.RowScaledTensor:
 
 
 class Contestant(NamedTuple):
-    """``calls`` makes the ways to do a problem, of which the fastest counts; raises NotAvailableError with a reason."""
+    """A contestant. calls: makes the ways to compute a problem, of which the fastest counts; raises NotAvailableError
+    with a reason."""
 
     name: str
     title: str
@@ -92,7 +97,7 @@ class Contestant(NamedTuple):
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Within it, this package's refusal of a call means that the contestant is not available."""
+    """Within this block, a call that this package refuses raises NotAvailableError."""
     try:
         yield
     except CuteNvfp4Error as error:
@@ -100,7 +105,7 @@ def refusals() -> Iterator[None]:
 
 
 def ours(problem: Problem, activations: str, prepared: bool) -> list[Call]:
-    """The product of this package; prepared: with weights that were repacked once."""
+    """This package's product. prepared: whether weights are repacked in advance."""
     shape, options = problem.shape, {"out_dtype": torch.bfloat16}
     rows = problem.x if activations == "bf16" else problem.a
     weights = problem.weights
@@ -118,19 +123,19 @@ def ours(problem: Problem, activations: str, prepared: bool) -> list[Call]:
 
 
 def halves(weight: nv.BlockScaledTensor) -> tuple[nv.BlockScaledTensor, ...]:
-    """Gate and up of a weight that has all rows of the one, then of the other."""
+    """The gate and up of a weight that has all rows of the gate, then all rows of up."""
     parts = zip(weight.data.chunk(2), weight.rowmajor_scale()[0].chunk(2))
     return tuple(nv.BlockScaledTensor(data, scale, weight.global_scale, weight.format) for data, scale in parts)
 
 
 def checked(call: Call) -> list[Call]:
-    """The call, after a first one: this is when a kernel is planned, compiled or refused."""
+    """Calls once, so that the kernel is planned, compiled or refused, and returns the call."""
     call()
     return [call]
 
 
 def gemv(problem: Problem) -> list[Call]:
-    """This package's GEMV, which is the product with one row."""
+    """This package's GEMV, for products of one row."""
     out = torch.empty(problem.shape.n, dtype=torch.bfloat16, device=problem.dense.device)
     with refusals():
         return checked(lambda: [nv.gemv(problem.weights[0], problem.a[0], out=out).unsqueeze(0)])
@@ -145,7 +150,7 @@ def finished(problem: Problem, products: Call) -> Call:
 
 
 def cublas(problem: Problem) -> list[Call]:
-    """torch's linear in bf16, one after the other for groups."""
+    """torch's ``linear`` in bf16, called once for each group."""
     pairs = list(zip(problem.x, problem.dense))
     return [finished(problem, lambda: [linear(x, weight) for x, weight in pairs])]
 
@@ -160,7 +165,7 @@ def grouped_mm(problem: Problem) -> list[Call]:
 
 
 def quack(problem: Problem) -> list[Call]:
-    """quack's W4A16 GEMM with weights that it repacked before, in the configuration that it chooses."""
+    """quack's W4A16 GEMM with weights that it repacks in advance, in the configuration that it chooses."""
     try:
         from quack.gemm_w4 import gemm_w4a16, prepare_w4_weight
     except ImportError as error:
@@ -180,13 +185,13 @@ HUMMING_RULES = {
         {"dtype": "float8e4m3", "quant_mode": "dynamic_token", "scale_dtype": "float32"},
     ),
 }
-"""How Humming is told what weights are, as checkpoints have them, and what becomes of rows in bf16; it refuses NVFP4
-weights with rows in FP8."""
+"""How Humming is told the format of weights, as checkpoints have them, and the format that bf16 rows become. It refuses
+NVFP4 weights with rows in FP8."""
 
 
 def humming(problem: Problem, form: str) -> list[Call]:
-    """Humming's product of weights in ``form``, which it repacked before, in the configuration that it chooses; rows in
-    FP8 are quantized in the call."""
+    """Humming's product of weights in ``form`` that it repacks in advance, in the configuration that it chooses. The
+    call includes the quantization of rows to FP8."""
     try:
         from humming.layer import HummingLayer
     except ImportError as error:
@@ -219,7 +224,7 @@ def humming(problem: Problem, form: str) -> list[Call]:
 
 
 def triton_module():
-    """``gemm_triton``, where Triton is installed and finds the driver of a GPU; it looks for one when it is asked."""
+    """Imports ``gemm_triton`` if Triton is installed and finds a GPU's driver, which it looks for on first use."""
     try:
         import gemm_triton
         from triton.runtime import driver
@@ -231,7 +236,7 @@ def triton_module():
 
 
 def triton(problem: Problem) -> list[Call]:
-    """The baseline of ``gemm_triton``, in every configuration that it lists for the largest group."""
+    """The Triton baseline, in every configuration that ``gemm_triton`` lists for the largest group."""
     module = triton_module()
     weights = [module.repack(weight.data, weight.rowmajor_scale()[0]) for weight in problem.weights]
     groups = list(zip(problem.x, weights))
@@ -244,8 +249,8 @@ def triton(problem: Problem) -> list[Call]:
 
 
 def w4a8(problem: Problem, quantizes: bool, form: str = "nvfp4") -> list[Call]:
-    """This package's product of weights in E4M3, four bits in memory; quantizes: rows of x in the call. form: of the
-    four bits."""
+    """This package's product of rows in E4M3 and 4-bit weights. quantizes: whether the call includes the quantization
+    of x. form: the format of the 4-bit weights."""
     shape, options = problem.shape, {"out_dtype": torch.bfloat16}
     with refusals():
         parts = [halves(w) if shape.problem == "gated" else (w,) for w in problem.weights_in(form)]
@@ -258,7 +263,8 @@ def w4a8(problem: Problem, quantizes: bool, form: str = "nvfp4") -> list[Call]:
 
 
 def w4a8_groups(problem: Problem, weights: list[nv.PreparedWeight], quantizes: bool) -> list[Call]:
-    """Groups that are rows of one x, with a stack of the weights; and, of rows that are quantized before, a list."""
+    """W4A8 products of groups that are rows of one x, with a stack of the weights; for rows that are already quantized,
+    also the products of a list of groups."""
     sizes, options = problem.shape.m, {"out_dtype": torch.bfloat16}
     parts = {name: torch.stack([getattr(w, name) for w in weights]) for name in ("packed", "row_factor")}
     stack, x = replace(weights[0], **parts), torch.cat(problem.x)
@@ -276,7 +282,8 @@ def w4a8_groups(problem: Problem, weights: list[nv.PreparedWeight], quantizes: b
 
 
 def scaled_mm(problem: Problem) -> list[Call]:
-    """torch's FP8 product of operands that are E4M3 in memory, a scale a row, fast sums: twice the bytes, a ceiling."""
+    """torch's FP8 product of operands that memory holds in E4M3, a scale a row, fast sums: a ceiling that reads twice
+    the bytes."""
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
         raise NotAvailableError("FP8 products need a GPU of compute capability 8.9")
     x, weight = nv.quantize(problem.x[0], "fp8_e4m3"), in_e4m3(problem.dense[0])
@@ -285,7 +292,7 @@ def scaled_mm(problem: Problem) -> list[Call]:
 
 
 def of_one(shape: Shape) -> bool:
-    """Whether it is one product, or two with a gate."""
+    """Whether a shape is one product, or two with a gate."""
     return shape.problem != "grouped"
 
 

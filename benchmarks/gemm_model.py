@@ -1,8 +1,9 @@
-"""Modelled times of the GEMM kernels for the benchmark shapes: ``python benchmarks/gemm_model.py``. Measures nothing.
+"""Models the times of the GEMM kernels for the benchmark shapes: ``python benchmarks/gemm_model.py``. Measures nothing.
 
-For each shape: the plan that the model picks for a B200 and its time by the model (``planning/gemm_model.py``),
-beside the published speed of light, the time at the best rates anybody published, and the best public result. Bytes
-and MMA work are counted analytically, or, by ``from_counters``, by the simulator. Writes ``results/gemm_model.json``.
+For each shape it has the plan that the model picks for a B200 and the plan's modelled time
+(``planning/gemm_model.py``), beside the published speed of light, the time at the best published rates, and the best
+public result. Analytic formulas count bytes and MMA work, or the simulator does (``from_counters``). Writes
+``results/gemm_model.json``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RESULTS = Path(__file__).resolve().parent / "results" / "gemm_model.json"
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A benchmark shape, with the published figures for it in microseconds (none of them ours)."""
+    """A benchmark shape, and the figures that others published for it, in microseconds."""
 
     benchmark: str
     problem: GemmProblem
@@ -47,8 +48,8 @@ CASES = (
 
 
 def from_counters(result: Result, plan: Plan, problem: GemmProblem, sm_count: int) -> Prediction:
-    """The model's time of a launch that the simulator ran with counters on: bytes of DRAM as its L2 counted them (what
-    was still to be written at the end included), floating-point operations as its tensor cores did."""
+    """The model's time of a launch that the simulator ran with counters on: its L2 counted bytes of DRAM, including
+    dirty lines at the end; its tensor cores counted floating-point operations."""
     if result.l2 is None or not result.mma:
         raise ValueError("the result has no traffic or no matrix work: run the launch with counters on")
     moved = result.l2.read_bytes + result.l2.written_bytes + result.l2.dirty_bytes
@@ -57,7 +58,7 @@ def from_counters(result: Result, plan: Plan, problem: GemmProblem, sm_count: in
 
 
 def simulated(plan: Plan, problem: GemmProblem, sm_count: int) -> Prediction:
-    """Runs the plan once in the simulator, checks off and counters on, and models the time of what it counted."""
+    """Runs the plan once in the simulator, checks off and counters on, and models the time from the counts."""
     from cute_nvfp4.harness.tuning import operands, output
     from cute_nvfp4.ops.gemm import gemm
     from cute_nvfp4.runtime.simulating import simulating
@@ -70,7 +71,7 @@ def simulated(plan: Plan, problem: GemmProblem, sm_count: int) -> Prediction:
 
 
 def row(case: Case, prediction: Prediction, plan: Plan, source: str) -> dict:
-    """One line of the record. ``source``: "analytic" or "simulator", where bytes and matrix work were counted."""
+    """One line of the record. source: "analytic" or "simulator", which counted bytes and matrix work."""
     p, least = case.problem, case.problem.minimum
     told = {"us": prediction.us, **dataclasses.asdict(prediction), "bound": prediction.bound}
     terms = {k: round(v, 4) if isinstance(v, float) else v for k, v in told.items()}
@@ -89,7 +90,7 @@ def row(case: Case, prediction: Prediction, plan: Plan, source: str) -> dict:
 
 
 def record(arch: Architecture, simulate: bool = False) -> dict:
-    """All cases, from analytic counts, or from the simulator's where the operation is ``gemm``."""
+    """The record of all cases. simulate: the simulator counts where the operation is ``gemm``."""
     rows = []
     for case in CASES:
         plan = candidates(case.problem, arch, arch.sm_count)[0]

@@ -1,14 +1,13 @@
-"""The analytic model of sm_100a's GEMM against the clock: ``python benchmarks/gemm_refit.py --plans 300 --choices 60``.
+"""Fits the model of sm_100a's GEMM to the clock: ``python benchmarks/gemm_refit.py --plans 300 --choices 60``.
 
-Draws problems of NVFP4 operands, and for each one random plan that the model has within twice its fastest; the clock
-of a B200 times it. The model's constants that nobody has published (``CONSTANTS``) are fitted to these times. Then it
-draws fresh problems, and the clock times the first plans of the model with these constants: the loss of a choice is
-how much longer the model's first plan takes than the fastest of them. Measures nothing: all times are modelled.
+It draws problems of NVFP4 operands, and for each a random plan that the model puts within twice its fastest; the
+simulator's clock of a B200 times the plan. It fits the model's unpublished constants (``CONSTANTS``) to these times.
+Then it draws new problems, and the clock times the plans that the fitted model puts first: the loss of a choice is how
+much longer the model's first plan takes than the fastest of them. Nothing is measured: all times are modelled.
 
-The record (``results/gemm_refit_b200.json``) is written after every plan; a second call goes on from there. Without an
-option, the record's fit and losses are printed, and those of the constants that the fit has replaced. ``--seed`` draws
-other fresh problems. ``--jobs N`` has N processes time plans beside one another.
-Times do not depend on values, so products are left out.
+The record (``results/gemm_refit_b200.json``) is written after every plan; a second call continues it. Without an
+option, the script prints the record's fit and losses, and those of the constants that the fit has replaced. ``--seed``
+draws other new problems. ``--jobs N`` times plans in N processes. Times do not depend on values: products are skipped.
 """
 
 from __future__ import annotations
@@ -42,15 +41,16 @@ CONSTANTS = (
     *("START_US", "STAGE_LATENCY_US", "CLUSTER_US", "DSMEM_LATENCY_US", "DSMEM_BYTES_S", "EPI_TILE_US"),
     *("DIRECT_FACTOR", "COLUMN_FACTOR"),
 )
-"""Constants of ``planning.rates`` that are fitted, or assumed."""
+"""Constants of ``planning.rates`` that are fitted or assumed."""
 FARTHEST, TRIED, NEAR = 2.0, 4, 1.25
 WIDEST, FINEST = 8.0, 0.02
-"""How many times today's value a fitted constant may be, and what part of it; the step that slopes are taken by."""
+"""A fitted constant is at most this many times the value in use, and at least that value divided by it; the relative
+step for derivatives."""
 
 
 def problems(seed: int) -> Iterator[tuple[int, int, int]]:
-    """m, n, k, each drawn evenly on a logarithmic scale: launches of up to a few hundred tiles with short K, which the
-    clock executes in seconds."""
+    """Yields (m, n, k), each uniform on a logarithmic scale: launches of up to a few hundred tiles with short K, which
+    the clock executes in seconds."""
     drawn = random.Random(seed)
 
     def between(low: int, high: int, step: int) -> int:
@@ -70,12 +70,12 @@ def ranked(sizes: tuple[int, int, int]) -> list[tuple[float, Plan]]:
 
 
 def described(plan: Plan) -> dict[str, Any]:
-    """The plan as the record has it."""
+    """The plan in the form of the record."""
     return {"swap": plan.swap, "tiling": plan.config.tiling | {"cluster": list(plan.config.cluster)}}
 
 
 def plan_in(entry: dict[str, Any]) -> dict[str, Any]:
-    """The plan of an entry of the record."""
+    """The plan of a record's entry."""
     return {name: entry[name] for name in ("swap", "tiling")}
 
 
@@ -87,7 +87,7 @@ def plan_of(sizes: tuple[int, int, int], entry: dict[str, Any]) -> tuple[GemmPro
 
 @contextlib.contextmanager
 def constants(values: dict[str, float]) -> Iterator[None]:
-    """The model with other constants."""
+    """Within this block the model uses these constants."""
     before = {name: getattr(rates, name) for name in values}
     try:
         for name, value in values.items():
@@ -113,9 +113,9 @@ def _known(plans: list[dict[str, Any]]) -> list[tuple[GemmProblem, Plan, float]]
 
 
 def fit(plans: list[dict[str, Any]]) -> dict[str, float]:
-    """The constants of the least mean square of relative errors, by Levenberg's and Marquardt's method in logarithms.
+    """The constants with the least mean square of relative errors, by the Levenberg-Marquardt method in logarithms.
 
-    A constant that these times do not tell from nothing ends at a ``WIDEST`` part of its own.
+    A constant that does not affect these times ends at its value in use divided by ``WIDEST``.
     """
     known, start = _known(plans), np.array([float(getattr(rates, name)) for name in CONSTANTS])
 
@@ -141,18 +141,19 @@ def fit(plans: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def neighbours(at: dict[str, float], start: dict[str, float], step: float) -> list[dict[str, float]]:
-    """One constant larger or smaller by a share of it, as far as it may be from where the fit started."""
+    """Copies of ``at``, each with one constant changed by a relative step, within ``WIDEST`` of where the fit
+    started."""
     steps = [(name, at[name] * factor) for name in CONSTANTS for factor in (1 + step, 1 / (1 + step))]
     return [at | {name: x} for name, x in steps if 1 / WIDEST <= x / start[name] <= WIDEST]
 
 
 def loss(plans: list[dict[str, Any]], values: dict[str, float]) -> float:
-    """What ``fit`` makes small: the sum of squares of the model's relative errors with these constants."""
+    """The objective of ``fit``: the sum of squares of the model's relative errors with these constants."""
     return sum(error**2 for error in errors(plans, values))
 
 
 def missing(seed: int, done: int, count: int) -> Iterator[tuple[int, tuple[int, int, int]]]:
-    """The first ``count`` problems of a seed but for those that are done, each with its number."""
+    """The first ``count`` problems of a seed without the first ``done``, each with its number."""
     return itertools.islice(enumerate(problems(seed)), done, max(done, count))
 
 
@@ -169,7 +170,8 @@ def draw_plans(record: dict[str, Any], count: int, jobs: int, save: Callable[[],
 
 
 def draw_choices(record: dict[str, Any], seed: int, count: int, jobs: int, save: Callable[[], None]) -> None:
-    """The first plans of the model with the fitted constants, and the first with today's: those without a time yet."""
+    """Times, for new problems, the first plans by the fitted constants and by those in use, unless the record has their
+    times."""
     wanted, choices = [], record["choices"].setdefault(str(seed), [])
     for number, sizes in missing(seed, 0, count):
         if number == len(choices):
@@ -189,8 +191,8 @@ def draw_choices(record: dict[str, Any], seed: int, count: int, jobs: int, save:
 
 
 def losses(choices: list[dict[str, Any]], values: dict[str, float]) -> list[float]:
-    """How much longer the model's first plan with these constants takes than the fastest that the clock has timed; of
-    the problems whose first plan it has timed."""
+    """How much longer the model's first plan with these constants takes than the fastest timed plan, for each problem
+    whose first plan has a time."""
     out = []
     with constants(values):
         for choice in choices:

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 BASELINES = ("cublas", "grouped_mm")
-"""Contestants in bf16; × is over the faster one."""
+"""Contestants in bf16; the columns × divide the faster one's time."""
 RATIOS = {"W4A16": ("w4a16", "w4a16-plain"), "W4A4": ("w4a4", "w4a4-plain", "gemv"), "quack": ("quack",)}
-"""Whose best time is set beside bf16."""
+"""Column titles, and the contestants whose best time each compares with bf16."""
 COLOURS = {"cublas": "0.45", "grouped_mm": "0.7", "quack": "C1", "triton": "C2"}
 COLOURS |= {"w4a16": "C0", "w4a4": "C3", "w4a16-plain": "C9", "w4a4-plain": "C6", "gemv": "C4"}
 
 
 def median(row: Mapping, name: str) -> float | None:
-    """Median of a contestant in µs, if it was timed."""
+    """The median of a contestant in µs, or None if it was not timed."""
     return row["results"].get(name, {}).get("median_us")
 
 
@@ -30,7 +30,7 @@ def columns(rows: Sequence[Mapping]) -> list[str]:
 
 
 def cell(result: Mapping) -> str:
-    """Median, and half of the middle eight tenths in percent of it."""
+    """The median, and half the distance from the 10th to the 90th percentile in percent of the median."""
     if "median_us" not in result:
         return "wrong" if result.get("status") == "wrong" else "–"
     middle = result["median_us"]
@@ -43,13 +43,13 @@ def heading(names: Sequence[str]) -> str:
 
 
 def of_ceilings(found: Mapping) -> str:
-    """What a floor is made of."""
+    """The rates and times that the floors consist of, in words."""
     copy, dense = found["copy_bytes_s"] / 1e12, found["dense_flop_s"] / 1e12
     return f"copy {copy:.2f} TB/s, bf16 {dense:.0f} TFLOPS, a tiny kernel {found['launch_us']:.1f} µs"
 
 
 def line(row: Mapping, names: Sequence[str]) -> str:
-    """One shape: µs of each contestant, and how many times faster than bf16 it is."""
+    """One shape: µs of each contestant, and speedups over bf16."""
     cells = " ".join(f"{cell(row['results'].get(name, {})):>12}" for name in names)
     base, ratios = fastest(row, BASELINES), []
     for contestants in RATIOS.values():
@@ -60,7 +60,7 @@ def line(row: Mapping, names: Sequence[str]) -> str:
 
 
 def notes(rows: Sequence[Mapping]) -> list[str]:
-    """Why a contestant was not timed, each reason once."""
+    """Why contestants were not timed, each reason once."""
     reasons: dict[str, int] = {}
     for row in rows:
         for name, result in row["results"].items():
@@ -71,7 +71,7 @@ def notes(rows: Sequence[Mapping]) -> list[str]:
 
 
 def table(record: Mapping) -> str:
-    """Every set of a record, with its ceilings and the reasons of what is missing."""
+    """Every set of a record, with its ceilings and the reasons for missing times."""
     lines = []
     for title, found in record["sets"].items():
         names = columns(found["rows"])
@@ -91,7 +91,7 @@ def versions(found: Mapping) -> str:
 
 
 def plot(record: Mapping, path: Path) -> None:
-    """Each set: times over M for the sweep, else how many times faster than bf16, with the floor."""
+    """Plots each set: times over M for the sweep, else speedups over bf16, with the floor."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -111,7 +111,7 @@ def plot(record: Mapping, path: Path) -> None:
 
 
 def sweep(axis, rows: Sequence[Mapping]) -> None:
-    """Times over M."""
+    """Plots times over M."""
     m = [row["m"][0] for row in rows]
     for name in columns(rows):
         points = [(x, us) for x, row in zip(m, rows) if (us := median(row, name)) is not None]
@@ -122,7 +122,7 @@ def sweep(axis, rows: Sequence[Mapping]) -> None:
 
 
 def bars(axis, rows: Sequence[Mapping]) -> None:
-    """How many times faster than bf16 each contestant is; the floor as a mark."""
+    """Plots each contestant's speedup over bf16; the floor is a mark."""
     names = [name for name in columns(rows) if name not in BASELINES]
     thick = 0.8 / max(1, len(names))
     for i, name in enumerate(names):

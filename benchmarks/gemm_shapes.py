@@ -1,4 +1,4 @@
-"""What ``gemm.py`` measures: shapes, where they come from, and the floor of each. Needs no GPU."""
+"""The shapes that ``gemm.py`` measures, their sources, and the floor of each. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ BLOCK = 16
 class Shape(NamedTuple):
     """Products with weights (N, K) in NVFP4; ``m`` has the rows of each group (one, unless it is a grouped product).
 
-    problem: "dense", "gated" (two weights, silu(gate) · up) or "grouped" (weights for each group).
-    name: the layer's, where the shape is one of a model.
+    problem: "dense", "gated" (two weights, silu(gate) · up) or "grouped" (weights for each group). name: the layer's
+    name, if the shape comes from a model.
     """
 
     problem: str
@@ -24,12 +24,12 @@ class Shape(NamedTuple):
 
     @property
     def products(self) -> int:
-        """Products with the same activations."""
+        """How many products share the same activations."""
         return 2 if self.problem == "gated" else 1
 
     @property
     def weight_bytes(self) -> int:
-        """Elements and scales, read once."""
+        """Bytes of elements and scales, each read once."""
         return len(self.m) * self.products * self.n * (self.k // 2 + self.k // BLOCK)
 
     @property
@@ -43,7 +43,8 @@ class Shape(NamedTuple):
 
 
 class Ceilings(NamedTuple):
-    """What a floor is made of, measured: a device copy (read and written), a large product in bf16, a tiny kernel."""
+    """What floors consist of, measured: the rates of a device copy (read and written) and of a large bf16 product, and
+    the time of a tiny kernel."""
 
     copy_bytes_s: float
     dense_flop_s: float
@@ -51,11 +52,11 @@ class Ceilings(NamedTuple):
 
 
 MEASURED = {"H200": Ceilings(4.26e12, 790e12, 3.0)}
-"""For ``--dry-run``, from runs on 2026-11-22 (torch 2.11.0+cu130, driver 580). A real run measures its own."""
+"""Ceilings for ``--dry-run``, from runs on 2026-11-22 (torch 2.11.0+cu130, driver 580). A real run measures its own."""
 
 
 def floor_us(shape: Shape, ceilings: Ceilings) -> float:
-    """No version is much faster: all weights read once, or all products done, and a launch."""
+    """A lower bound in µs: the longer of reading all weights once and computing all products, plus a launch."""
     return (
         1e6 * max(shape.weight_bytes / ceilings.copy_bytes_s, shape.flop / ceilings.dense_flop_s) + ceilings.launch_us
     )
@@ -71,7 +72,7 @@ class Model(NamedTuple):
     head_dim: int
 
     def layers(self) -> Iterator[tuple[str, int, int]]:
-        """Name, N and K of the products of a decoder layer, as inference engines fuse them."""
+        """Name, N and K of the products of a decoder layer, fused as inference engines fuse them."""
         yield "qkv", (self.heads + 2 * self.kv_heads) * self.head_dim, self.hidden
         yield "o", self.hidden, self.heads * self.head_dim
         yield "gate_up", 2 * self.intermediate, self.hidden
@@ -91,7 +92,7 @@ SWEEP_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 2048, 8192)
 
 
 def model_shapes() -> Iterator[Shape]:
-    """Every layer of every model, once a shape, for a few batch sizes."""
+    """Yields every layer of every model for a few batch sizes, each shape once."""
     names: dict[tuple[int, int], list[str]] = {}
     for model, sizes in MODELS.items():
         for layer, n, k in sizes.layers():

@@ -1,9 +1,9 @@
 """The Triton baseline of ``gemm.py``: a W4A16 NVFP4 GEMM that decodes in the kernel, and silu(gate) · up.
 
-What a few dozen lines of Triton give. Weights are the left operand of the MMA, decoded to bf16 in registers, exactly:
-an element times its scale has at most 6 significant bits. They are repacked once, so that a group of 128 along K is two
-contiguous halves: byte j has element j in its low nibble and element 64 + j in its high one, and the activations of a
-half are contiguous, too.
+It shows what a few dozen lines of Triton reach. Weights are the left operand of the MMA, decoded to bf16 in registers
+without an error: an element times its scale has at most 6 significant bits. They are repacked once, so that a group of
+128 along K is two contiguous halves: byte j has element j in its low nibble and element 64 + j in its high one, and the
+activations of a half are contiguous, too.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import triton
 import triton.language as tl
 
 GROUP = 128
-"""Elements along K that are repacked together; a step of the kernel's loop."""
+"""Elements along K that are repacked together, and that one step of the kernel's loop takes."""
 
 
 class Config(NamedTuple):
-    """Tile sizes (columns of weights are rows of the MMA), shares of K, warps of a CTA and stages of the pipeline."""
+    """Tile sizes (columns of weights are rows of the MMA), splits of K, warps of a CTA and stages of the pipeline."""
 
     block_n: int
     block_m: int
@@ -29,14 +29,15 @@ class Config(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """Repacked weights: data (N, K/2), and four E4M3 scales in a word (N, K/64)."""
+    """Repacked weights: data (N, K/2), and words of four E4M3 scales (N, K/64)."""
 
     data: torch.Tensor
     scale: torch.Tensor
 
 
 def repack(data: torch.Tensor, scale: torch.Tensor) -> Weight:
-    """Weights for ``gemm``. data: (N, K/2) bytes, even elements in low nibbles; scale: (N, K/16) row-major bytes."""
+    """Repacks weights for ``gemm``. data: (N, K/2) bytes, even elements in low nibbles; scale: (N, K/16) row-major
+    bytes."""
     n, k = data.shape[0], 2 * data.shape[1]
     if k % GROUP:
         raise ValueError(f"K of the Triton baseline: got {k}, expected a multiple of {GROUP}.")
@@ -47,7 +48,8 @@ def repack(data: torch.Tensor, scale: torch.Tensor) -> Weight:
 
 @triton.jit
 def decode(packed):
-    """Low and high E2M1 codes of bytes as bf16, times 2**-126: exponent and mantissa moved to where bf16 has them."""
+    """Decodes the low and high E2M1 codes of bytes to bf16 times 2**-126, by moving exponent and mantissa to bf16's
+    places."""
     return tl.inline_asm_elementwise(
         """{
         .reg .b32 a, b, s;
@@ -64,9 +66,10 @@ def decode(packed):
 
 @triton.jit
 def scaled(values, scale, rows: tl.constexpr, columns: tl.constexpr):
-    """(rows, columns) of decoded values, each block of 16 times its E4M3 scale, times 2**-7. scale: four in a word."""
+    """(rows, columns) of decoded values, each block of 16 times its E4M3 scale, times 2**-7. scale: words of four
+    scales."""
     codes = (scale[:, None] >> (8 * tl.arange(0, 4))[None, :]).to(tl.uint8)
-    # times 2**119: 2**126 would take a scale of 448 out of range
+    # multiply by 2**119: 2**126 would make a scale of 448 overflow
     factor = codes.to(tl.float8e4nv, bitcast=True).to(tl.bfloat16) * 6.646139978924579e35
     return tl.reshape(tl.reshape(values, (rows, columns // 16, 16)) * factor[:, :, None], (rows, columns))
 
@@ -76,9 +79,9 @@ def gemm_kernel(
     x, data, scale, out, m, n, k, data_stride, scale_stride, groups_a_split,
     block_m: tl.constexpr, block_n: tl.constexpr, half: tl.constexpr,
 ):  # fmt: skip
-    """A tile of out (split, M, N) = x (M, K) · Wᵀ over one share of K; W is (N, K)."""
+    """Computes a tile of out (split, M, N) = x (M, K) · Wᵀ over one split of K; W is (N, K)."""
     tiles_m, tiles_n = tl.cdiv(m, block_m), tl.cdiv(n, block_n)
-    # eight tiles along M take turns, so that what CTAs of one wave read stays in L2
+    # the raster takes eight tiles along M in turn, so that L2 holds what the CTAs of one wave read
     tile_m, tile_n = tl.swizzle2d(tl.program_id(0) % tiles_m, tl.program_id(0) // tiles_m, tiles_m, tiles_n, 8)
     split = tl.program_id(1)
     row_n = tile_n * block_n + tl.arange(0, block_n)
@@ -108,7 +111,7 @@ def gemm_kernel(
 
 @triton.jit
 def sum_kernel(partial, out, size, splits, block: tl.constexpr):
-    """out = the sum of ``splits`` float32 arrays."""
+    """Computes out, the sum of ``splits`` float32 arrays."""
     place = tl.program_id(0) * block + tl.arange(0, block)
     total = tl.zeros((block,), dtype=tl.float32)
     for split in range(splits):
@@ -118,7 +121,7 @@ def sum_kernel(partial, out, size, splits, block: tl.constexpr):
 
 @triton.jit
 def silu_mul_kernel(both, out, n, block: tl.constexpr):
-    """A row's part of out (M, N) = silu(both[:, :N]) · both[:, N:]."""
+    """Computes a section of a row of out (M, N) = silu(both[:, :N]) · both[:, N:]."""
     column = tl.program_id(0) * block + tl.arange(0, block)
     row = tl.program_id(1).to(tl.int64)
     gate = tl.load(both + row * 2 * n + column, mask=column < n, other=0.0).to(tl.float32)
@@ -127,12 +130,12 @@ def silu_mul_kernel(both, out, n, block: tl.constexpr):
 
 
 def configs(m: int, n: int, k: int) -> list[Config]:
-    """The configurations that are tried: a few tile sizes, and shares of K that give an SM up to four CTAs."""
+    """The configurations to try: a few tile sizes, and splits of K that give an SM up to four CTAs."""
     widest = max(16, min(256, triton.next_power_of_2(m)))
     found = []
     for block_m in {widest, 128} if widest == 256 else {widest}:
         deep = {16: 6, 32: 6, 64: 4, 128: 3, 256: 2}[block_m]
-        # the last one: two CTAs of an SM decode and multiply in turns
+        # with the last configuration, two CTAs of an SM decode and multiply in turn
         for block_n, warps, stages in ((64, 4, deep), (128, 8, deep), (64, 4, 2))[: 3 if block_m == 128 else 2]:
             tiles = triton.cdiv(n, block_n) * triton.cdiv(m, block_m)
             most = max(1, min(528 // tiles, k // GROUP // 4))
@@ -157,7 +160,7 @@ def gemm(x: torch.Tensor, weight: Weight, config: Config) -> torch.Tensor:
 
 
 def silu_mul(both: torch.Tensor) -> torch.Tensor:
-    """silu(both[:, :N]) · both[:, N:] of (M, 2N), in its dtype."""
+    """silu(both[:, :N]) · both[:, N:] for ``both`` (M, 2N), in its dtype."""
     m, n = both.shape[0], both.shape[1] // 2
     out = torch.empty(m, n, dtype=both.dtype, device=both.device)
     silu_mul_kernel[(triton.cdiv(n, 1024), m)](both, out, n, 1024)

@@ -1,7 +1,7 @@
-"""How well the GEMM model meets published times of another kernel, and how that kernel's two constants were found.
+"""Compares the GEMM model with another kernel's published times, and fits the two constants of that kernel.
 
-``python benchmarks/gemm_validation.py`` compares the model, with the published kernel's start, round trip and epilogue
-in place of ours, with the 147 points of ``data/nvfp4_dense_gb200.csv``; ``--fit`` finds the first two again, from the
+``python benchmarks/gemm_validation.py`` replaces our start, round trip and epilogue by the published kernel's, and
+compares the model with the 147 points of ``data/nvfp4_dense_gb200.csv``. ``--fit`` fits the first two again, to the
 points with M = 64 and M = 512 alone. Runs nothing on a GPU.
 """
 
@@ -23,18 +23,18 @@ from cute_nvfp4.planning.gemm_model import predict
 
 DATA = Path(__file__).resolve().parent / "data" / "nvfp4_dense_gb200.csv"
 FITTED_M = (64, 512)
-"""The constants were fitted on the points with these M, and on no others."""
+"""The constants were fitted to the points with these M, and to no others."""
 SM_COUNT = 152
 """Multiprocessors of a GB200; 448 tiles took it three waves, not four."""
 CONFIG = GemmConfig(tile_n=128, out="bfloat16")
 """The published kernel's tile; its five stages follow from the same bytes."""
 CONSTANTS = ("START_US", "STAGE_LATENCY_US", "EPI_TILE_US")
-"""What a kernel has of its own: ``rates`` has it of the published one, too."""
+"""Constants in which kernels differ; ``rates`` also has the published kernel's values."""
 
 
 @contextlib.contextmanager
 def of_that_kernel() -> Iterator[None]:
-    """The model with what ``rates`` has of the published kernel."""
+    """Within this block the model uses the published kernel's constants of ``rates``."""
     before = {name: getattr(rates, name) for name in CONSTANTS}
     try:
         for name in CONSTANTS:
@@ -61,7 +61,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Errors:
-    """Of several points: how many, mean of the errors' sizes, mean of the errors, and the point that is worst."""
+    """Errors over several points: how many, their mean size, their mean, and the worst point."""
 
     count: int
     mean: float
@@ -83,13 +83,14 @@ class Errors:
 
 
 def points() -> list[Point]:
-    """The published times."""
+    """Reads the published times."""
     lines = (line for line in DATA.read_text().splitlines() if not line.startswith("#"))
     return [Point(int(r["m"]), int(r["n"]), int(r["k"]), float(r["us"])) for r in csv.DictReader(lines)]
 
 
 def fit(chosen: list[Point]) -> tuple[float, float]:
-    """(start_us, stage_latency_us) of the least mean square of relative errors over ``chosen``: coordinate search."""
+    """(start_us, stage_latency_us) with the least mean square of relative errors over ``chosen``, by coordinate
+    search."""
     before = rates.PUBLISHED_START_US, rates.PUBLISHED_STAGE_LATENCY_US
 
     def loss(start: float, latency: float) -> float:
@@ -113,7 +114,7 @@ def fit(chosen: list[Point]) -> tuple[float, float]:
 
 
 def groups(everything: list[Point]) -> dict[str, list[Point]]:
-    """The points by what they are for: those fitted, those held out, and by M."""
+    """The points by purpose: the fitted, the held out, and by M."""
     parts = {
         "fitted": [p for p in everything if p.m in FITTED_M],
         "held out": [p for p in everything if p.m not in FITTED_M],

@@ -1,9 +1,9 @@
 """Times the GEMV on this machine's GPU against a device copy and torch in bf16: ``python benchmarks/gemv.py``.
 
 Every shape is checked against the exact reference first (all E2M1 codes, all finite E4M3 scales, poisoned output).
-Times are of one call between two CUDA events, launch included, with L2 cold and clean (512 MiB read before each); the
-copy, torch's bf16 ``bmm`` of the same shape and an empty kernel are timed in the same run. ``--variants`` also times
-the kernel's other splits of its warps and depths of its ring, which is what the choice in ``planning.gemv`` rests on.
+Times are of one call between two CUDA events, launch included, with L2 cold and clean (512 MiB read before each). The
+same run times the copy, torch's bf16 ``bmm`` of the same shape and an empty kernel. ``--variants`` also times the
+kernel's other warp splits and ring depths: the choice in ``planning.gemv`` rests on these times.
 
 Exit codes: 0 done, 1 a result is wrong, 2 no CUDA device, or one that no kernel is written for.
 """
@@ -53,7 +53,7 @@ def operands(
 
 
 def useful_bytes(m: int, k: int, batch: int) -> int:
-    """A, b and their scales once, and the fp16 result."""
+    """Bytes of a, b and their scales, each read once, and of the fp16 result."""
     return batch * ((m + 1) * (k // 2 + k // 16) + 2 * m)
 
 
@@ -62,7 +62,7 @@ def median_us(call, clear: ColdL2) -> float:
 
 
 def check(a: BlockScaledTensor, b: BlockScaledTensor) -> float:
-    """Largest error of an fp32 result over the largest result; NaN if anything was left unwritten."""
+    """The largest error of an fp32 result over the largest result; NaN if the kernel left an element unwritten."""
     out = torch.full((a.batch, a.rows), float("nan"), device=a.data.device)
     gemv(a, b, out=out)
     exact = gemv_reference(a, b, out_dtype=torch.float64)
@@ -70,7 +70,7 @@ def check(a: BlockScaledTensor, b: BlockScaledTensor) -> float:
 
 
 def host_overhead_us(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor, calls: int = 300) -> float:
-    """Microseconds of host time a call takes to queue: median over single calls with an idle queue."""
+    """Microseconds of host time to queue a call: the median of single calls with an idle queue."""
     samples = []
     for _ in range(calls):
         start = time.perf_counter()
@@ -106,7 +106,8 @@ def measure(shape: tuple[int, int, int], copy_rate: float, clear: ColdL2) -> dic
 
 
 def variants(shape: tuple[int, int, int], clear: ColdL2) -> list[dict]:
-    """Times other splits of the warps, depths of the ring and K compiled in, for one shape."""
+    """Times the kernel's other configurations for one shape: splits of the warps, ring depths, K as a compile-time
+    constant."""
     m, k, batch = shape
     a, b = operands(m, k, batch, seed=1111)
     out = torch.empty(batch, m, dtype=torch.float16, device="cuda")
@@ -119,7 +120,7 @@ def variants(shape: tuple[int, int, int], clear: ColdL2) -> list[dict]:
         plan = GemvPlan(config, chosen.ctas)
         try:
             time_us = median_us(lambda plan=plan: gemv(a, b, out=out, config=plan), clear)
-        except OperandError:  # fewer slices than warps, or more shared memory than there is
+        except OperandError:  # fewer slices than warps, or too much shared memory
             continue
         rows.append({**split, "stages": stages, "k_compiled_in": bool(constant_k), "us": round(time_us, 2)})
     return sorted(rows, key=lambda row: row["us"])

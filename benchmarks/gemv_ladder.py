@@ -1,8 +1,8 @@
 """Times every rung of the notebooks' GEMV ladder on this machine's GPU: ``python benchmarks/gemv_ladder.py``.
 
 Each rung is checked first (all E2M1 codes, all finite E4M3 scales), then timed: one launch between two CUDA events, L2
-cold and clean (512 MiB read before each). Times include the launch. The bandwidth of a copy on the device is measured
-in the same run. The record goes to ``benchmarks/results/gemv_ladder_<gpu>.json``, where ``01_gemv.ipynb`` reads it.
+cold and clean (512 MiB read before each). Times include the launch. The same run measures the bandwidth of a device
+copy. The record goes to ``benchmarks/results/gemv_ladder_<gpu>.json``, where ``01_gemv.ipynb`` reads it.
 
 Exit codes: 0 done, 1 a rung is wrong, 2 no CUDA device, or one that no kernel is written for.
 """
@@ -30,7 +30,7 @@ _RULE = StopRule(repeats=100, relative_error=0.002, seconds=10.0)
 
 
 def measure(arch: Architecture, shape: tuple[int, int, int], copy_bytes_s: float, clear: ColdL2) -> dict:
-    """Checks and times the ladder on one shape (M, K, L); raises AssertionError if a result is wrong."""
+    """Checks and times the ladder on one shape (M, K, L). Raises AssertionError if a result is wrong."""
     case = tools.make_case(*shape, seed=1111, device="cuda")
     rungs = []
     for letter, title, rung in tools.ladder(arch):

@@ -1,18 +1,17 @@
-"""How fast a model decodes and reads its prompt: NVFP4 weights beside bf16, end to end.
+"""Times a model's decoding and its reading of prompts, end to end: NVFP4 weights beside bf16.
 
-The model has drawn weights (``generate_model.py``): embedding, RMSNorm, rotary positions, attention by torch's SDPA
-with a static cache, an MLP or a mixture of experts, head, the most likely token. All contestants have the same weights,
-the same attention and the same operations between products, compiled by torch where it can; experts in bf16 are
-multiplied by ``torch._grouped_mm``. ``--model Qwen3-30B-A3B`` takes 80 GB with bf16 and one other contestant. There
-``route`` chooses the experts in all contestants but bf16; "bf16, our router" and "w4a16, torch's router" are the same
-the other way round.
+``generate_model.py`` has the model, with drawn weights: embedding, RMSNorm, rotary positions, torch's SDPA with a
+static cache, an MLP or a mixture of experts, head, the most likely token. All contestants have the same weights,
+attention and operations between products, which torch compiles where it can; ``torch._grouped_mm`` multiplies experts
+in bf16. ``--model Qwen3-30B-A3B`` takes 80 GB with bf16 and one other contestant. For it ``cute_nvfp4.route`` chooses
+the experts in all contestants but bf16; "bf16, our router" and "w4a16, torch's router" have the other router.
 
-``decode``: a step of one token for each sequence, in a CUDA graph, attending to all ``--context`` tokens. ``products``:
-its linear layers alone, in a graph of their own. ``prefill``: one prompt, in a graph. Contestants take turns, L2 cold;
-medians. A step's tokens a second are sequences divided by its time. ``--split`` adds what each kernel of a step takes,
-and of the longest prompt.
-``--compile`` only runs each call once, with one layer: several such processes compile in parallel what one will time.
-It needs torch and this package. docs/tables.py writes the table of benchmarks/records/models.md from the results file.
+``decode`` times a step of one token for each sequence, in a CUDA graph, attending to all ``--context`` tokens;
+``products`` times its linear layers alone, in their own graph; ``prefill`` times one prompt, in a graph. Contestants
+take turns, L2 cold; times are medians. Tokens a second are sequences divided by a step's time. ``--split`` adds the
+times of the kernels of a step and of the longest prompt. ``--compile`` runs each call once, with one layer: several
+such processes fill the cache in parallel before the timed run. It needs torch and this package. docs/tables.py writes
+the table of benchmarks/records/models.md from the results file.
 
     python benchmarks/generate.py --quick
 """
@@ -40,25 +39,26 @@ from cute_nvfp4.harness.timing import ColdL2
 NAMES = ["bf16", "w4a16", "w4a16, head too", "w4a8", "w4a4"]
 PARTS = ["w4a8, MLP in parts"]
 ROUTERS = ["bf16, our router", "w4a16, torch's router"]
-"""Contestants of a mixture besides: the others have torch's router in bf16, and ``cute_nvfp4.route`` elsewhere."""
+"""Further contestants for a mixture, with the other router: elsewhere bf16 has torch's, the others
+``cute_nvfp4.route``."""
 BATCHES, PROMPTS = (1, 16, 64), (2048, 8192)
 ATTENTION = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 TRITON = "triton"
-"""The kernels of ``between_triton.py``, with torch's attention for prompts."""
+"""The option for the kernels of ``between_triton.py``, with torch's attention for prompts."""
 CLOSE = 0.1
-"""The largest relative distance of outputs, W4A16 beside bf16: the same weights, differently rounded sums."""
+"""The largest relative distance of outputs between W4A16 and bf16: equal weights, but sums rounded differently."""
 
 
 def step(model: Decoder, tokens: torch.Tensor, cache: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
-    """One step of generation: the most likely tokens (B, 1) take the place of those that were read. Their logits."""
+    """One step of generation: replaces ``tokens`` (B, 1) by the most likely next tokens, and returns the logits."""
     logits = model(tokens, cache, position)
     tokens.copy_(model.between.token(logits))
     return logits
 
 
 def products(model: Decoder, rows: int, device: torch.device | str) -> Callable[[], None]:
-    """The products of a step with ``rows`` sequences, experts with their routes and the head included, and nothing
-    else."""
+    """A call that computes only the products of a step with ``rows`` sequences, including the head and routed
+    experts."""
     shape = model.shape
     widths = shape.hidden, shape.heads * shape.head_dim
     inputs = [torch.randn(rows, 1, width, device=device).bfloat16() for width in widths]
@@ -72,9 +72,9 @@ def products(model: Decoder, rows: int, device: torch.device | str) -> Callable[
 
 
 def distances(made: Mapping[str, Decoder], device: torch.device | str, length: int = 16) -> dict[str, float]:
-    """How far the outputs of each model are from those of bf16: |difference| / |outputs|. They are the logits after one
-    prompt; of a mixture, where the last bit of x may choose another expert, what each layer's products give for the
-    same x."""
+    """The relative distance |difference| / |outputs| between each model's outputs and bf16's. The outputs are the
+    logits after one prompt. For a mixture, where the last bit of x may choose another expert, they are what each
+    layer's products give for equal x."""
     shape = next(iter(made.values())).shape
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(shape.vocabulary, (1, length), generator=generator).to(device)
@@ -88,8 +88,8 @@ def distances(made: Mapping[str, Decoder], device: torch.device | str, length: i
 
 
 def compiled_between(mixture: bool) -> tuple[Between, str]:
-    """Operations between products, compiled if a trial of them compiles; and what was done. mixture: whether experts in
-    bf16 are tried, too, which stay uncompiled where torch cannot."""
+    """The operations between products, compiled if a trial of them compiles, and a description. mixture: whether to try
+    experts in bf16, too, which stay uncompiled if torch cannot compile them."""
     x = torch.ones(64, 64, dtype=torch.bfloat16, device="cuda")
     torch._dynamo.config.cache_size_limit = 64
     compiled = Between().compiled()
@@ -111,13 +111,13 @@ def compiled_between(mixture: bool) -> tuple[Between, str]:
 
 
 def timed(calls: dict[str, Captured], rounds: int) -> dict[str, list[float]]:
-    """Microseconds of each: quartiles."""
+    """Quartiles of each call, in microseconds."""
     found = take_turns(calls, rounds, ColdL2())
     return {name: statistics.quantiles(times, n=4) for name, times in found.items()}
 
 
 def captured_steps(made: Mapping[str, Decoder], batch: int, context: int) -> dict[str, Captured]:
-    """A step of each contestant in a graph."""
+    """A step of each contestant, captured in a graph."""
     shape = next(iter(made.values())).shape
     cache, position = empty_cache(shape, batch, context, "cuda"), torch.tensor([context - 1], device="cuda")
     steps = {}
@@ -128,7 +128,8 @@ def captured_steps(made: Mapping[str, Decoder], batch: int, context: int) -> dic
 
 
 def by_kernel(found: Iterable[tuple[str, float]], replays: int) -> list[dict]:
-    """The kernels of one replay, of (name, microseconds) of all kernels of several: those that take longest first."""
+    """The kernels of one replay, the longest first. found: (name, microseconds) of all kernels of ``replays``
+    replays."""
     sums: dict[str, list[float]] = {}
     for name, us in found:
         sums.setdefault(name, []).append(us)
@@ -137,7 +138,8 @@ def by_kernel(found: Iterable[tuple[str, float]], replays: int) -> list[dict]:
 
 
 def split(call: Captured, replays: int = 5) -> list[dict]:
-    """What the kernels of one replay take, by torch's profiler; L2 warm. Gaps between kernels are in none of them."""
+    """The times of the kernels of one replay, by torch's profiler, L2 warm. Gaps between kernels are in none of
+    them."""
     kind = torch.profiler.ProfilerActivity.CUDA
     with torch.profiler.profile(activities=[kind]) as seen:
         for _ in range(replays):
@@ -158,11 +160,11 @@ WORK = {
     "activation": r"silu",
     "token": r"reduce_kernel|argmax",
 }
-"""What kernels do, by a part of their names, the first that fits."""
+"""Parts of kernels' names, and the work that each means. The first match counts."""
 
 
 def by_work(rows: Sequence[dict]) -> dict[str, float]:
-    """Microseconds of the rows of ``by_kernel``, by what they do."""
+    """Microseconds by kind of work, of the rows of ``by_kernel``."""
     found = dict.fromkeys((*WORK, "other"), 0.0)
     for row in rows:
         found[next((name for name, part in WORK.items() if re.search(part, row["kernel"])), "other")] += row["us"]
@@ -170,7 +172,7 @@ def by_work(rows: Sequence[dict]) -> dict[str, float]:
 
 
 def decode_rows(made: Mapping[str, Decoder], batch: int, context: int, rounds: int) -> list[dict]:
-    """A record for each contestant, of steps and of their products."""
+    """A record for each contestant: times of steps and of their products."""
     steps = captured_steps(made, batch, context)
     alone = {name: capture(products(model, batch, "cuda")) for name, model in made.items()}
     times, shares = timed(steps, rounds), timed(alone, rounds)
@@ -182,7 +184,7 @@ def decode_rows(made: Mapping[str, Decoder], batch: int, context: int, rounds: i
 
 
 def captured_prompts(made: Mapping[str, Decoder], length: int) -> dict[str, Captured]:
-    """Reading a prompt, by each contestant, in a graph."""
+    """The reading of a prompt by each contestant, captured in a graph."""
     shape = next(iter(made.values())).shape
     cache = empty_cache(shape, 1, length, "cuda")
     tokens = torch.arange(length, device="cuda")[None] % shape.vocabulary
@@ -190,7 +192,7 @@ def captured_prompts(made: Mapping[str, Decoder], length: int) -> dict[str, Capt
 
 
 def prefill_rows(calls: dict[str, Captured], length: int, rounds: int) -> list[dict]:
-    """A record for each contestant."""
+    """A record for each contestant: times of reading a prompt."""
     return [
         {"what": "prefill", "contestant": name, "tokens": length, "us": middle, "quartiles_us": [low, high]}
         | {"tokens_s": length / middle * 1e6}
@@ -199,7 +201,7 @@ def prefill_rows(calls: dict[str, Captured], length: int, rounds: int) -> list[d
 
 
 def rows_of_table(rows: Sequence[dict], names: Sequence[str]) -> list[list[str]]:
-    """Milliseconds and times faster than bf16, a line for each measurement; of steps those of their products, too."""
+    """Milliseconds and speedups over bf16, a line for each measurement; for steps also a line of their products."""
     groups: dict[tuple[str, int], dict[str, dict]] = {}
     for row in rows:
         groups.setdefault((row["what"], row.get("batch", row.get("tokens"))), {})[row["contestant"]] = row
@@ -234,7 +236,7 @@ def weight_bytes(model: Decoder) -> int:
 
 
 def measure(shape: Shape, names: list[str], options: argparse.Namespace) -> dict:
-    """The record of all measurements."""
+    """Takes all measurements and returns the record."""
     begin = time.perf_counter()
     between, how = (Between(), "eager") if options.eager else compiled_between(shape.experts > 0)
     if options.attention == TRITON:
@@ -270,7 +272,7 @@ def measure(shape: Shape, names: list[str], options: argparse.Namespace) -> dict
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="results file (default: benchmarks/results/generate_<gpu>.json)")
-    parser.add_argument("--model", choices=SHAPES, default=LLAMA_8B.name, help="the sizes of which model")
+    parser.add_argument("--model", choices=SHAPES, default=LLAMA_8B.name, help="the model whose sizes to use")
     parser.add_argument("--quick", action="store_true", help="fewer rounds, no w4a4: about three minutes")
     parser.add_argument("--context", type=int, default=1024, help="tokens that a decoded one attends to")
     parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
@@ -283,7 +285,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--layers", type=int, help="fewer layers, for a trial")
     parser.add_argument("--compile", action="store_true", help="one layer, each call once, no results file")
-    parser.add_argument("--split", action="store_true", help="tell kernels of a step and of the longest prompt")
+    parser.add_argument("--split", action="store_true", help="also time kernels of a step and of the longest prompt")
     parser.add_argument("--attention", choices=[*ATTENTION, TRITON], help="one of torch's attentions, or Triton's")
     parser.add_argument("--eager", action="store_true", help="do not compile the operations between products")
     return parser.parse_args(arguments)

@@ -1,4 +1,5 @@
-"""Contestants of ``generate.py``: what each of them makes of the model's matrices, in bf16 or in NVFP4."""
+"""The contestants of ``generate.py``: the modules that each of them makes of the model's matrices, in bf16 or in
+NVFP4."""
 
 from __future__ import annotations
 
@@ -25,9 +26,9 @@ from cute_nvfp4.ops.moe.experts import Experts
 from cute_nvfp4.ops.moe.layer import slot_rows
 
 INPUT_SCALE = 8 / 2688
-"""Of activations, where they are quantized: magnitudes up to 8 fit."""
+"""The global scale of quantized activations: magnitudes up to 8 fit."""
 PART = 2048
-"""Rows of a part of an MLP."""
+"""Rows that an MLP takes at a time."""
 
 
 class Plain(torch.nn.Module):
@@ -42,7 +43,7 @@ class Plain(torch.nn.Module):
 
 
 class GatedPlain(torch.nn.Module):
-    """silu(x · Gᵀ) · (x · Uᵀ) in bf16: one product, and one operation behind it."""
+    """silu(x · Gᵀ) · (x · Uᵀ) in bf16: one product, and one operation after it."""
 
     def __init__(self, gate: BlockScaledTensor, up: BlockScaledTensor, between: Between) -> None:
         super().__init__()
@@ -54,7 +55,8 @@ class GatedPlain(torch.nn.Module):
 
 
 class GatedPrepared(torch.nn.Module):
-    """The same of prepared NVFP4 weights: ``gated_gemm``, one launch. dtype: of the products."""
+    """silu(x · Gᵀ) · (x · Uᵀ) with prepared NVFP4 weights: ``gated_gemm``, one launch. dtype: in which products are
+    computed."""
 
     def __init__(self, gate: BlockScaledTensor, up: BlockScaledTensor, dtype: torch.dtype = torch.bfloat16) -> None:
         super().__init__()
@@ -67,7 +69,8 @@ class GatedPrepared(torch.nn.Module):
 
 
 class PreparedRows(torch.nn.Module):
-    """x · Wᵀ of a weight that is prepared for FP8, for x in bf16, or rows (M, K) in FP8, which give (M, N)."""
+    """x · Wᵀ with a weight that is prepared for FP8. x: in bf16, or rows (M, K) in FP8, for which the result is (M,
+    N)."""
 
     def __init__(self, weight: BlockScaledTensor) -> None:
         super().__init__()
@@ -80,7 +83,7 @@ class PreparedRows(torch.nn.Module):
 
 
 class GatedQuantized(torch.nn.Module):
-    """The same, x quantized to NVFP4: a product of all columns, and one operation behind it."""
+    """silu(x · Gᵀ) · (x · Uᵀ) with x quantized to NVFP4: a product of all columns, and one operation after it."""
 
     def __init__(self, gate: BlockScaledTensor, up: BlockScaledTensor, between: Between) -> None:
         super().__init__()
@@ -94,7 +97,8 @@ class GatedQuantized(torch.nn.Module):
 
 
 class Dense(torch.nn.Module):
-    """The MLP of a Llama: the gated product, and down. rows: how many at a time, for rows in FP8; None for all."""
+    """The MLP of a Llama: the gated product, and down. rows: for rows in FP8, how many it takes at a time; None:
+    all."""
 
     def __init__(self, gated: torch.nn.Module, down: torch.nn.Module, rows: int | None) -> None:
         super().__init__()
@@ -110,7 +114,7 @@ class Dense(torch.nn.Module):
 
 
 class Routed(torch.nn.Module):
-    """A mixture of experts: ``Pair`` in bf16, or what ``prepare_experts`` made; the router (E, H) is in bf16."""
+    """A mixture of experts: ``Pair`` in bf16, or the result of ``prepare_experts``. The router (E, H) is in bf16."""
 
     def __init__(self, router: torch.Tensor, experts: Experts | Pair, top: int, between: Between, routes: bool) -> None:
         super().__init__()
@@ -124,7 +128,7 @@ class Routed(torch.nn.Module):
             self.experts = experts
 
     def slots(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> Slots:
-        """The rows of the experts of one token (1, H), which nothing has added up."""
+        """The rows of the experts of one token (1, H), before their sum."""
         if self.experts is None:
             return Slots(*self.between.slots(x, ids, weights, self.gate_up.mT, self.down.mT))
         return Slots(slot_rows(x, ids, weights, self.experts), None)
@@ -136,7 +140,7 @@ class Routed(torch.nn.Module):
         else:
             ids, weights = self.between.route(rows, self.router, self.top)
         if self.experts is None:
-            # (E, K, N), as torch takes them: views of rows along K
+            # torch takes (E, K, N): these are views of rows along K
             y = self.between.experts(rows, ids, weights, self.gate_up.mT, self.down.mT)
         else:
             y = moe(rows, ids, weights, self.experts)
@@ -144,18 +148,18 @@ class Routed(torch.nn.Module):
 
 
 class Stack(NamedTuple):
-    """A matrix (N, K) of each of E experts: rows of all, one after the other."""
+    """A matrix (N, K) of each of E experts, stored as the rows of all of them, one after the other."""
 
     weight: BlockScaledTensor
     experts: int
 
     def matrices(self) -> list[BlockScaledTensor]:
-        """One of each expert, with its global scale, as a checkpoint has them."""
+        """One matrix for each expert, with its global scale, as checkpoints have them."""
         parts = (x.chunk(self.experts) for x in (self.weight.data, self.weight.rowmajor_scale()[0]))
         return [BlockScaledTensor(data, scale, self.weight.global_scale) for data, scale in zip(*parts)]
 
     def decoded(self) -> torch.Tensor:
-        """(E, N, K) in bf16."""
+        """The matrices (E, N, K) in bf16."""
         return self.weight.dequantize(torch.bfloat16).unflatten(0, (self.experts, -1))
 
 
@@ -167,13 +171,14 @@ class Pair(NamedTuple):
 
 
 class Stacks(NamedTuple):
-    """The same in NVFP4."""
+    """Both matrices of all experts in NVFP4."""
 
     gate_up: Stack
     down: Stack
 
     def made(self, dtype: torch.dtype | None) -> Experts | Pair:
-        """As a contestant has them: for products in ``dtype``, or in bf16 for torch."""
+        """The experts as a contestant has them. dtype: in which products are computed; None: matrices in bf16 for
+        torch."""
         if dtype is None:
             return Pair(*(stack.decoded() for stack in self))
         return prepare_experts(*(stack.matrices() for stack in self), dtype=dtype)
@@ -185,9 +190,13 @@ def nvfp4(weight: BlockScaledTensor, input_rule: str | None) -> NVFP4Linear:
 
 
 class Contestant(NamedTuple):
-    """How a matrix becomes a module, gate and up become one, and the head does; what experts are multiplied in, None
-    for torch's bf16; whether products of normed rows take them in FP8; whether ``route`` chooses experts, or torch's
-    operations do; how many rows of a prompt an MLP takes at a time, whose activations then stay in L2."""
+    """How a contestant makes modules of the model's matrices.
+
+    The functions make a module of a matrix, of gate and up, and of the head. The other fields say: in which dtype
+    experts are multiplied (None: torch's bf16); whether products take normalized rows in FP8; whether ``route`` chooses
+    experts, or torch's operations do; how many rows of a prompt an MLP takes at a time, so that its activations stay in
+    L2.
+    """
 
     linear: Callable[[BlockScaledTensor], torch.nn.Module]
     gated: Callable[[BlockScaledTensor, BlockScaledTensor], torch.nn.Module]

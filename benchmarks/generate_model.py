@@ -1,8 +1,7 @@
-"""A decoder in plain torch, a Llama or a Qwen3 mixture of experts, with matrices in bf16 or in NVFP4: what
-``generate.py`` times.
+"""The decoder in plain torch that ``generate.py`` times: a Llama or a Qwen3 mixture of experts, in bf16 or NVFP4.
 
-Weights are drawn, so that there is speed and no language. They are drawn in NVFP4, with a power of two for a global
-scale: bf16 holds them exactly, and all contestants have the same model.
+Its weights are drawn at random: it has a model's speed, but knows no language. They are drawn in NVFP4, with a power of
+two as global scale, so that bf16 holds them exactly and all contestants have the same model.
 """
 
 from __future__ import annotations
@@ -21,8 +20,12 @@ GLOBAL_SCALE = 2.0**-12
 
 
 class Shape(NamedTuple):
-    """A model's sizes. experts: of each layer, of which a token takes ``top``, or 0 for one MLP; ``intermediate`` is
-    that of one expert. head_norms: whether queries and keys are normalized, as Qwen3 does."""
+    """A model's sizes.
+
+    experts: the experts of each layer, of which a token takes ``top``; 0: one MLP. ``intermediate`` is then one
+        expert's.
+    head_norms: whether queries and keys are normalized, as in Qwen3.
+    """
 
     name: str
     layers: int
@@ -57,8 +60,8 @@ TINY_MIXTURE = TINY._replace(name="tiny mixture", experts=4, top=2, head_norms=T
 
 
 def empty_cache(shape: Shape, batch: int, length: int, device: torch.device | str) -> torch.Tensor:
-    """Keys and then values of all layers: (layers, batch, 2 · kv heads, length, head dim). They lie together, so that a
-    step writes both at once."""
+    """Keys and then values of all layers (layers, batch, 2 · kv heads, length, head dim), together, so that one
+    operation of a step writes both."""
     size = shape.layers, batch, 2 * shape.kv_heads, length, shape.head_dim
     return torch.zeros(size, dtype=torch.bfloat16, device=device)
 
@@ -71,7 +74,7 @@ def add_norm_fp8(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor) 
 
 
 class Norms(NamedTuple):
-    """Weights of a layer's norms: before attention and before what follows it, (H,) each, and of its heads or None."""
+    """Weights of a layer's norms: before attention and before the MLP, (H,) each, and of its heads, or None."""
 
     attention: torch.Tensor
     feed: torch.Tensor
@@ -79,8 +82,8 @@ class Norms(NamedTuple):
 
 
 class Layer(torch.nn.Module):
-    """Attention, and an MLP or experts, each behind a sum and its norm. fp8: whether norms give rows in FP8, but for
-    experts, whose router reads them in bf16."""
+    """Attention, and an MLP or experts, each after a sum and its norm. fp8: whether norms give rows in FP8; the norm
+    before experts never does, because their router reads bf16."""
 
     def __init__(self, shape: Shape, qkv, output, feed, norms: Norms, between: Between, fp8: bool) -> None:
         super().__init__()
@@ -90,7 +93,7 @@ class Layer(torch.nn.Module):
         self.qkv, self.output, self.feed = qkv, output, feed
 
     def products(self, hidden: torch.Tensor, heads: torch.Tensor) -> None:
-        """The products alone, of rows that are there."""
+        """Computes the products alone, on given rows."""
         for module, x in ((self.qkv, hidden), (self.output, heads), (self.feed, hidden)):
             module(x)
 
@@ -116,7 +119,7 @@ class Layer(torch.nn.Module):
 
 
 class Decoder(torch.nn.Module):
-    """Tokens (B, S) to logits (B, vocabulary) of the last ones."""
+    """Maps tokens (B, S) to the logits (B, vocabulary) after the last token."""
 
     def __init__(self, shape: Shape, embedding: torch.Tensor, layers, norm, head, between: Between) -> None:
         super().__init__()
@@ -140,13 +143,13 @@ class Decoder(torch.nn.Module):
 
 
 def drawn(n: int, k: int, generator: torch.Generator) -> BlockScaledTensor:
-    """A weight (N, K) of normal values in NVFP4."""
+    """Draws a weight (N, K) of normal values in NVFP4."""
     x = torch.randn(n, k, dtype=torch.bfloat16, device=generator.device, generator=generator)
     return quantize(x * k**-0.5, global_scale=GLOBAL_SCALE)
 
 
 def drawn_norms(shape: Shape, generator: torch.Generator) -> Norms:
-    """Weights about 1; of values they are not read."""
+    """Draws the weights of a layer's norms, about 1. Values have no norm: their weights are unused."""
 
     def about_one(*size: int) -> torch.Tensor:
         return (1 + 0.1 * torch.randn(*size, device=generator.device, generator=generator)).bfloat16()
@@ -156,14 +159,14 @@ def drawn_norms(shape: Shape, generator: torch.Generator) -> Norms:
 
 
 def drawn_feeds(shape: Shape, generator: torch.Generator, made: dict[str, Contestant], between: Between) -> dict:
-    """What follows attention in a layer, for each contestant."""
+    """Draws an MLP or experts, and returns each contestant's module."""
     hidden, inner, e = shape.hidden, shape.intermediate, shape.experts
     if not e:
         gate, up, down = (drawn(n, k, generator) for n, k in ((inner, hidden), (inner, hidden), (hidden, inner)))
         return {name: Dense(one.gated(gate, up), one.linear(down), one.rows) for name, one in made.items()}
     router = drawn(e, hidden, generator).dequantize(torch.bfloat16)
     stacks = Stacks(*(Stack(drawn(e * n, k, generator), e) for n, k in ((2 * inner, hidden), (hidden, inner))))
-    # contestants that multiply them in the same way share them
+    # contestants that multiply experts in the same way share them
     experts = {dtype: stacks.made(dtype) for dtype in {one.experts for one in made.values()}}
     return {name: Routed(router, experts[x.experts], shape.top, between, x.routes) for name, x in made.items()}
 
@@ -171,7 +174,7 @@ def drawn_feeds(shape: Shape, generator: torch.Generator, made: dict[str, Contes
 def models(
     shape: Shape, names: list[str], device: torch.device | str, between: Between, seed: int = 0
 ) -> dict[str, Decoder]:
-    """The same model for each contestant, a matrix at a time."""
+    """Draws one model, a matrix at a time, and returns each contestant's form of it."""
     made = {name: contestants(between)[name] for name in names}
     generator = torch.Generator(device).manual_seed(seed)
     embedding = torch.randn(shape.vocabulary, shape.hidden, device=device, generator=generator).bfloat16()

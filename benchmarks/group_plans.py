@@ -1,12 +1,13 @@
-"""Times plans by tiles of the two products of experts on this machine's GPU: ``python benchmarks/group_plans.py``.
+"""Times tile plans for the two products of experts on this machine's GPU: ``python benchmarks/group_plans.py``.
 
-The layers of ``moe.py``, uniform routing; rows in bf16, and quantized to FP8 before. Each product alone, ``first`` with
-its gather and activation, ``second`` as ``moe`` runs it, by every set of ``planning.packed_groups.WIDTHS`` that is near
-the rows that experts have. Each call is a CUDA graph; the plans of a product take turns, L2 is cleared before each,
-times are medians between two CUDA events. What each gives is first compared with what the planner's own plan gives.
+The layers are those of ``moe.py``, with uniform routing; rows are in bf16, or quantized to FP8 in advance. Each product
+runs by itself: ``first`` with its gather and activation, ``second`` as ``moe`` runs it. The plans are all sets of
+``planning.packed_groups.WIDTHS`` that are near the experts' rows. Each call is a CUDA graph; the plans of a product
+take turns, L2 is cleared before each, times are medians between two CUDA events. Each result is first compared with the
+result of the planner's own plan.
 
-The record is what ``fit_group_costs.py --add`` takes. ``--compile`` only runs each plan once: several such processes,
-of other ``--models`` and ``--part`` each, compile in parallel what one will time.
+``fit_group_costs.py --add`` takes the record. ``--compile`` only runs each plan once: several such processes, with
+different ``--models`` and ``--part``, fill the cache in parallel before the timed run.
 
 Exit codes: 0 done, 1 a result is wrong, 2 no CUDA device, or one that no kernel is written for.
 """
@@ -42,7 +43,7 @@ from cute_nvfp4.planning.packed_groups import GROUPED_TILING, WIDTHS
 TOKENS = (64, 256, 1024)
 DTYPES = {"bfloat16": torch.bfloat16, "float8_e4m3fn": FP8}
 NEAR = 2.6
-"""How many times the rows of an expert a tile may have, or the other way round."""
+"""The largest ratio of a tile's rows to an expert's rows, or the other way round."""
 WIDEST_OF_TWO = 80
 ROUNDS = 9
 
@@ -61,7 +62,7 @@ class Product:
     run: Callable[[PackedPlan | None], torch.Tensor]
 
     def plans(self, sm_count: int) -> Iterator[PackedPlan]:
-        """The plans to time."""
+        """Yields the plans to time."""
         mean = sum(self.rows) / sum(x > 0 for x in self.rows)
         for *narrower, widest in WIDTHS:
             if not mean / NEAR <= widest <= max(NEAR * mean, 16):
@@ -76,7 +77,7 @@ class Product:
 
 
 def products(layer: Layer, weights: Weights, tokens: int) -> Iterator[Product]:
-    """The four products of a layer."""
+    """Yields the four products of a layer."""
     r = Routing.random(layer, tokens, False, "cuda")
     maps = Maps.of(routing_maps(r.ids, layer.experts), layer.experts)
     rows = tuple(torch.bincount(r.ids.flatten(), minlength=layer.experts).tolist())
@@ -104,7 +105,7 @@ def _second(
 
 
 def measure(product: Product, sm_count: int, clear: ColdL2) -> dict:
-    """The row of the record of a product, printed."""
+    """Times the plans of a product, prints and returns the record's row."""
     plans, want = list(product.plans(sm_count)), product.run(None).double()
     for plan in plans:
         if not (product.run(plan).double() - want).norm() < 2.0**-6 * want.norm():

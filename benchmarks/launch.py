@@ -1,11 +1,10 @@
-"""Host time of every operation, beside torch's own: ``python benchmarks/launch.py``.
+"""Measures the host time of every operation, beside torch's own: ``python benchmarks/launch.py``.
 
-Medians of single warm calls, by the host's clock, with the GPU's queue drained every few calls, in five rounds of
-alternating order; all in one run, as ratios to ``torch.mm(out=)`` of the same run: (1, 4096) · (4096, 4096) in bf16,
-the product that a GEMV stands for.
-On a GPU also what a CUDA graph of ``NVFP4Linear`` costs beside a graph of its two kernels.
-``--host-only`` needs no GPU: the driver is replaced by a function that does nothing, so that what is left is the time
-of this package's own code, for every operation and architecture.
+Times are medians of single warm calls, by the host's clock, with the GPU's queue drained every few calls, in five
+rounds of alternating order. One run gives all times, also as ratios to ``torch.mm(out=)`` of (1, 4096) · (4096, 4096)
+in bf16: the product that a GEMV replaces. On a GPU it also compares a CUDA graph of ``NVFP4Linear`` with a graph of its
+two kernels. ``--host-only`` needs no GPU: a function that does nothing replaces the driver, so that the time is that of
+this package's own code, for every operation and architecture.
 
 Exit codes: 0 done, 2 no CUDA device (and not ``--host-only``).
 """
@@ -41,7 +40,7 @@ CALLS, ROUNDS, DRAIN = 100, 5, 8
 
 
 def host_us(call: Callable[[], object], calls: int = CALLS) -> float:
-    """Median host time of a warm call."""
+    """The median host time of a warm call."""
     drain = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     for _ in range(20):
         call()
@@ -59,7 +58,8 @@ def host_us(call: Callable[[], object], calls: int = CALLS) -> float:
 
 @contextlib.contextmanager
 def without_driver(arch: str) -> Iterator[None]:
-    """Within it every call on CPU tensors is planned and made as on a GPU, but ``cuLaunchKernelEx`` does nothing."""
+    """Within this block every call on CPU tensors is planned and made as on a GPU, but ``cuLaunchKernelEx`` does
+    nothing."""
     nothing = ctypes.CDLL(None).pthread_equal  # of two addresses that differ: 0, a success
     nothing.argtypes, nothing.restype = (ctypes.c_void_p,) * 4, ctypes.c_int
 
@@ -99,7 +99,7 @@ def offsets(sizes: list[int]) -> tuple[int, ...]:
 
 
 def packed(weight: nv.BlockScaledTensor, x: torch.Tensor, row: torch.Tensor) -> Iterator[tuple[str, Callable]]:
-    """Calls of gemm with a prepared weight: one row, which is streamed, and 128, on WGMMA."""
+    """Yields calls of ``gemm`` with a prepared weight: one row (the streaming kernel) and 128 rows (WGMMA)."""
     weight = nv.prepare_weight(weight)
     rows = x.repeat(8, 1)
     for name, a in (("1 row", row), ("128 rows", rows)):
@@ -112,7 +112,7 @@ def packed(weight: nv.BlockScaledTensor, x: torch.Tensor, row: torch.Tensor) -> 
 
 
 def grouped(device: str) -> Iterator[tuple[str, Callable]]:
-    """Eight groups with prepared weights, of as many rows each as experts have in decoding."""
+    """Yields calls of eight groups with prepared weights, with as many rows each as experts have in decoding."""
     problems = []
     for i in range(8):
         weight = nv.prepare_weight(nv.quantize(torch.randn(256, 4096, device=device), global_scale=None))
@@ -135,7 +135,7 @@ def grouped(device: str) -> Iterator[tuple[str, Callable]]:
 
 
 def operations(device: str, arch: str) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Every call that is timed on an architecture, by name."""
+    """Yields every call that is timed on an architecture, by name."""
     k = 4096
     weight = nv.quantize(torch.randn(k, k, device=device, dtype=torch.bfloat16))
     x = torch.randn(16, k, device=device, dtype=torch.bfloat16)
@@ -185,7 +185,7 @@ def operations(device: str, arch: str) -> Iterator[tuple[str, Callable[[], objec
 
 
 def torch_calls(device: str) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What they are set beside."""
+    """Yields torch's calls for comparison, by name."""
     a, b = (torch.randn(16, 16, device=device) for _ in range(2))
     c = torch.empty(16, 16, device=device)
     wide = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16)
@@ -200,7 +200,7 @@ def torch_calls(device: str) -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def graph_us(calls: Mapping[str, Callable[[], object]], repeats: int = 32, rounds: int = 60) -> dict[str, float]:
-    """GPU time of a call in a CUDA graph of ``repeats`` of them: the median of replays, which take turns."""
+    """GPU time of a call in a CUDA graph of ``repeats`` calls: the median of replays, which take turns."""
     graphs, times = {}, {name: [] for name in calls}
     for name, call in calls.items():
         call()

@@ -1,26 +1,26 @@
 """Times a layer of a mixture of experts on this machine's GPU, maps to combined rows: ``python benchmarks/moe.py``.
 
-For the layers of Qwen3-30B-A3B, gpt-oss-20b, Mixtral-8x7B, DeepSeek-V3 and Nemotron-3-Nano, from 1 to 8192 tokens,
-uniform routing and skewed (expert e is chosen in proportion to 1 / (e + 1)), with bf16 rows, or on sm_100a rows that
-are quantized in the call:
+The layers are those of Qwen3-30B-A3B, gpt-oss-20b, Mixtral-8x7B, DeepSeek-V3 and Nemotron-3-Nano, with 1 to 8192
+tokens, uniform routing and skewed routing (expert e is chosen in proportion to 1 / (e + 1)), and bf16 rows, or on
+sm_100a rows that are quantized in the call. The contestants:
 
 - ``moe``: everything from the router's choice to the combined rows, weights in NVFP4, MXFP4 for gpt-oss;
-- ``added``: the same with ``deterministic=False``, a launch less;
-- ``w4a8`` on sm_90a: the same with rows in FP8, quantized in the call before each product;
-- ``torch``: the same layer in bf16: a sort, ``x[token]``, ``_grouped_mm`` twice with the activation between as torch's
+- ``added``: ``moe`` with ``deterministic=False``, one launch fewer;
+- ``w4a8`` on sm_90a: ``moe`` with rows that the call quantizes to FP8 before each product;
+- ``torch``: the layer in bf16: a sort, ``x[token]``, ``_grouped_mm`` twice with the activation between them in torch's
   operations, the sum over choices. Its weights have four times the bytes;
-- ``humming`` and ``humming-w4a8``, where humming-kernels is installed: its two products alone (``moe_contestants``), of
-  which the second takes weights in MXFP4 and rows in FP8.
+- ``humming`` and ``humming-w4a8``, where humming-kernels is installed: its two products alone (``moe_contestants``);
+  the latter takes weights in MXFP4 and rows in FP8.
 
-``floor``: the bytes of the experts that are used, once, at the bandwidth of a device copy of the same run. Each call
-is a CUDA graph; the two take turns, L2 is cleared before each, times are medians between two CUDA events. What ``moe``
-gives is checked first, against exact torch at 16 tokens, and at each number of tokens against the bf16 layer.
+``floor``: the bytes of the experts that are used, once, at the bandwidth of a device copy of the same run. Each call is
+a CUDA graph; the calls take turns, L2 is cleared before each, times are medians between two CUDA events. Results of
+``moe`` are checked first, against exact torch at 16 tokens, and at each number of tokens against the bf16 layer.
 
 ``--quick``: 1, 16, 64, 256 and 1024 tokens, uniform routing, checked against the bf16 layer alone. ``--compile`` only
-runs each call once: several such processes, of other ``--models`` and ``--tokens`` each, compile in parallel what one
-will time. ``--only moe w4a8`` leaves the others out, and with ``torch`` the check against it. ``--parts`` prints what
-each launch of a call takes, too, by torch's profiler. ``--few-rows`` and ``--few-rows-fp8`` move the bounds between the
-planner's two kernels. ``--smoke`` needs no GPU: small layers in the simulator, checked, and no times.
+runs each call once: several such processes, with different ``--models`` and ``--tokens``, fill the cache in parallel
+before the timed run. ``--only moe w4a8`` leaves the others out, and without ``torch`` also the check against it.
+``--parts`` also prints the time of each launch of a call, by torch's profiler. ``--few-rows`` and ``--few-rows-fp8``
+move the bounds between the planner's two kernels. ``--smoke`` needs no GPU: it checks small layers in the simulator.
 
 Exit codes: 0 done, 1 a result is wrong, 2 no CUDA device, or one that no kernel is written for.
 """
@@ -58,10 +58,10 @@ TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 8192)
 QUICK_TOKENS = (1, 16, 64, 256, 1024)
 CHECKED = 16
 OFF_BY_FP8 = 0.12
-"""How far rows in FP8 may be from bf16, of the norm: 3 % of rows and 3 % of weights in each of two products."""
+"""Tolerance of rows in FP8 against bf16, over the norm: 3 % of rows and 3 % of weights in each of two products."""
 SILU = ActivationFunction()
 _SCALES = {"nvfp4": (0x28, 0x38), "mxfp4": (118, 124)}
-"""Codes of the scales that weights are made of."""
+"""The range of scale codes that random weights have."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Layer:
 
     @property
     def halves(self) -> int:
-        """Matrices of the first product."""
+        """How many matrices the first product has."""
         return ActivationFunction(self.activation).halves
 
     @property
@@ -103,7 +103,7 @@ LAYERS = (
 
 
 class Weights:
-    """Random weights of a layer, in 4 bits and, if wanted, in bf16."""
+    """Random weights of a layer, in 4 bits and, if asked for, in bf16."""
 
     def __init__(self, layer: Layer, device: str, quantized: bool) -> None:
         generator = torch.Generator(device).manual_seed(35)
@@ -119,11 +119,11 @@ class Weights:
         return prepare_experts(*self.stacks, activation=self.layer.activation, **options)
 
     def run(self, r: Routing, experts: Experts | None = None, **options: bool) -> torch.Tensor:
-        """The layer's rows, by experts in the bytes that were made first or by others."""
+        """Computes the layer's rows. experts: None for the experts that were prepared first."""
         return moe(r.x, r.ids, r.weights, self.experts if experts is None else experts, **options)
 
     def stacks_in(self, name: str, generator: torch.Generator, device: str | torch.device) -> list[BlockScaledTensor]:
-        """Random weights in a format: (E, 2 I, H) or (E, I, H), and (E, H, I)."""
+        """Random weights in the format ``name``: (E, 2 I, H) or (E, I, H), and (E, H, I)."""
         layer, format = self.layer, FORMATS[name]
         options, found = {"generator": generator, "device": device, "dtype": torch.uint8}, []
         for n, k in ((layer.halves * layer.inner, layer.hidden), (layer.hidden, layer.inner)):
@@ -133,7 +133,7 @@ class Weights:
         return found
 
     def in_bf16(self) -> list[torch.Tensor]:
-        """(E, K, N), as ``_grouped_mm`` takes them: views of rows along K."""
+        """The weights in bf16, (E, K, N), as ``_grouped_mm`` takes them: views of rows along K."""
         return [torch.stack([_one(x, e) for e in range(x.batch)]).mT for x in self.stacks]
 
 
@@ -143,7 +143,7 @@ def _one(stack: BlockScaledTensor, e: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Routing:
-    """Rows and what a router says of them: (T, H), (T, k), (T, k)."""
+    """Rows x (T, H), and the router's choice for them: experts (T, k) and weights (T, k)."""
 
     x: torch.Tensor
     ids: torch.Tensor
@@ -151,7 +151,7 @@ class Routing:
 
     @classmethod
     def random(cls, layer: Layer, tokens: int, skewed: bool, device: str | torch.device) -> Routing:
-        """Choices without repetition, uniform or skewed."""
+        """Random rows and choices without repetition, uniform or skewed."""
         generator = torch.Generator(device).manual_seed(tokens)
         x = torch.randn(tokens, layer.hidden, generator=generator, device=device).bfloat16()
         chances = torch.ones(layer.experts, device=device)
@@ -163,7 +163,7 @@ class Routing:
 
 
 def by_torch(layer: Layer, weights: list[torch.Tensor], biases: list[torch.Tensor], r: Routing) -> torch.Tensor:
-    """The layer in bf16 by torch's operations; no value is read by the host."""
+    """The layer in bf16 by torch's operations; the host reads no value."""
     options = {"biases": biases} if layer.biased else {}
     return routed_by_torch(r.x, r.ids, r.weights, *weights, activation=ActivationFunction(layer.activation), **options)
 
@@ -178,7 +178,8 @@ def routed_by_torch(
     activation: Callable[[torch.Tensor], torch.Tensor] = SILU,
     biases: list[torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Experts in bf16 (E, H, 2 I) and (E, I, H), as ``moe`` routes rows to them: rows sorted, two grouped products."""
+    """A layer with experts in bf16 (E, H, 2 I) and (E, I, H), routed as ``moe`` routes: rows sorted, two grouped
+    products."""
     order, rows = rows_by_torch(x, ids, gate_up, down, activation, biases)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
@@ -193,7 +194,7 @@ def rows_by_torch(
     activation: Callable[[torch.Tensor], torch.Tensor] = SILU,
     biases: list[torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The slots (T · top,) in the order of their experts, and what the experts give for them (T · top, H)."""
+    """The slots (T · top,) in the order of their experts, and the experts' results for them (T · top, H)."""
     order = ids.flatten().argsort(stable=True)
     expert = ids.flatten()[order]
     ends = torch.searchsorted(expert, torch.arange(len(down), device=ids.device), right=True).to(torch.int32)
@@ -207,14 +208,14 @@ def rows_by_torch(
 
 
 def check(layer: Layer, weights: Weights, device: str) -> None:
-    """Raises unless ``moe`` gives what exact torch gives."""
+    """Raises AssertionError unless ``moe`` gives what exact torch gives."""
     r = Routing.random(layer, CHECKED, True, device)
     got = moe(r.x, r.ids, r.weights, weights.experts)
     check_near(layer, CHECKED, got, moe(r.x, r.ids, r.weights, weights.experts, backend="reference"))
 
 
 def check_near(layer: Layer, tokens: int, got: torch.Tensor, want: torch.Tensor, most: float = 0.02) -> None:
-    """Raises unless two results are equal but for their rounding."""
+    """Raises AssertionError if two results differ by more than ``most`` of the norm."""
     got, want = got.double(), want.double()
     off = float((got - want).norm() / want.norm())
     if not off < most:
@@ -222,7 +223,7 @@ def check_near(layer: Layer, tokens: int, got: torch.Tensor, want: torch.Tensor,
 
 
 def measure(layer: Layer, options: argparse.Namespace, copy: float, quantized: bool, fp8: bool) -> list[dict]:
-    """The rows of a layer's table, and, if asked for, what each launch takes."""
+    """The rows of a layer's table and, if asked for, the time of each launch."""
     begin = time.perf_counter()
     weights, found = Weights(layer, "cuda", quantized), []
     if not options.quick:
@@ -252,7 +253,7 @@ def measure(layer: Layer, options: argparse.Namespace, copy: float, quantized: b
 def contestants_of(
     layer: Layer, weights: Weights, options: argparse.Namespace, quantized: bool, fp8: bool
 ) -> dict[str, Callable[[Routing], torch.Tensor]]:
-    """What takes turns, by name."""
+    """The contestants, which take turns, by name."""
     found: dict[str, Callable[[Routing], torch.Tensor]] = {"moe": weights.run}
     if not quantized:
         found["added"] = partial(weights.run, deterministic=False)
@@ -266,7 +267,7 @@ def contestants_of(
 
 
 def by_others(layer: Layer, weights: Weights, names: Container[str]) -> dict[str, Callable[[Routing], torch.Tensor]]:
-    """The contestants of ``moe_contestants`` that are wanted and can run, checked; why others cannot is printed."""
+    """The contestants of ``moe_contestants`` that are asked for and can run, checked. Prints why others cannot run."""
     found, device = {}, weights.stacks[0].data.device
     for name in (name for name in moe_contestants.NAMES if name in names):
         form = moe_contestants.NAMES[name] or layer.format
@@ -294,7 +295,7 @@ def compile_only(layer: Layer, options: argparse.Namespace, quantized: bool, fp8
 
 
 def smoke() -> None:
-    """Small layers in the simulator, for each generation of kernels."""
+    """Checks small layers in the simulator, for each generation of kernels."""
     for layer in LAYERS:
         small = replace(layer, experts=4, top=2, hidden=96, inner=64)
         for arch in ("sm_90a", "sm_100a", "sm_120a"):
@@ -313,7 +314,7 @@ def smoke() -> None:
 
 
 def by_loop(layer: Layer, wide: list[torch.Tensor], weights: Weights, r: Routing) -> float:
-    """How far ``by_torch`` is from ``moe`` by exact torch, with a loop for ``_grouped_mm``: relative, of the norm."""
+    """The distance between ``by_torch`` and ``moe`` in exact torch, over the norm; a loop replaces ``_grouped_mm``."""
 
     def grouped(x: torch.Tensor, w: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
         sides = [0, *offs.tolist()]
@@ -333,14 +334,14 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="results file (default: benchmarks/results/moe_<gpu>.json)")
     parser.add_argument("--json", action="store_true", help="print the record as JSON at the end")
     parser.add_argument("--tokens", type=int, nargs="+", help=f"default: {TOKENS}")
-    parser.add_argument("--models", nargs="+", metavar="TEXT", default=[""], help="layers with this in their names")
+    parser.add_argument("--models", nargs="+", metavar="TEXT", default=[""], help="layers whose names contain TEXT")
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--quick", action="store_true", help="few tokens, uniform routing, 15 rounds")
     parser.add_argument("--only", nargs="+", choices=CONTESTANTS, help="what to time (default: all)")
-    parser.add_argument("--few-rows", type=float, help="of an expert, up to which products stream (sm_90a)")
-    parser.add_argument("--few-rows-fp8", type=float, help="the same of experts for rows in FP8")
+    parser.add_argument("--few-rows", type=float, help="rows of an expert up to which products stream (sm_90a)")
+    parser.add_argument("--few-rows-fp8", type=float, help="this bound for rows in FP8")
     parser.add_argument("--compile", action="store_true", help="run each call once: no times, no results file")
-    parser.add_argument("--parts", action="store_true", help="what each launch takes, too")
+    parser.add_argument("--parts", action="store_true", help="also print the time of each launch")
     parser.add_argument("--smoke", action="store_true", help="small layers in the simulator: no GPU, no times")
     options = parser.parse_args()
     options.tokens = options.tokens or (QUICK_TOKENS if options.quick else TOKENS)

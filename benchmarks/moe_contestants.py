@@ -1,4 +1,4 @@
-"""Humming's products of experts beside the layers of ``moe.py``, where humming-kernels is installed."""
+"""Humming's products of experts, which ``moe.py`` times beside its layers where humming-kernels is installed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from moe import Routing
 
 NAMES = {"humming": None, "humming-w4a8": "mxfp4"}
-"""Contestants, and the format that they need: None for the layer's."""
+"""The contestants, and the weight format that they need; None: the layer's format."""
 MOST_OFF = {"humming": 0.02, "humming-w4a8": 0.12}
 
 
 class Rows(NamedTuple):
-    """What the products of a routing are given: rows of both, in the order of experts, and offsets of these."""
+    """The inputs of the two products of a routing: rows for both, in the order of the experts, and the experts'
+    offsets."""
 
     routing: Routing
     x: torch.Tensor
@@ -28,9 +29,11 @@ class Rows(NamedTuple):
 
 
 class HummingProducts:
-    """The two products of a layer's experts in the configurations that Humming chooses, and nothing else: rows are
-    gathered and sorted before, and what stands between the products and after them is left out. A whole layer of its
-    takes longer. stacks: weights (E, 2 I, H) and (E, H, I); rows in bf16, for ``humming-w4a8`` quantized in the call.
+    """The two products of a layer's experts, in the configurations that Humming chooses, and nothing else. Rows are
+    gathered and sorted in advance, and the operations between and after the products are left out: a whole layer takes
+    longer.
+
+    stacks: weights (E, 2 I, H) and (E, H, I). Rows are in bf16; for ``humming-w4a8`` the call quantizes them.
 
     Raises:
         NotAvailableError: humming-kernels is not installed, or refuses the weights; or its products are wrong.
@@ -65,7 +68,7 @@ class HummingProducts:
         return made
 
     def rows(self, r: Routing) -> Rows:
-        """The rows of a routing, made once."""
+        """Gathers and sorts the rows of a routing, once."""
         for found in self._rows:
             if found.routing is r:
                 return found
@@ -85,7 +88,8 @@ class HummingProducts:
         return self.products[1](rows.inner, **places)
 
     def check(self, r: Routing) -> None:
-        """Raises unless the second product is the exact one but for its rounding. Reads what experts are used."""
+        """Raises NotAvailableError unless the second product is exact up to rounding. Reads on the host which experts
+        are used."""
         rows, stack = self.rows(r), self.stacks[1]
         try:
             got = self(r).double()

@@ -1,14 +1,15 @@
-"""Times layers of experts by other plans of their products on this machine's GPU: ``python benchmarks/moe_plans.py``.
+"""Times layers of experts by alternative plans of their products on this machine's GPU: ``python
+benchmarks/moe_plans.py``.
 
-The layers of ``moe.py``, uniform routing, whole: routing maps to combined rows. ``plan`` has the planner's plans of
-both products. The others have another one for the first product or for the second, or for both: by tiles of other
-widths ("32 x2": 32 columns, two CTAs a multiprocessor), or streamed ("s8.4x2.2": eight columns, 4 × 2 warps, two packed
-tiles a stage). Each call is a CUDA graph; those of a cell take turns, L2 is cleared before each, times are medians
-between two CUDA events. What each gives is first compared with what ``plan`` gives.
+The layers are those of ``moe.py``, with uniform routing, from routing maps to combined rows. ``plan`` has the planner's
+plans of both products. The other calls replace the plan of the first product, of the second, or of both: by tiles of
+other widths ("32 x2": 32 columns, two CTAs a multiprocessor), or by streaming ("s8.4x2.2": eight columns, 4 × 2 warps,
+two packed tiles a stage). Each call is a CUDA graph; the calls of a cell take turns, L2 is cleared before each, times
+are medians between two CUDA events. Each result is first compared with the result of ``plan``.
 
 ``--cells Qwen3:64:bf16 …``: model, tokens, and dtype of rows, bf16 or fp8. ``--compile`` only runs each call once:
-several such processes, of other cells each, compile in parallel what one will time. ``--smoke`` needs no GPU: small
-layers in the simulator, compared, and no times.
+several such processes, with different cells, fill the cache in parallel before the timed run. ``--smoke`` needs no GPU:
+it compares small layers in the simulator.
 
 Exit codes: 0 done, 1 a result is wrong, 2 no CUDA device, or one that no kernel is written for.
 """
@@ -52,7 +53,7 @@ CELLS = (
     *(f"{model}:{t}:fp8" for model in ("Qwen3", "gpt-oss", "Mixtral") for t in (64, 256, 1024)),
 )
 SINGLE = 8, 16, 24, 32, 40, 48, 56, 64, 80
-"""Widths of tiles of two CTAs a multiprocessor."""
+"""Tile widths of which two CTAs fit on a multiprocessor."""
 STREAMING = {
     "4x2.2": STREAMED,
     "4x2.1": STREAMED | {"stage_tiles": 1, "stages": 16},
@@ -76,12 +77,12 @@ class Cell:
 
     @classmethod
     def of(cls, text: str) -> Cell:
-        """The cell that ``text`` names, as in ``--cells``."""
+        """Parses a cell of ``--cells``."""
         model, tokens, dtype = text.split(":")
         return cls(next(x for x in LAYERS if model in x.model), int(tokens), dtype)
 
     def plans(self, rows: float, ctas: int) -> Iterator[tuple[str, Plans]]:
-        """Plans of both products to try, by name. rows: of an expert that is used; ctas: multiprocessors."""
+        """Yields plans of both products to try, by name. rows: rows of a used expert; ctas: multiprocessors."""
         yield "plan", (None, None)
         for name, widths, each in self.widths(rows):
             for i, which in enumerate(("first", "second")):
@@ -103,7 +104,7 @@ class Cell:
                     yield f"s{columns}.{name}", (first, second)
 
     def widths(self, rows: float) -> Iterator[tuple[str, tuple[int, ...], int]]:
-        """Widths of tiles near so many rows, and CTAs of a multiprocessor."""
+        """Yields sets of tile widths near ``rows``, and how many CTAs a multiprocessor holds."""
         for n in SINGLE:
             if 0.9 * rows <= n <= max(2.2 * rows, 16):
                 yield f"{n} x2", (n,), 2
@@ -112,12 +113,12 @@ class Cell:
                 yield "-".join(map(str, widths)), widths, 1
 
     def columns(self, rows: float) -> tuple[int, ...]:
-        """Columns of the streaming kernel near so many rows."""
+        """Columns of the streaming kernel near ``rows``."""
         return (8,) if rows < 2 else (8, 16) if rows < 6 else (8, 16, 24) if rows < 12 else (16, 24, 32)
 
 
 def layer_by(e: Experts, r: Routing, plans: Plans) -> torch.Tensor:
-    """The layer as ``moe`` runs it where maps are made by a launch, its products by ``plans``."""
+    """The layer as ``moe`` runs it where a launch makes the maps, with its products by ``plans``."""
     top, (first, second) = r.ids.shape[1], plans
     whole = routing_maps(r.ids, e.count)
     maps = Maps.of(whole, e.count)
@@ -143,7 +144,7 @@ def calls_of(cell: Cell, weights: Weights, device: str, ctas: int) -> dict[str, 
 
 
 def check(cell: Cell, calls: dict[str, Callable[[], torch.Tensor]]) -> None:
-    """Raises unless all calls give the same, but for rounding."""
+    """Raises AssertionError unless all calls give the same result up to rounding."""
     want = calls["plan"]().double()
     for name, call in calls.items():
         if not (call().double() - want).norm() < 2.0**-5 * want.norm():
@@ -151,7 +152,7 @@ def check(cell: Cell, calls: dict[str, Callable[[], torch.Tensor]]) -> None:
 
 
 def measure(cell: Cell, weights: Weights, ctas: int, clear: ColdL2) -> dict:
-    """The row of a cell, printed: the fastest calls first."""
+    """Times a cell, prints its row, the fastest calls first, and returns it."""
     calls = calls_of(cell, weights, "cuda", ctas)
     check(cell, calls)
     graphs = {name: capture(call) for name, call in calls.items()}
@@ -162,7 +163,7 @@ def measure(cell: Cell, weights: Weights, ctas: int, clear: ColdL2) -> dict:
 
 
 def smoke() -> None:
-    """Small layers in the simulator."""
+    """Compares small layers in the simulator."""
     for text in ("Qwen3:16:bf16", "gpt-oss:16:bf16", "Qwen3:16:fp8"):
         cell = Cell.of(text)
         small = replace(cell.layer, experts=2, top=1, hidden=160, inner=96)

@@ -1,4 +1,4 @@
-"""What ``moe.py`` prints of a layer: its times, and what each launch takes."""
+"""Prints what ``moe.py`` measures of a layer: its times, and the times of each launch."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from common import Captured
 
 TRACED = 7
-"""Calls of which the profiler says what each launch takes."""
+"""How many calls the profiler traces to time each launch."""
 CONTESTANTS = ("moe", "added", "w4a8", "torch", *moe_contestants.NAMES)
 OURS = "cute_nvfp4"
-"""In the name of each of the package's kernels."""
+"""The name of each kernel of the package contains this."""
 
 
 def parts(call: Captured, clear: Callable[[], None]) -> list[dict]:
-    """What each launch of a call takes, and the time from its end to the next one's start, µs: medians of torch's
-    profiler. Empty where it sees no kernels."""
+    """The time of each launch of a call, and the gap before the next one, in µs: medians of torch's profiler. Empty if
+    the profiler sees no kernels."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for _ in range(TRACED):
             clear()

@@ -1,17 +1,17 @@
-"""What our kernels, and programs that others build on, would take on a B200: ``python benchmarks/ours_b200.py``.
+"""Models what our kernels, and programs that others build on, would take on a B200: ``python benchmarks/ours_b200.py``.
 
-Measures nothing: the clock executes each launch and says how long it takes, as in ``timing_b200.py``, with an empty
-kernel's duration in place of what a launch costs. Beside it stand what others have published of other programs at the
-same sizes, and the speed of light of the contest's statement; neither says how right the clock is.
+Nothing is measured: the simulator's clock executes and times each launch, as in ``timing_b200.py``, with an empty
+kernel's duration as the cost of a launch. Beside it stand the published times of other programs at the same sizes, and
+the speed of light of the contest's statement; neither says how accurate the clock is.
 
-* contest: our submissions at the contest's benchmark shapes, and what public submissions build on: for GEMM NVIDIA's
+- contest: our submissions at the contest's benchmark shapes, and what public submissions build on: for GEMM NVIDIA's
   example (``CUTLASS_EXAMPLES``: a copy), for groups FlashInfer's masked GEMM, with tiles of one CTA and of a pair, and
   NVIDIA's example, whose kernel writes its tensor maps;
-* decode: NVFP4 weights times one row, by ``gemv`` and by ``gemm``; large: ``gemm`` of MXFP4; w4a16: bfloat16 times a
+- decode: NVFP4 weights times one row, by ``gemv`` and by ``gemm``; large: ``gemm`` of MXFP4; w4a16: bfloat16 times a
   prepared NVFP4 weight (docs/explanation/packed_blackwell.md has the table).
 
-Writes ``results/ours_modelled_b200.json`` after every launch, and goes on from there; ``--write`` the tables into
-benchmarks/records/timing_checked.md.
+The record ``results/ours_modelled_b200.json`` is written after every launch, and a second call continues it;
+``--write`` writes the tables into benchmarks/records/timing_checked.md.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NVFP4 = ("--sf_dtype", "Float8E4M3FN", "--sf_vec_size", "16", "--c_dtype", "Floa
 
 
 class Launch(NamedTuple):
-    """A launch: which table it is of, its name there, which program, its file and what that is told."""
+    """A launch: its table, its name there, its program, the program's file and arguments."""
 
     table: str
     name: str
@@ -83,7 +83,7 @@ def launches() -> list[Launch]:
 
 
 def shape(problem: str, case: Case) -> str:
-    """The sizes of a case; once what all groups have."""
+    """The sizes of a case; sizes that all groups share stand once."""
     words = [problem.removeprefix("nvfp4_")]
     for key, value in case.items():
         if key not in ("seed", "g"):
@@ -93,7 +93,7 @@ def shape(problem: str, case: Case) -> str:
 
 
 def _public(case: Case, pair: bool) -> tuple[Path, tuple[str, ...]]:
-    """NVIDIA's dense example, of a pair with its operands swapped; FlashInfer's masked GEMM where there are groups."""
+    """NVIDIA's dense example (for a pair with its operands swapped), or FlashInfer's masked GEMM for groups."""
     if isinstance(case["m"], list):
         point = f"{case['n'][0]}x{case['k'][0]}:" + "/".join(map(str, case["m"]))
         return FLASHINFER, ("grouped_gemm_published", f"points={point}", f"pair={pair}")
@@ -105,7 +105,7 @@ def _public(case: Case, pair: bool) -> tuple[Path, tuple[str, ...]]:
 
 
 def _maps(case: Case) -> tuple[str, ...]:
-    """NVIDIA's grouped example, with tiles of 128 x 128 by one CTA."""
+    """Arguments of NVIDIA's grouped example, with tiles of 128 x 128 by one CTA."""
     sizes = ",".join(f"({m},{n},{k},1)" for m, n, k in zip(case["m"], case["n"], case["k"]))
     words = ("--num_groups", str(len(case["m"])), "--problem_sizes_mnkl", sizes)
     return (*_example(GROUPED), *words, "--mma_tiler_mn", "128,128", "--cluster_shape_mn", "1,1")
@@ -116,7 +116,7 @@ def _example(file: Path) -> list[str]:
 
 
 def modelled(launch: Launch) -> dict[str, Any]:
-    """What the clock says, in a process of its own; why not, where it refuses to."""
+    """The clock's result, from a separate process; or the reason why the clock refuses."""
     found = timings(launch.file, list(launch.arguments))
     if len(found) == 1:
         return found[0]
@@ -129,7 +129,7 @@ def bound(found: dict[str, Any]) -> str:
 
 
 def gain(found: dict[str, Any]) -> str:
-    """What would save most of the launch, and how much."""
+    """The change that would save most of the launch's time, and how much."""
     saved = found.get("gains") or {"": 0.0}
     most = max(sorted(saved), key=saved.__getitem__)
     return f"{most}: {saved[most]:.2f}" if most else ""
@@ -179,7 +179,7 @@ def tables(record: dict[str, Any]) -> dict[str, list[str]]:
         work = 2 * int(r["m"]) * int(r["n"]) * int(r["k"]) / 1e6
         published = " | ".join(f"{work / float(r[key]):.2f}" for key in ("deepgemm", "cublas"))
         large.append(f"| {name} | {us(by.get(('large', name, 'gemm')))} | {published} |")
-    out = {"contest": contest, "decode": decode, "large": large}  # and docs/modelled.py has that of w4a16
+    out = {"contest": contest, "decode": decode, "large": large}  # docs/modelled.py writes the table of w4a16
     for table, lines in out.items():
         if said := versions(value for launch, value in found.items() if launch.table == table):
             lines += ["", said.strip()]
@@ -188,10 +188,10 @@ def tables(record: dict[str, Any]) -> dict[str, list[str]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", metavar="TEXT", help="launches whose names have it in them")
+    parser.add_argument("--only", default="", metavar="TEXT", help="only launches whose names contain TEXT")
     parser.add_argument("--report", action="store_true", help="execute nothing")
-    parser.add_argument("--stale", action="store_true", help="again those times that another version of the clock gave")
-    parser.add_argument("--again", action="store_true", help="again those of this version, too")
+    parser.add_argument("--stale", action="store_true", help="also launches that another version of the clock timed")
+    parser.add_argument("--again", action="store_true", help="also launches that this version of the clock timed")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time")
     parser.add_argument("--write", action="store_true", help="the tables into benchmarks/records/timing_checked.md")
     given = parser.parse_args()

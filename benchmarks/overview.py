@@ -12,8 +12,8 @@ clean; the contestants of a row take turns in alternating order. Results are che
 
 ``python docs/tables.py --write`` puts the records of an H200 and of an H100 side by side into the README.
 
-``--seconds`` is a limit: rows that would begin after it are left out, and named. The record is written after every row.
-A row that fails costs its own line only. Exit codes: 0 done, 1 a result is wrong or a row failed, 2 no CUDA device.
+No row begins after ``--seconds``; the script names the rows that it leaves out. It writes the record after every row. A
+row that fails costs its own line only. Exit codes: 0 done, 1 a result is wrong or a row failed, 2 no CUDA device.
 """
 
 from __future__ import annotations
@@ -64,14 +64,15 @@ PEER = {
     "grouped_mm": "torch `_grouped_mm`, bf16",
     "bf16": "the same model in bf16",
 }
-"""The peers, as a table names them."""
+"""The names of the peers in tables."""
 
 
 Call = Callable[[], Any]
 
 
 class Row(NamedTuple):
-    """A line of the table: a call, its peer's key in ``PEER``, µs by contestant, and why any of them has none.
+    """A line of the table: a call, its peer's key in ``PEER``, µs by contestant, and notes why a contestant has no
+    time.
 
     us: "ours", "peer", and "quack" where it runs.
     """
@@ -83,19 +84,19 @@ class Row(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """How a row is timed: replays of each contestant, and what clears L2 before each."""
+    """How to time a row: replays of each contestant, and what clears L2 before each."""
 
     rounds: int
     clear: Callable[[], None]
 
     def medians(self, calls: Mapping[str, Call]) -> dict[str, float]:
-        """Microseconds of each call."""
+        """The median of each call in microseconds."""
         captured = {name: capture(call) for name, call in calls.items()}
         return {name: statistics.median(us) for name, us in take_turns(captured, self.rounds, self.clear).items()}
 
 
 def vectors(shape: tuple[int, int, int], clock: Clock, device: str = "cuda") -> Iterator[Row]:
-    """A GEMV (M, K, L) beside ``bmm``."""
+    """Times a GEMV (M, K, L) beside ``bmm``."""
     m, k, batch = shape
     a, b = gemv.operands(m, k, batch, 1111, device)
     if not (error := gemv.check(a, b)) < 1e-6:
@@ -109,10 +110,10 @@ def vectors(shape: tuple[int, int, int], clock: Clock, device: str = "cuda") -> 
 
 
 def product_name(shape: Shape, contestant: str) -> str:
-    """What a table calls a product of one of our contestants."""
+    """The name of a product of one of our contestants in tables."""
     operation = {"dense": "gemm", "gated": "gated_gemm", "grouped": "grouped_gemm"}[shape.problem]
     if shape.problem == "grouped" and contestant == "w4a8":
-        operation = "grouped_gemm_contiguous"  # a list takes rows that are quantized before
+        operation = "grouped_gemm_contiguous"  # grouped_gemm would take rows that are already quantized
     sizes = str(shape).replace(", ", " × ")
     if len(shape.m) > 1:
         sizes = f"{len(shape.m)} groups of {min(shape.m)} to {max(shape.m)} rows, {shape.n} × {shape.k}"
@@ -121,7 +122,7 @@ def product_name(shape: Shape, contestant: str) -> str:
 
 
 def products(shape: Shape, clock: Clock) -> Iterator[Row]:
-    """A product with x in bf16, and one with x quantized to E4M3 in the call, of the same weight, beside cuBLAS."""
+    """Times products of one weight, with x in bf16 and with x quantized to E4M3 in the call, beside cuBLAS."""
     names = [name for name in ("cublas", "quack", "w4a16", "w4a8") if CONTESTANTS[name].runs(shape)]
     problem, captured, notes = Problem.random(shape), {}, {}
     for name in names:
@@ -141,7 +142,7 @@ def products(shape: Shape, clock: Clock) -> Iterator[Row]:
 
 
 def quantization(rule: str, size: int, clock: Clock, device: str = "cuda") -> Iterator[Row]:
-    """A square matrix in bf16 with a given global scale, beside the reference through ``torch.compile``."""
+    """Quantizes a square matrix in bf16 with a given global scale, beside the reference through ``torch.compile``."""
     x = torch.randn(size, size, device=device, generator=torch.Generator(device).manual_seed(1111)).bfloat16()
     scale = quantize.plain_scale(rule, device)
     quantize.check(x[:1024], {"rule": rule, "global_scale": scale})
@@ -159,7 +160,7 @@ def quantization(rule: str, size: int, clock: Clock, device: str = "cuda") -> It
 
 
 def experts(layer: moe.Layer, tokens: tuple[int, ...], clock: Clock, device: str = "cuda") -> Iterator[Row]:
-    """A layer of a mixture of experts, from the router's choice to the combined rows; routing is uniform."""
+    """Times a mixture-of-experts layer, from the router's choice to the combined rows, with uniform routing."""
     weights = moe.Weights(layer, device, quantized=False)
     wide = weights.in_bf16()
     for count in tokens:
@@ -175,7 +176,7 @@ def experts(layer: moe.Layer, tokens: tuple[int, ...], clock: Clock, device: str
 
 @torch.inference_mode()
 def model(clock: Clock, shape: ModelShape = generate.LLAMA_8B, device: str = "cuda") -> Iterator[Row]:
-    """A decoder of Llama-3.1-8B's shape: steps of decoding, and a prompt."""
+    """Times a decoder of Llama-3.1-8B's shape: decoding steps, and a prompt."""
     between, how = generate.compiled_between(mixture=shape.experts > 0)
     made = generate.models(shape, ["bf16", "w4a16"], device, between)
     far = generate.distances(made, device)["w4a16"]
@@ -193,7 +194,7 @@ def model(clock: Clock, shape: ModelShape = generate.LLAMA_8B, device: str = "cu
 
 
 def decoding(decoder: Decoder, batch: int, context: int = CONTEXT, device: str = "cuda") -> Call:
-    """A step of ``batch`` sequences that attends to ``context`` tokens."""
+    """A decoding step of ``batch`` sequences that attends to ``context`` tokens."""
     cache = empty_cache(decoder.shape, batch, context, device)
     position = torch.tensor([context - 1], device=device)
     tokens = torch.arange(batch, device=device)[:, None]
@@ -208,7 +209,7 @@ def prompt(decoder: Decoder, length: int = PROMPT, device: str = "cuda") -> Call
 
 
 def rows() -> dict[str, Callable[[Clock], Iterator[Row]]]:
-    """What measures the lines of the table, in its order; each by a name for ``--only``."""
+    """What measures the lines of the table, in the table's order, by the names of ``--only``."""
     found: dict[str, Callable[[Clock], Iterator[Row]]] = {}
     for shape in gemv.SHAPES:
         found[f"gemv-{shape[0]}-{shape[1]}"] = lambda clock, shape=shape: vectors(shape, clock)
@@ -222,7 +223,7 @@ def rows() -> dict[str, Callable[[Clock], Iterator[Row]]]:
 
 
 def measure(clock: Clock, asked: list[str], seconds: float, record: dict[str, Any], path: Path) -> list[str]:
-    """Fills ``record`` and writes it after every row; what failed or was left out, a line each."""
+    """Fills ``record`` and writes it after every row. Returns a line for each row that failed or was left out."""
     begin, missing = time.monotonic(), []
     for name, measured in rows().items():
         if name not in asked:
@@ -248,13 +249,13 @@ def measure(clock: Clock, asked: list[str], seconds: float, record: dict[str, An
 
 
 def keep(record: dict[str, Any], row: dict[str, Any]) -> None:
-    """Puts a row into the record, in the place of an earlier one of the same call."""
+    """Puts a row into the record; it replaces an earlier row of the same call."""
     found = next((i for i, old in enumerate(record["rows"]) if old["call"] == row["call"]), len(record["rows"]))
     record["rows"][found : found + 1] = [row]
 
 
 def begun(about: dict[str, Any], path: Path | None) -> dict[str, Any]:
-    """A record without rows, or with those of the file ``path`` if it is of the same GPU, day and versions."""
+    """A record without rows, or with the rows of the file ``path`` if that is of the same GPU, day and versions."""
     record = about | {"seconds": {}, "rows": [], "missing": []}
     if path is None:
         return record
@@ -266,7 +267,7 @@ def begun(about: dict[str, Any], path: Path | None) -> dict[str, Any]:
 
 
 def table(record: Mapping[str, Any]) -> str:
-    """The record as a table to read on a terminal."""
+    """The record as a table for a terminal."""
     lines = [f"{record['gpu']}, {record['date']}, driver {record['driver']}, {versions(record)}", record["timing"]]
     for row in record["rows"]:
         us = row["us"]
@@ -277,7 +278,7 @@ def table(record: Mapping[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status."""
+    """Runs the benchmark; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, help="results file (default: benchmarks/results/overview_<gpu>.json)")
     parser.add_argument(

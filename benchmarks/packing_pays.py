@@ -1,9 +1,9 @@
-"""From which size on a call on Hopper should pack weights that nobody prepared: ``python benchmarks/packing_pays.py``.
+"""Finds the size from which a call on Hopper should pack unprepared weights: ``python benchmarks/packing_pays.py``.
 
-Products of block-scaled operands, each two ways in one run: as they lie, which is how ``gemm`` and ``gated_gemm`` take
-them, and as they take operands that they cannot read so, whose weights each call packs: a launch more, which leaves the
-product fewer instructions. Times are medians of replays of CUDA graphs, L2 cold and clean, the two ways in turn;
-results are compared first.
+It times products of block-scaled operands in two ways in one run: in their own layout, as ``gemm`` and ``gated_gemm``
+normally take them; and with the weights packed by each call, as these do for operands that their kernels cannot read.
+Packing is one more launch, and leaves the product fewer instructions. Times are medians of replays of CUDA graphs, L2
+cold and clean, the two ways in turn; results are compared first.
 
 Exit codes: 0 done, 1 results differ, 2 no CUDA device, or one that no kernel is written for.
 """
@@ -36,7 +36,7 @@ SIZES = (
 
 
 def ways(operation: str, m: int, n: int, k: int, formats: Sequence[str]) -> dict[str, Callable[[], torch.Tensor]]:
-    """The two ways to multiply random operands. formats: of a, and of weights."""
+    """The two ways to multiply random operands. formats: of a, and of the weights."""
     shapes = [(m, k)] + [(n, k)] * (2 if operation == "gated_gemm" else 1)
     x = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
     a, *weights = (nv.quantize(rows, formats[i > 0]) for i, rows in enumerate(x))
@@ -50,10 +50,10 @@ def ways(operation: str, m: int, n: int, k: int, formats: Sequence[str]) -> dict
 
 
 def measure(size: str, rounds: int, clear: ColdL2, formats: Sequence[str]) -> dict:
-    """One row of the record."""
+    """Measures one row of the record."""
     operation, sizes = size.split()
     calls = ways(operation, *map(int, sizes.split(",")), formats)
-    # both write one tensor
+    # both ways write the same tensor
     lying, packed = [call().float() for call in calls.values()]
     difference = ((lying - packed).norm() / packed.norm()).item()
     if not difference < 2.0**-9:
@@ -65,7 +65,7 @@ def measure(size: str, rounds: int, clear: ColdL2, formats: Sequence[str]) -> di
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="'OPERATION M,N,K'")
-    parser.add_argument("--formats", nargs=2, default=("nvfp4", "nvfp4"), help="of a, and of weights")
+    parser.add_argument("--formats", nargs=2, default=("nvfp4", "nvfp4"), help="formats of a and of the weights")
     parser.add_argument("--rounds", type=int, default=15, help="timed replays of each way")
     parser.add_argument(
         "--output", type=Path, help="results file (default: benchmarks/results/packing_pays_<gpu>.json)"

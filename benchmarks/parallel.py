@@ -1,29 +1,29 @@
 """Times layers over two GPUs: ``python benchmarks/parallel.py --quick``. It starts a process for each GPU.
 
-Tensor parallelism, for the layers of Qwen3-32B and Llama-3.1-70B and 1, 16, 128 and 2048 rows: qkv, gate and up
-column-parallel, o and down row-parallel, an all-reduce after either. Attention, norms and residuals are left out: a
-part of qkv's columns stands in for attention's result. NVFP4 weights for bf16 rows (``w4a16``), the same where a
-product asks L2 for weights while the launch before still runs (``w4a16 early``, on one GPU, too), and bf16.
+Tensor parallelism: the layers of Qwen3-32B and Llama-3.1-70B with 1, 16, 128 and 2048 rows. qkv, gate and up are
+column-parallel, o and down row-parallel, each pair followed by an all-reduce. Attention, norms and residuals are left
+out: some of qkv's columns stand in for attention's result. Weights are NVFP4 for bf16 rows (``w4a16``; also ``w4a16
+early``, whose products ask L2 for weights while the preceding launch still runs, on one GPU, too), or bf16.
 
 - ``one``: the whole layer on the first GPU, in the same processes, the other one idle;
 - ``nccl``: over the GPUs, all-reduces by NCCL, all of it in one CUDA graph;
-- ``halves``: the same for 2048 rows, the exchange of one half of the rows beside the products of the other;
+- ``halves``: the same for 2048 rows, where half of the rows is exchanged while the products of the other half run;
 - ``peer``: all-reduces by loads of the peer's memory in one kernel (torch's symmetric memory);
-- ``pushed``: by stores into the peer's memory, whose words say themselves that they have come (``PeerSums``);
-- ``copies``: from 128 rows on, rows are copied into the peer's memory by the copy engines and added; also in halves;
+- ``pushed``: all-reduces by stores into the peer's memory, in words that tell when they have arrived (``PeerSums``);
+- ``copies``: from 128 rows on, the copy engines copy rows into the peer's memory, and a kernel adds; also in halves;
 - ``local``: a rank's products without any exchange: what a perfect overlap would give;
 - ``all_reduce`` and so on: one exchange alone; ``parts``: each product alone, on one GPU and of a shard.
 
-Expert parallelism: 128 experts, 8 choices, over the GPUs: rows travel in bf16 or NVFP4, or are gathered by all; beside
-one GPU with all rows, and experts in bf16 with the same exchange. The routing is known to the host (``exchange``).
+Expert parallelism: 128 experts, 8 choices, over the GPUs. Rows travel in bf16 or NVFP4, or all ranks gather them;
+beside one GPU with all rows, and experts in bf16 with the same exchange. The host knows the routing (``exchange``).
 
-CUDA graphs of the layer, with NCCL in it and with ``pushed``, are replayed a thousand times, every result compared with
+Graphs of the layer, with NCCL in it and with ``pushed``, are replayed a thousand times; every result is compared with
 the first.
 
 Times are medians of replays between two CUDA events, L2 cleared before each, a small all-reduce before the first event;
-those of the slower GPU. What is timed is compared with one GPU first. NVLink multicast stays off (``MULTICAST_OFF``).
+the slower GPU's time counts. Results are compared with one GPU first. NVLink multicast stays off (``MULTICAST_OFF``).
 
-``--smoke`` needs no GPU: small layers in the simulator, two processes over gloo, results compared, no times.
+``--smoke`` needs no GPU: it compares small layers in the simulator, over two processes and gloo.
 
 Exit codes: 0 done, 1 a result is wrong or a process failed, 2 fewer than two GPUs.
 """
@@ -73,23 +73,23 @@ from cute_nvfp4.nn import PeerSums
 
 ROWS, TOKENS = (1, 16, 128, 2048), (1, 16, 128, 1024)
 ROUNDED = 0.25
-"""The largest relative distance from one GPU where rows were quantized to NVFP4."""
+"""The largest relative distance from one GPU's result where rows were quantized to NVFP4."""
 HALVES_FROM, COPIED_FROM = 1024, 128
-"""Rows from which on a layer is tried in halves, and with sums by the copy engines."""
+"""Rows from which on a layer is timed in halves, and with sums by the copy engines."""
 PUSHED_TO = 1024
-"""Rows up to which sums are written into the peer's memory by a kernel."""
+"""Rows up to which a kernel writes sums into the peer's memory."""
 REPLAYS = 1000
 
 
 def reference(r: Rank, compute: Callable[[], torch.Tensor], like: torch.Tensor) -> torch.Tensor:
-    """What the first rank computes, on all of them."""
+    """The first rank's result, on all ranks."""
     want = compute().contiguous() if not r.rank else torch.empty_like(like)
     dist.broadcast(want, 0)
     return want
 
 
 def dense(r: Rank, shape: Dense, counts: tuple[int, ...], peer: bool = False) -> list[dict]:
-    """The rows of a dense layer: each contestant by itself, so that its weights are alone in memory."""
+    """The rows of a dense layer. Each contestant runs by itself, so that memory holds no other weights."""
     every, found = Weights.drawn(shape, r.device), []
     mine = every.shard(shape, r.rank, RANKS)
     for name, make in CONTESTANTS.items():
@@ -111,7 +111,7 @@ def dense(r: Rank, shape: Dense, counts: tuple[int, ...], peer: bool = False) ->
 
 
 def with_nccl(r: Rank, part: Products, full: Products | None, x: torch.Tensor) -> dict:
-    """A row of the table: the layer in every form but that with peer loads, and its parts."""
+    """A row of the table: the layer in every form except those with peer memory, and its parts."""
     y = torch.randn_like(x)
     calls: dict[str, Captured | None] = {
         "one": r.captured(lambda: whole(full, x)) if full else r.captured(lambda: x.clone()),
@@ -124,7 +124,7 @@ def with_nccl(r: Rank, part: Products, full: Products | None, x: torch.Tensor) -
     if len(x) >= HALVES_FROM and not r.smoke:
         calls["halves"] = r.captured(lambda: in_halves(part, x, r.side))
         r.close("halves", calls["halves"].result, want)
-    # the check can fail: without the other rank's part it is another result
+    # prove that the check can fail: without the other rank's part the result differs
     if distance(calls["local"].result, want) < 10 * CLOSE:
         raise AssertionError("a rank's own part is as good as the whole")
     if r.smoke:
@@ -136,7 +136,7 @@ def with_nccl(r: Rank, part: Products, full: Products | None, x: torch.Tensor) -
 
 
 def parts(r: Rank, p: Products | None, x: torch.Tensor) -> dict[str, float]:
-    """Each product alone; None: another rank has them."""
+    """Each product alone; empty if ``p`` is None, as another rank has the products."""
     if p is None:
         return r.times(dict.fromkeys(("qkv", "o", "gated", "down")))
     rows = p.attended(x)
@@ -170,7 +170,7 @@ def with_peers(r: Rank, part: Products, full: Products | None, x: torch.Tensor) 
 
 
 def replays(r: Rank, shape: Dense, form: str, count: int = 16) -> dict:
-    """A graph of the layer, replayed: how many results are not that of the first."""
+    """Replays a graph of the layer, and counts results that differ from the first."""
     made = CONTESTANTS["w4a16 early" if form == "pushed" else "w4a16"]
     p = made(Weights.drawn(shape, r.device).shard(shape, r.rank, RANKS), shape.q // RANKS)
     x = torch.randn(count, shape.hidden, device=r.device, generator=torch.Generator(r.device).manual_seed(7)).bfloat16()
@@ -213,7 +213,7 @@ def mixed(r: Rank, made: Mixture, count: int) -> dict:
         exchange = form.exchange(mine.ids)
         sent = exchange.sent[1 - r.rank]
         calls[name] = r.captured(lambda form=form, e=exchange: form(mine.x, mine.ids, mine.weights, e))
-        # NVFP4 rounds rows: about a tenth of their norm
+        # NVFP4 rounds rows by about a tenth of their norm
         bound = ROUNDED if name == "rows in NVFP4" else CLOSE
         r.close(f"{layer.model}, {name}, {count} tokens", calls[name].result, want, bound)
         for step, call in steps_of(form, mine, exchange).items():
@@ -225,7 +225,7 @@ def mixed(r: Rank, made: Mixture, count: int) -> dict:
 
 
 def smoke(r: Rank, _: argparse.Namespace) -> None:
-    """Small layers in the simulator; raises where a result is wrong."""
+    """Compares small layers in the simulator; raises AssertionError if a result is wrong."""
     with simulating("sm_90a"):
         dense(r, SMALL_DENSE, (1, 20))
         r.say("dense layers over two processes: as one process")
@@ -234,7 +234,7 @@ def smoke(r: Rank, _: argparse.Namespace) -> None:
 
 
 def measure(r: Rank, options: argparse.Namespace) -> None:
-    """Everything; the record is written after each step, so that a later one that fails leaves it."""
+    """Measures everything. The record is written after each step, so that a failure keeps the earlier steps."""
     record: dict = machine() | {"gpus": RANKS, "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
     record |= {"copy_bytes_s": copy_bandwidth(), "rounds": r.rounds, "multicast": "off"}
     record |= {"dense": [], "mixtures": [], "peer": [], "replays": [], "failed": {}}
@@ -256,7 +256,7 @@ def measure(r: Rank, options: argparse.Namespace) -> None:
         try:
             kept("peer", dense(r, shape, tuple(options.rows), peer=True))
             kept("replays", [replays(r, shape, "pushed")])
-        except Exception as error:  # what a machine lacks is said in the record; the other rank fails or times out, too
+        except Exception as error:  # the record says what a machine lacks; the other rank fails or times out, too
             record["failed"]["peer"] = f"{type(error).__name__}: {error}"[:500]
             r.say(f"sums through the peer's memory did not run: {record['failed']['peer']}")
             kept("failed", record["failed"])
@@ -272,14 +272,14 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [x.model for x in (*DENSE, *MIXTURES)]
     parser.add_argument("--output", type=Path, help="results file (default: benchmarks/results/parallel_<gpu>.json)")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: at most four minutes with all compiling")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: at most four minutes, compilation included")
     parser.add_argument("--rounds", type=int, help="replays of each call (default: 61; --quick: 21)")
     parser.add_argument("--models", nargs="+", choices=names, default=names)
     parser.add_argument("--contestants", nargs="+", choices=tuple(CONTESTANTS), default=tuple(CONTESTANTS))
     parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="rows of dense layers")
     parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="tokens of each GPU, for experts")
     parser.add_argument("--no-peer", action="store_true", help="no sums by loads of the peer's memory")
-    parser.add_argument("--seconds", type=float, default=600, help="after which the processes are ended")
+    parser.add_argument("--seconds", type=float, default=600, help="time limit of the processes")
     parser.add_argument("--smoke", action="store_true", help="small layers in the simulator: no GPU, no times")
     return parser.parse_args(arguments)
 

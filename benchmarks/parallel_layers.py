@@ -23,13 +23,13 @@ from cute_nvfp4.weight_shards import shard_columns, shard_rows
 
 GLOBAL_SCALE = 2.0**-10
 Product = Callable[..., torch.Tensor]
-"""Rows to rows; ``out`` says where to put them."""
+"""Maps rows to rows; ``out`` says where to put them."""
 Add = Callable[[torch.Tensor], torch.Tensor]
-"""Rows of a rank to their sum over the ranks."""
+"""Maps the rows of a rank to their sum over the ranks."""
 
 
 class Dense(NamedTuple):
-    """The sizes of a layer of a model: qkv (q + 2 kv, hidden), o (hidden, q), gate and up (intermediate, hidden), down
+    """The sizes of a model's layer: qkv (q + 2 kv, hidden), o (hidden, q), gate and up (intermediate, hidden), down
     (hidden, intermediate)."""
 
     model: str
@@ -54,7 +54,7 @@ SMALL_MIXTURE = MixtureLayer("small", 8, 2, 128, 128)
 
 
 class Weights(NamedTuple):
-    """The matrices of a dense layer in NVFP4: all of them, or a rank's shard."""
+    """The matrices of a dense layer in NVFP4: whole, or a rank's shard."""
 
     qkv: BlockScaledTensor
     o: BlockScaledTensor
@@ -64,7 +64,7 @@ class Weights(NamedTuple):
 
     @classmethod
     def drawn(cls, shape: Dense, device: torch.device | str) -> Weights:
-        """The same normal values on every rank."""
+        """Draws the same normal values on every rank."""
         generator = torch.Generator(device).manual_seed(41)
 
         def one(n: int, k: int) -> BlockScaledTensor:
@@ -75,7 +75,7 @@ class Weights(NamedTuple):
         return cls(one(q + 2 * kv, h), one(h, q), one(i, h), one(i, h), one(h, i))
 
     def shard(self, shape: Dense, rank: int, ranks: int) -> Weights:
-        """Columns of the results of qkv, gate and up; columns of o and down."""
+        """A rank's shard: columns of the results of qkv, gate and up; columns of o and down."""
         return Weights(
             shard_rows(self.qkv, rank, ranks, (shape.q, shape.kv, shape.kv)),
             shard_columns(self.o, rank, ranks),
@@ -87,8 +87,8 @@ class Weights(NamedTuple):
 
 @dataclass(frozen=True)
 class Products:
-    """The four products of a layer, of which ``gated`` is silu(gate) · up. q: columns that attention would give. early:
-    whether they start while the launch before them still runs."""
+    """The four products of a layer; ``gated`` gives silu(gate) · up. q: how many columns attention would give. early:
+    whether products start while the preceding launch still runs."""
 
     qkv: Product
     o: Product
@@ -98,16 +98,16 @@ class Products:
     early: bool = False
 
     def attended(self, x: torch.Tensor) -> torch.Tensor:
-        """Rows that stand in for what attention gives."""
+        """Rows that stand in for attention's result."""
         return self.qkv(x)[:, : self.q]
 
     def names(self) -> tuple[str, ...]:
-        """The products by name, in their order."""
+        """The names of the products, in their order."""
         return "qkv", "o", "gated", "down"
 
 
 def silu_mul(both: torch.Tensor) -> torch.Tensor:
-    """silu(gate) · up of [gate, up]: one Triton kernel on a GPU, as the peers' in ``gemm.py``."""
+    """silu(gate) · up for [gate, up]: one Triton kernel on a GPU, as for the peers in ``gemm.py``."""
     if both.is_cuda:
         from gemm_triton import silu_mul as fused
 
@@ -117,7 +117,7 @@ def silu_mul(both: torch.Tensor) -> torch.Tensor:
 
 
 def w4a16(weights: Weights, q: int, early: bool = False) -> Products:
-    """Prepared NVFP4 weights."""
+    """Products with prepared NVFP4 weights."""
     qkv, o, down = (prepare_weight(w) for w in (weights.qkv, weights.o, weights.down))
     both, plan = prepare_weight(weights.gate, weights.up), early_plan if early else lambda x, weight: None
     products = [
@@ -128,7 +128,7 @@ def w4a16(weights: Weights, q: int, early: bool = False) -> Products:
 
 
 def early_plan(x: torch.Tensor, weight: PreparedWeight) -> PackedPlan | None:
-    """The planner's plan, but for a kernel that may start while the launch before it still runs; None for torch."""
+    """The planner's plan, changed to a kernel that may start while the preceding launch still runs; None for torch."""
     target = resolve("auto", x.device)
     if target.backend == "reference":
         return None
@@ -137,7 +137,7 @@ def early_plan(x: torch.Tensor, weight: PreparedWeight) -> PackedPlan | None:
 
 
 def bf16(weights: Weights, q: int) -> Products:
-    """The same values in bf16, by cuBLAS."""
+    """Products with the same values in bf16, by cuBLAS."""
     qkv, o, gate, up, down = (w.dequantize(torch.bfloat16) for w in weights)
     both = torch.cat((gate, up))
 
@@ -158,7 +158,7 @@ CONTESTANTS: dict[str, Callable[[Weights, int], Products]] = {
 
 
 def whole(p: Products, x: torch.Tensor) -> torch.Tensor:
-    """The layer on one GPU, or, of shards, a rank's part without any exchange."""
+    """The layer on one GPU; with shards, a rank's part without any exchange."""
     return p.down(p.gated(p.o(p.attended(x))))
 
 
@@ -169,13 +169,13 @@ def all_reduced(y: torch.Tensor) -> torch.Tensor:
 
 
 def sharded(p: Products, x: torch.Tensor, add: Add = all_reduced) -> torch.Tensor:
-    """The layer over the ranks: sums over them after o, and after down."""
+    """The layer over the ranks: sums over them after o and after down."""
     return add(p.down(p.gated(add(p.o(p.attended(x))))))
 
 
 def in_halves(p: Products, x: torch.Tensor, side: torch.cuda.Stream, add: Add = all_reduced) -> torch.Tensor:
-    """``sharded``, two halves of the rows one after the other: what one half exchanges runs beside the other's
-    products, on the stream ``side``."""
+    """``sharded`` for two halves of the rows, one after the other: the exchange of one half runs on the stream ``side``
+    while the products of the other half run."""
     main, done = torch.cuda.current_stream(), []
 
     def summed(y: torch.Tensor) -> torch.Tensor:
@@ -196,7 +196,8 @@ def in_halves(p: Products, x: torch.Tensor, side: torch.cuda.Stream, add: Add = 
 
 
 class LoadedSums:
-    """Sums by torch's one-shot all-reduce: each rank loads what the others have, from where their products wrote it."""
+    """Sums by torch's one-shot all-reduce: each rank loads the other ranks' terms from where their products wrote
+    them."""
 
     def __init__(self, elements: int, device: torch.device) -> None:
         import torch.distributed._symmetric_memory as symmetric
@@ -209,7 +210,7 @@ class LoadedSums:
         return self.buffer[: torch.Size(shape).numel()].view(shape)
 
     def __call__(self, y: torch.Tensor) -> torch.Tensor:
-        """The sum over the ranks of y, which is in ``place`` or anywhere else: a new tensor."""
+        """The sum of y over the ranks, a new tensor; y may be in ``place`` or elsewhere."""
         place, name = self.place(*y.shape), self.group.group_name
         if y.data_ptr() == place.data_ptr():
             return torch.ops.symm_mem.one_shot_all_reduce(place, "sum", name)
@@ -217,10 +218,11 @@ class LoadedSums:
 
 
 class CopiedSums:
-    """Sums over two ranks by the copy engines: each copies its rows into the other's memory and adds what it got.
+    """Sums over two ranks by the copy engines: each rank copies its rows into the other's memory and adds what it
+    receives.
 
-    No multiprocessor moves anything between the GPUs. Slots take turns, and so one barrier a call is enough; a CUDA
-    graph has an even number of calls.
+    No multiprocessor moves data between the GPUs. Slots take turns, so that one barrier a call is enough; a CUDA graph
+    has an even number of calls.
     """
 
     def __init__(self, elements: int, device: torch.device) -> None:
@@ -254,7 +256,7 @@ class Mixture(NamedTuple):
 
     @classmethod
     def drawn(cls, layer: MixtureLayer, device: torch.device | str, rank: int, ranks: int) -> Mixture:
-        """The same experts on every rank; a rank multiplies its own."""
+        """Draws the same experts on every rank; a rank multiplies only its own."""
         generator = torch.Generator(device).manual_seed(36)
 
         def stack(n: int, k: int) -> BlockScaledTensor:
@@ -284,7 +286,7 @@ def _wide(stack: BlockScaledTensor, rank: int, ranks: int) -> torch.Tensor:
 
 @dataclass(frozen=True, eq=False)
 class WideExperts(ExpertParallel):
-    """The same exchange, with experts in bf16 by torch's operations and ``_grouped_mm``."""
+    """The exchange of ``ExpertParallel`` with experts in bf16, by torch's operations and ``_grouped_mm``."""
 
     wide: tuple[torch.Tensor, ...] = ()
 
@@ -303,7 +305,7 @@ class WideExperts(ExpertParallel):
         rows = torch._grouped_mm(inner, self.wide[1], offs=ends)
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
-        # rows of no expert here are whatever was in memory
+        # rows without an expert on this rank hold arbitrary memory
         rows = torch.where(here[..., None], rows[back].view(*ids.shape, -1), 0)
         return (rows * weights[..., None]).sum(1).to(dtype)
 
@@ -316,7 +318,7 @@ def routing(layer: MixtureLayer, tokens: int, rank: int, ranks: int, device: tor
 
 
 def steps_of(form: ExpertParallel, mine: Routing, exchange: Exchange) -> dict[str, Callable[[], torch.Tensor]]:
-    """The steps of an exchange alone: what each is given was made before."""
+    """The steps of an exchange, each alone: their inputs are made in advance."""
     top = mine.ids.shape[1]
     messages = form.dispatch(mine.x, mine.ids, mine.weights, exchange)
     results = form.compute(messages, mine.x.dtype, top)
@@ -328,6 +330,6 @@ def steps_of(form: ExpertParallel, mine: Routing, exchange: Exchange) -> dict[st
 
 
 def distance(found: torch.Tensor, want: torch.Tensor) -> float:
-    """|difference| / |wanted|."""
+    """The relative distance |difference| / |wanted|."""
     want = want.double()
     return float((found.double() - want).norm() / want.norm())

@@ -1,4 +1,4 @@
-"""The processes of ``parallel.py``, a GPU each: how they start and end, and how they take times together."""
+"""The processes of ``parallel.py``, one for each GPU: how they start and end, and how they take times together."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from torch.cuda import device_count
 from cute_nvfp4.harness.timing import ColdL2
 
 MULTICAST_OFF = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
-"""The environment of the processes: communicators read it when they are made."""
+"""Environment variables of the processes; communicators read them on creation."""
 RANKS = 2
 CLOSE = 0.02
-"""The largest relative distance from one GPU: two roundings to bf16 more, and other orders of sums."""
+"""The largest relative distance from one GPU's result: two more roundings to bf16, and other orders of sums."""
 WAIT = timedelta(seconds=150)
-"""How long a rank waits for another one, which may be compiling."""
+"""How long a rank waits for another rank, which may be compiling."""
 
 
 class Rank:
-    """A process of the run: its number, its device, and what it times."""
+    """A process of the run: its number, its device, and its timing."""
 
     def __init__(self, rank: int, rounds: int, smoke: bool) -> None:
         self.rank, self.rounds, self.smoke, self.begin = rank, rounds, smoke, time.perf_counter()
@@ -44,23 +44,23 @@ class Rank:
             self.side = torch.cuda.Stream()
 
     def say(self, text: str) -> None:
-        """Prints, on the first rank."""
+        """Prints, on the first rank only."""
         if not self.rank:
             print(f"{time.perf_counter() - self.begin:5.0f} s  {text}", flush=True)
 
     def agreed(self, good: bool) -> bool:
-        """Whether it is so on all ranks."""
+        """Whether ``good`` holds on all ranks."""
         found = torch.tensor(int(good), device=self.device)
         dist.all_reduce(found, op=dist.ReduceOp.MIN)
         return bool(found.item())
 
     def captured(self, call: Callable[[], torch.Tensor]) -> Captured:
-        """A graph of the call, which was made already so that all was compiled."""
+        """Captures the call in a graph, after a first call that compiles everything."""
         if self.smoke:
             return Captured(None, call(), call)
         call()
         torch.cuda.synchronize()
-        # every rank has compiled before any captures: a collective waits for a short while only
+        # all ranks compile before any captures: a collective waits only for a short while
         dist.barrier()
         found = capture(call, "thread_local")
         found.graph.replay()
@@ -68,13 +68,14 @@ class Rank:
         return found
 
     def close(self, what: str, found: torch.Tensor, want: torch.Tensor, bound: float = 0.0) -> None:
-        """Raises, on all ranks, unless they are close."""
+        """Raises AssertionError on all ranks unless the results are close on all ranks."""
         error, bound = distance(found, want), bound or CLOSE
         if not self.agreed(error < bound):
             raise AssertionError(f"{what}: off by {error:.4f} on rank {self.rank}, at most {bound}")
 
     def times(self, calls: Mapping[str, Captured | None]) -> dict[str, float]:
-        """The median of each call in microseconds; None has no part in it. They take turns in alternating order."""
+        """The median of each call in microseconds. Calls take turns in alternating order; a rank with None takes no
+        part in one."""
         found: dict[str, list[float]] = {name: [] for name in calls}
         for turn in range(-2, self.rounds):
             for name in list(calls)[:: 1 if turn % 2 == 0 else -1]:
@@ -95,7 +96,7 @@ class Rank:
 
 @torch.inference_mode()
 def process(rank: int, store: str, options: argparse.Namespace, work: Callable[..., None]) -> None:
-    """What the process of a rank does. It ends at once, whatever other ranks and graphs with collectives do."""
+    """Runs the process of a rank. It ends at once, whatever other ranks and graphs with collectives do."""
     code = 1
     try:
         os.environ.update(MULTICAST_OFF)
@@ -120,7 +121,7 @@ def process(rank: int, store: str, options: argparse.Namespace, work: Callable[.
 
 
 def run(work: Callable[..., None], options: argparse.Namespace) -> int:
-    """The exit code of the processes that do ``work(rank, options)``."""
+    """Starts processes that do ``work(rank, options)``; returns the exit code."""
     if not options.smoke and gpu_target("--smoke runs small layers in the simulator.") and device_count() < RANKS:
         print(f"{device_count()} GPU: this benchmark measures {RANKS}.", file=sys.stderr)
         return 2
@@ -131,13 +132,13 @@ def run(work: Callable[..., None], options: argparse.Namespace) -> int:
 
 
 def ended(processes: list, seconds: float) -> int:
-    """The exit code when all processes have ended, or were ended: after ``seconds``, or soon after another one."""
+    """Waits for the processes, and ends them after ``seconds`` or soon after one fails. Returns the exit code."""
     last = time.perf_counter() + seconds
     while any(process.is_alive() for process in processes):
         for process in processes:
             process.join(0.2)
         if any(process.exitcode is not None for process in processes):
-            # what a rank waits for will not come
+            # the others may wait for the failed rank, which will not answer
             last = min(last, time.perf_counter() + 15)
         if time.perf_counter() > last:
             print(f"ended: exit codes {[process.exitcode for process in processes]}", file=sys.stderr)

@@ -1,7 +1,7 @@
-"""What ``parallel.py`` has measured, as text and as the tables of the pages, and what it was predicted to measure.
+"""What ``parallel.py`` measured, as text and as tables of the pages, and a prediction of what it would measure.
 
-``python benchmarks/parallel_report.py RECORD OUTPUT`` predicts what sums by stores into the peer's memory and early
-starts give, from a record of layers without them.
+``python benchmarks/parallel_report.py RECORD OUTPUT`` takes a record of layers without sums by stores into the peer's
+memory and without early starts, and predicts their times with both.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ FORMS = {
     "copies, halves": "copy engine, halves",
     "local": "no exchange",
 }
-"""Forms of a layer over two GPUs, by the name that a record has."""
+"""Names in a record, and titles, of the forms of a layer over two GPUs."""
 ALONE = {
     "all_reduce": "NCCL",
     "peer_all_reduce": "peer loads",
     "pushed_all_reduce": "peer stores",
     "copy_all_reduce": "copy engine",
 }
-"""One exchange alone, likewise."""
+"""Names in a record, and titles, of one exchange alone."""
 
 HIDDEN = {"Qwen3-32B": 5120, "Llama-3.1-70B": 8192}
 STORED_BYTES_S = 300e9
-"""One way, by stores of a kernel: between NCCL's 205 GB/s and the copy engine's 270 on two H100s, and NVLink's 450."""
+"""One way, by a kernel's stores: between NCCL's 205 GB/s or the copy engine's 270 on two H100s, and NVLink's 450."""
 LATENCY_US = {"launch": 1.5, "loads": 0.5, "one way": 1.0, "wait, add, store": 0.7}
-"""Of a sum of no bytes."""
+"""The parts of the latency of a sum of no bytes."""
 EARLY_US = {"product": 2.5, "sum": 1.0}
-"""What an early start is worth: the launch, the prologue and the first loads of a product, and the launch of a sum."""
+"""What an early start saves: the launch, the prologue and the first loads of a product, and the launch of a sum."""
 PRODUCTS, SUMS, MOST_ROWS = 4, 2, 128
 
 
@@ -57,7 +57,7 @@ def predicted(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def predicted_rows(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """The measurements of layers that a prediction is for, with the predicted µs of a sum."""
+    """Yields the layers' measurements that a prediction needs, with the predicted µs of a sum."""
     for row, _ in dense_rows(record):
         if row["contestant"] == "w4a16" and row["rows"] <= MOST_ROWS:
             wire = row["rows"] * HIDDEN[row["model"]] * 2 / STORED_BYTES_S * 1e6
@@ -65,7 +65,7 @@ def predicted_rows(record: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def dense_rows(record: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
-    """The measurements of dense layers, by model, contestant and rows, with the times of all forms."""
+    """Yields the measurements of dense layers, by model, contestant and rows, with the times of all forms."""
     kinds = [(row["model"], row["contestant"]) for row in record["dense"]]
     peers = {(x["model"], x["contestant"], x["rows"]): x["us"] for x in record["peer"]}
     for row in sorted(record["dense"], key=lambda x: (kinds.index((x["model"], x["contestant"])), x["rows"])):
@@ -73,7 +73,7 @@ def dense_rows(record: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[st
 
 
 def text(record: dict[str, Any]) -> str:
-    """Everything in one screen or two: microseconds, and times faster than one GPU."""
+    """The whole record in a screen or two: microseconds, and speedups over one GPU."""
     lines = ["model, contestant, rows: one GPU | two, each with × one: " + " | ".join(FORMS.values())]
     for row, us in dense_rows(record):
         cells = [f"{us[x]:8.1f} ({us['one'] / us[x]:.2f})" if x in us else " " * 15 for x in FORMS]

@@ -1,8 +1,8 @@
-"""Times sums over two GPUs alone, by size: ``python benchmarks/parallel_sums.py``.
+"""Times sums over two GPUs by themselves, by size: ``python benchmarks/parallel_sums.py``.
 
-Rows of bfloat16, 8 KiB to 64 MiB: an all-reduce by NCCL under each of ``SETTINGS``, loads of the peer's memory in one
-kernel of torch, stores into it in one of this package (``PeerSums``), and copies by the copy engines with an addition
-(``parallel.py``). CUDA graphs, L2 cold, medians, slower GPU. A table comes last.
+The terms are rows of bfloat16, 8 KiB to 64 MiB. The ways: an all-reduce by NCCL under each of ``SETTINGS``, loads of
+the peer's memory in one kernel of torch, stores into it in one kernel of this package (``PeerSums``), and copies by the
+copy engines with an addition (``parallel.py``). CUDA graphs, L2 cold, medians of the slower GPU. A table comes last.
 
 Exit codes: 0 done, 1 a result is wrong or a process failed, 2 fewer than two GPUs.
 """
@@ -25,11 +25,11 @@ from cute_nvfp4.nn import PeerSums
 KIB = tuple(2**n for n in range(3, 17))
 """Sizes of a rank's rows."""
 SETTINGS = {"NCCL": {}, "NCCL, LL128": {"NCCL_PROTO": "LL128"}, "NCCL, 32 CTAs": {"NCCL_MIN_CTAS": "32"}}
-"""Environments of the processes, by name."""
+"""Environment variables of the processes, by the name of the setting."""
 
 
 def sums(r: Rank, options: argparse.Namespace) -> None:
-    """The record of one setting: added to the file."""
+    """Measures one setting, and adds it to the file."""
     path, first = options.output, options.setting == options.settings[0]
     record = json.loads(path.read_text()) if path.exists() and not first else None
     record = record or machine() | {"nccl": ".".join(map(str, torch.cuda.nccl.version())), "us": {}}
@@ -40,13 +40,13 @@ def sums(r: Rank, options: argparse.Namespace) -> None:
         zeros = torch.zeros(kib * 512, dtype=torch.bfloat16, device=r.device)
         forms: dict[str, Add] = {options.setting: all_reduced}
         if first:
-            # an even number of calls
+            # CopiedSums needs an even number of calls
             forms |= {"peer loads": loaded, "peer stores": pushed, "copy engine": lambda y: copied(copied(y))}
         for name, add in forms.items():
             found = add(zeros + 1.0 + r.rank)
             if not r.agreed(bool((found == (6.0 if name == "copy engine" else 3.0)).all())):
                 raise AssertionError(f"{name}, {kib} KiB: a wrong sum")
-        # a product would write its result to where the peer loads it from
+        # a product would write its result where the peer loads it from
         given = dict.fromkeys(forms, zeros) | ({"peer loads": loaded.place(kib * 512)} if first else {})
         calls = {name: r.captured(lambda add=add, y=given[name]: add(y)) for name, add in forms.items()}
         times = r.times(calls)
@@ -64,7 +64,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="default: benchmarks/results/parallel_sums_<gpu>.json")
     parser.add_argument("--rounds", type=int, default=31)
     parser.add_argument("--settings", nargs="+", choices=tuple(SETTINGS), default=tuple(SETTINGS), help="NCCL's")
-    parser.add_argument("--seconds", type=float, default=60, help="after which the processes of a setting are ended")
+    parser.add_argument("--seconds", type=float, default=60, help="time limit of the processes of a setting")
     options = parser.parse_args()
     options.smoke, options.quick, options.contestants = False, False, ()
     if options.output is None and torch.cuda.is_available():

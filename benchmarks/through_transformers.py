@@ -1,10 +1,10 @@
-"""What a model takes through transformers: memory while it is loaded, and tokens a second of ``generate``.
+"""Measures a model through transformers: memory while it loads, and tokens a second of ``generate``.
 
-A checkpoint of drawn NVFP4 weights in ModelOpt's layout, in the shape of a model, is loaded by ``from_pretrained``, and
-decodes with a static cache: transformers compiles the step, torch records it in a CUDA graph. Beside it stands the same
-model after ``model.dequantize()``, transformers' own in bf16. Each runs in a process of its own; they compile beside
-each other and are timed one after the other. A step's time is that between two tokens as a program gets them, with all
-that transformers does on the host; ``gpu_us`` is what the kernels of a step take.
+``from_pretrained`` loads a checkpoint of drawn NVFP4 weights in ModelOpt's layout, in a model's shape, which decodes
+with a static cache: transformers compiles the step, torch records it in a CUDA graph. Beside it run the same model
+after ``model.dequantize()``, and transformers' own model in bf16. Each has its own process; they compile at the same
+time, and are timed one after the other. A step's time is the time between two tokens as a program receives them, with
+all of transformers' work on the host; ``gpu_us`` is the time of a step's kernels.
 
     python benchmarks/through_transformers.py --models SmolLM2-135M Llama-3.1-8B
 """
@@ -32,11 +32,11 @@ SHAPES = {shape.name: shape for shape in (SMOLLM2, LLAMA_8B)}
 NAMES = "w4a16", "bf16"
 PROMPT, TOKENS = 128, 64
 SCALES = 56, 88
-"""Bytes of drawn scales in E4M3: 1 to 16."""
+"""Range of drawn scale codes in E4M3: 1 to 16."""
 
 
 def config_of(shape: Shape) -> Any:
-    """The configuration that transformers has of such a model."""
+    """The transformers configuration of a model of this shape."""
     from transformers import LlamaConfig
 
     config = LlamaConfig(
@@ -56,7 +56,7 @@ def config_of(shape: Shape) -> Any:
 
 
 def write_checkpoint(shape: Shape, folder: Path, device: torch.device | str) -> int:
-    """Writes drawn weights, matrices of blocks in NVFP4, embedding and head in bf16. The bytes of the file."""
+    """Writes drawn weights, matrices of blocks in NVFP4, embedding and head in bf16. Returns the bytes of the file."""
     from safetensors.torch import save_file
     from transformers import LlamaForCausalLM
 
@@ -74,7 +74,7 @@ def write_checkpoint(shape: Shape, folder: Path, device: torch.device | str) -> 
         options = {"dtype": torch.uint8, "device": device, "generator": generator}
         state[name] = torch.randint(256, (n, k // 2), **options).cpu()
         state[f"{name}_scale"] = torch.randint(*SCALES, (n, k // 16), **options).cpu().view(torch.float8_e4m3fn)
-        # values of about k ** -0.5: codes are about 3, scales about 6
+        # makes values of about k ** -0.5, since codes are about 3 and scales about 6
         state[f"{name}_scale_2"] = torch.tensor(k**-0.5 / 18)
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     fields = config.to_dict() | {"quantization_config": modelopt_config(["lm_head"], False), "dtype": "bfloat16"}
@@ -83,7 +83,7 @@ def write_checkpoint(shape: Shape, folder: Path, device: torch.device | str) -> 
 
 
 class Clock:
-    """Stands where ``generate`` puts tokens: when it gets each."""
+    """A streamer for ``generate`` that notes when it gets each token."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -92,11 +92,11 @@ class Clock:
         self.times.append(time.perf_counter())
 
     def end(self) -> None:
-        """Nothing is left to do."""
+        """Does nothing; ``generate`` calls it at the end."""
 
 
 def seconds_of_steps(model: Any, ids: torch.Tensor, count: int) -> list[float]:
-    """Seconds between tokens of ``count``, the first after the prompt left out."""
+    """Seconds between tokens while ``generate`` makes ``count``, without the first step after the prompt."""
     clock = Clock()
     options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "streamer": clock}
     model.generate(ids, attention_mask=torch.ones_like(ids), cache_implementation="static", pad_token_id=0, **options)
@@ -112,14 +112,14 @@ def traced(model: Any, ids: torch.Tensor, count: int = TOKENS) -> dict[str, floa
     graphs = sum(x.name == "cudaGraphLaunch" for x in seen.events())
     kernels = [x for x in seen.events() if x.device_type == torch.autograd.DeviceType.CUDA]
     kernels = sorted(kernels, key=lambda x: x.time_range.start)
-    # the prompt takes about as many kernels as a step; those of the second half are all of steps
+    # the prompt takes about as many kernels as a step, so that the second half of all kernels belongs to steps
     last = kernels[len(kernels) // 2 :]
     return {"graphs": graphs, "gpu_us": sum(x.time_range.elapsed_us() for x in last) / (count / 2)}
 
 
 @torch.no_grad()
 def contestant(name: str, folder: Path, barrier: Any, turn: Any, results: Any, batch: int = 1) -> None:
-    """Loads, compiles, waits for the others, and measures in its turn; a record goes to ``results``."""
+    """Loads, compiles, waits for the others, and measures in its turn; puts a record into ``results``."""
     from transformers import AutoModelForCausalLM
 
     import cute_nvfp4.integrations.transformers  # noqa: F401 (registers NVFP4)
@@ -152,7 +152,8 @@ def contestant(name: str, folder: Path, barrier: Any, turn: Any, results: Any, b
 
 
 def started(folder: Path, spawn: Any, turn: Any) -> tuple[Any, list[Any], Any]:
-    """Where the records of a model's contestants go, their processes, and the barrier, which lives as long as these."""
+    """Starts a model's contestants. Returns the queue of their records, the processes, and the barrier, which must live
+    as long."""
     results, barrier = spawn.Queue(), spawn.Barrier(len(NAMES))
     made = [spawn.Process(target=contestant, args=(name, folder, barrier, turn, results)) for name in NAMES]
     for process in made:

@@ -1,12 +1,12 @@
-"""Measured and modelled times of the same launches: ``python benchmarks/timing.py --measure`` on a GPU, or ``--model``.
+"""Measures and models times of the same launches: ``python benchmarks/timing.py --measure`` on a GPU, or ``--model``.
 
-The launches are those of ``timing_cases.py``: some were looked at while the clock was built; those held out were
-written down, and predicted, before they were measured. Measured: medians of a CUDA graph of one call between two events
-(of the call itself for other programs than ours), launch included, L2 cold and clean.
-Modelled: ``sim.run(..., clock="h200")`` (docs/explanation/timing.md). Each goes to a file of its own in
-``benchmarks/results``; without an option both are read and set side by side, ``--markdown`` as the tables of
-benchmarks/records/timing_checked.md.
-``--launch`` measures what a launch costs on this host (a second): the clock takes it as ``--launch-us``.
+``timing_cases.py`` has the launches. Some were known while the clock was built; the held-out ones were written down,
+and predicted, before anybody measured them. Measured times are medians of a CUDA graph of one call between two events
+(for other programs than ours, of the call itself), launch included, L2 cold and clean. Modelled times come from
+``sim.run(..., clock="h200")`` (docs/explanation/timing.md). Each goes to its own file in ``benchmarks/results``;
+without an option the script prints both side by side, with ``--markdown`` as the tables of
+benchmarks/records/timing_checked.md. ``--launch`` measures what a launch costs on this host (a second): the clock takes
+it as ``--launch-us``.
 
 Exit codes: 0 done, 2 no CUDA device to measure.
 """
@@ -50,13 +50,13 @@ _RULE = StopRule(repeats=100, relative_error=0.002, seconds=3.0)
 MEASURED, MODELLED = RESULTS / "timing_nvidia_h200.json", RESULTS / "timing_modelled_h200.json"
 PREDICTED = RESULTS / "timing_predicted_h200.json"
 COUNTED = (2000, 4000)
-"""Cycles that the kernels count by which a launch is measured."""
+"""Cycles that the kernels count to measure the cost of a launch."""
 LONG = 400_000
-"""Cycles of a kernel that says how fast they are counted in this run."""
+"""Cycles of a kernel that measures the frequency of this run."""
 
 
 def graph_of(call: Callable[[], object]) -> Callable[[], object]:
-    """``call`` as a CUDA graph: no host time is in what it takes."""
+    """Captures ``call`` as a CUDA graph: its replay has no host time of the call."""
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         call()
@@ -69,13 +69,13 @@ def graph_of(call: Callable[[], object]) -> Callable[[], object]:
 
 
 def median_us(call: Callable[[], object], clear: ColdL2) -> float:
-    """Microseconds between two events around ``call``, L2 cold and clean."""
+    """Median microseconds between two events around ``call``, L2 cold and clean."""
     return statistics.median(time_cuda(call, rule=_RULE, clear=clear)) / 1e3
 
 
 def measure_launch(clear: ColdL2, clock: str) -> dict[str, float]:
-    """What a launch costs on this host: kernels of a CTA an SM that count cycles, less these cycles; from a graph, and
-    straight from a stream. Also the frequency of this run, in MHz, by a long one of these kernels."""
+    """The cost of a launch on this host, from a graph and straight from a stream: the time of kernels with a CTA an SM
+    that count cycles, minus these cycles. Also this run's frequency in MHz, from one long kernel of this kind."""
     sys.path.insert(0, str(Path(__file__).parent / "microbench"))
     from device import Module
 
@@ -96,8 +96,8 @@ def measure_launch(clear: ColdL2, clock: str) -> dict[str, float]:
 
 
 def durations(cases: tuple[Case, ...]) -> None:
-    """Prints beside each median what a profiler says that the kernels of a call take, from their start to their end on
-    the GPU: what the call takes beyond is the launch, whatever the kernel."""
+    """Prints beside each median the profiler's durations of the call's kernels, from start to end on the GPU. The rest
+    of the call's time is the launch, whatever the kernel."""
     from torch.profiler import ProfilerActivity, profile
 
     clear = ColdL2()
@@ -129,14 +129,14 @@ def durations(cases: tuple[Case, ...]) -> None:
 
 
 def measure(cases: tuple[Case, ...], output: Path, clock: str) -> None:
-    """Writes medians in microseconds, by name, and what a launch costs; after each case."""
+    """Writes medians in microseconds, by name, and the cost of a launch; after each case."""
     clear, out = ColdL2(), {}
     launch = measure_launch(clear, clock)
     ways = ", ".join(f"{launch[way]:.2f} us from a {way}" for way in ("graph", "stream"))
     print(f"a launch: {ways}, at {launch['mhz']} MHz", flush=True)
     for case in cases:
         try:
-            call = call_of(case, "cuda")  # keeps the operands: a graph does not
+            call = call_of(case, "cuda")  # the reference keeps the operands alive: a graph does not
             call()
             out[case.name] = round(median_us(call if case.sizes else graph_of(call), clear), 3)
         except Exception as error:
@@ -147,7 +147,8 @@ def measure(cases: tuple[Case, ...], output: Path, clock: str) -> None:
 
 
 def modelled(case: Case, clock: str) -> Timing:
-    """The clock's time of a case: of its last launch, as scratch memory of a first call may be cleared by another."""
+    """The clock's time of a case: of the last launch, because on a first call another launch may clear scratch
+    memory."""
     if case.sizes:
         with simulated_gpu("sm_90a", checks=False, clock=clock) as session:
             call = call_of(case, "cuda")
@@ -161,7 +162,7 @@ def modelled(case: Case, clock: str) -> Timing:
 
 
 def model(cases: tuple[Case, ...], output: Path, clock: str) -> None:
-    """Writes modelled microseconds without the launch, and what they are made of, by name; after each case."""
+    """Writes modelled microseconds without the launch, and their parts, by name; after each case."""
     out = json.loads(output.read_text())["cases"] if output.exists() else {}
     for case in cases:
         if case.name in out:
@@ -184,7 +185,7 @@ def model(cases: tuple[Case, ...], output: Path, clock: str) -> None:
 
 
 class Row(NamedTuple):
-    """A launch, measured and modelled with the launch cost of the measurement's host."""
+    """A launch, measured and modelled; the model includes the launch cost of the measurement's host."""
 
     case: Case
     measured: float
@@ -199,12 +200,13 @@ class Row(NamedTuple):
 
     @property
     def kernel_error(self) -> float:
-        """Of the kernel alone: both times less what a launch costs on the host, which flatters short kernels."""
+        """The relative error for the kernel alone: both times minus the launch cost, which otherwise flatters short
+        kernels."""
         return (self.modelled - self.launch) / (self.measured - self.launch) - 1
 
 
 def rows(cases: tuple[Case, ...], modelled: Path, measured: Path) -> list[Row]:
-    """Of those cases that are in both records."""
+    """The rows of the cases that both records have."""
     record, entries = json.loads(measured.read_text()), json.loads(modelled.read_text())["cases"]
     out = []
     for case in cases:
@@ -227,14 +229,14 @@ def summary(title: str, found: list[Row]) -> str:
 
 
 def kind(case: Case) -> str:
-    """What a launch belongs to, in tables."""
+    """The group of a launch in tables."""
     if case.operation.startswith("nvidia"):
         return "NVIDIA's examples"
     return "plain programs" if case.sizes else case.operation
 
 
 def compare(markdown: bool, modelled: Path, measured: Path) -> None:
-    """Measured and modelled side by side, and how far the model is off."""
+    """Prints measured and modelled times side by side, and the errors of the model."""
     groups = {
         "held out": HELD_OUT_5,
         "held out before, seen since": HELD_OUT_4 + HELD_OUT_3 + HELD_OUT_2 + HELD_OUT,
@@ -264,16 +266,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", action="store_true", help="measure on this machine's GPU")
     parser.add_argument("--launch", action="store_true", help="measure what a launch costs on this host, only")
-    parser.add_argument("--durations", action="store_true", help="beside a profiler's durations; written nowhere")
+    parser.add_argument("--durations", action="store_true", help="beside a profiler's durations; writes nothing")
     parser.add_argument("--model", action="store_true", help="ask the clock")
     parser.add_argument("--only", default="", help="only launches whose name contains this")
     parser.add_argument("--cases", default="all", choices=("seen", "held-out", "others", "all"))
-    parser.add_argument("--share", default="0/1", help="every n-th case from this one: 0/2")
+    parser.add_argument("--share", default="0/1", help="every n-th case from the i-th: i/n, such as 0/2")
     parser.add_argument("--output", type=Path, help="where the record goes")
     parser.add_argument("--against", type=Path, default=MODELLED, help="the modelled times to compare")
     parser.add_argument("--measured", type=Path, default=MEASURED, help="the measured times to compare them with")
     parser.add_argument("--clock", default="h200", help="the GPU that is measured or modelled: a machine of the clock")
-    parser.add_argument("--markdown", action="store_true", help="as the tables of benchmarks/records/timing_checked.md")
+    parser.add_argument("--markdown", action="store_true", help="print tables of benchmarks/records/timing_checked.md")
     options = parser.parse_args()
     sets = {
         "seen": SEEN + HELD_OUT + HELD_OUT_2 + HELD_OUT_3 + HELD_OUT_4,

@@ -1,13 +1,14 @@
-"""The clock against published times of a B200: ``python benchmarks/timing_b200.py --table grouped``. Measures nothing.
+"""Compares the clock with published times of a B200: ``python benchmarks/timing_b200.py --table grouped``. Measures
+nothing.
 
-Others have published what public programs take (``published.py``): this compiles and executes those programs in the
-simulator with ``clock="b200"``, at the sizes given, and compares. Published are durations of kernels, as a profiler has
-them, without the launch; so the launch counts here as much as an empty kernel's duration (``launch.duration_us``).
+Others have published times of public programs (``published.py``): this script executes those programs in the simulator
+with ``clock="b200"``, at the published sizes, and compares. Published times are kernel durations from a profiler,
+without the launch; so the launch counts here as an empty kernel's duration (``launch.duration_us``).
 
-Writes ``results/timing_modelled_b200.json`` (``timing_modelled_b200_grouped.json``, …) after every few points, and goes
-on from there; ``--report`` only tells what it holds, ``--plot FILE`` draws it. ``--every 5`` takes the first point of a
-table and every fifth after it, ``--table all`` all tables one after the other; ``--only-now`` reports the points that
-this version of the clock has timed. Products are left out (``clock_only.py``). Nothing in
+Every few points it writes ``results/timing_modelled_b200.json`` (``timing_modelled_b200_grouped.json``, …), which the
+next call continues; ``--report`` only prints that record, ``--plot FILE`` draws it. ``--every 5`` takes the first point
+of a table and every fifth after it, ``--table all`` takes all tables one after the other; ``--only-now`` reports only
+points that this version of the clock has timed. Products are skipped (``clock_only.py``). Nothing in
 ``sim/clock/machines/b200.yml`` is fitted to these times.
 """
 
@@ -39,16 +40,16 @@ CLOCK = HERE.parent / "cute_nvfp4" / "sim" / "clock"
 PAGE = HERE / "records" / "timing_checked.md"
 T, R = TypeVar("T"), TypeVar("R")
 UNLIKE = 1.1
-"""Two times that differ by less are not ranked."""
+"""Two times whose ratio is smaller than this are not ranked."""
 
 
 def results(table: str) -> Path:
-    """The record of a table."""
+    """The path of a table's record."""
     return HERE / "results" / f"timing_modelled_b200{'' if table == 'dense' else '_' + table}.json"
 
 
 def version() -> str:
-    """Which clock this is: changes with its code and with the machine's figures."""
+    """A digest of the clock, which changes with its code and with the machine's figures."""
     found = hashlib.sha256()
     for path in [*sorted(CLOCK.rglob("*.py")), CLOCK / "machines" / "b200.yml"]:
         found.update(path.read_bytes())
@@ -58,8 +59,8 @@ def version() -> str:
 def timings(
     program: Path, arguments: list[str], figures: dict[str, float] | None = None, *, gains: bool = True
 ) -> list[dict[str, Any]]:
-    """What the clock says of each launch of a program, in a process of its own: of those that it can time. ``figures``
-    are other ones than the machine file's."""
+    """The clock's results, from a separate process, for each launch of a program that it can time. figures: replace
+    figures of the machine file."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, str(HERE / "clock_only.py"), *(() if gains else ("bare",))]
@@ -88,7 +89,7 @@ def timings(
 
 
 def beside(jobs: int, function: Callable[[T], R], items: Iterable[T]) -> Iterator[tuple[T, R]]:
-    """Each item and what the function makes of it, ``jobs`` at a time, as they are done; errors are printed."""
+    """Yields each item and the function's result, ``jobs`` at a time, in order of completion; errors are printed."""
     with ThreadPoolExecutor(jobs) as pool:
         running = {pool.submit(function, item): item for item in items}
         for one in as_completed(running):
@@ -99,7 +100,7 @@ def beside(jobs: int, function: Callable[[T], R], items: Iterable[T]) -> Iterato
 
 
 def modelled(table: Published, points: list[Point]) -> dict[str, dict[str, Any]]:
-    """What the clock says of each point."""
+    """The clock's result for each point."""
     found = timings(*table.command(points), table.figures, gains=False)
     if len(found) != len(points):
         raise RuntimeError(f"{len(found)} launches for {len(points)} points: {', '.join(p.name for p in points)}")
@@ -107,21 +108,21 @@ def modelled(table: Published, points: list[Point]) -> dict[str, dict[str, Any]]
 
 
 def versions(found: Iterable[dict[str, Any]]) -> str:
-    """How many times other versions of the clock have given, where there are such."""
+    """A sentence that says how many times come from other versions of the clock; empty if none do."""
     of = [time.get("clock") for time in found]
     others = len(of) - of.count(version())
     return f" {others} of the {len(of)} times are by earlier versions of the clock." if others else ""
 
 
 def ranked(points: list[Point], times: dict[str, dict[str, Any]]) -> tuple[int, int]:
-    """(pairs whose order is right, pairs whose published times differ by more than a tenth)."""
+    """(pairs in the right order, pairs whose published times differ by more than a tenth)."""
     pairs = [(a, b) for a, b in itertools.combinations(points, 2) if max(a.us, b.us) > UNLIKE * min(a.us, b.us)]
     value = {p.name: times[p.name]["modelled_us"] for p in points}
     return sum((a.us < b.us) == (value[a.name] < value[b.name]) for a, b in pairs), len(pairs)
 
 
 def errors(points: Iterable[Point], times: dict[str, dict[str, Any]]) -> dict[str, list[float]]:
-    """Relative errors by row of the report, and of "all"."""
+    """Relative errors by row of the report, and under "all"."""
     out: dict[str, list[float]] = {}
     for p in points:
         if p.name in times:
@@ -144,7 +145,7 @@ def report(points: list[Point], times: dict[str, dict[str, Any]]) -> None:
 
 
 def write(table: str, points: list[Point], times: dict[str, dict[str, Any]]) -> None:
-    """The errors into benchmarks/records/timing_checked.md, between two lines that say so."""
+    """Writes the errors into benchmarks/records/timing_checked.md, between two markers."""
     right, pairs = ranked([p for p in points if p.name in times], times)
     lines = [f"| {TABLES[table].rows} | points | mean error | worst | mean with its sign |", "|---|---|---|---|---|"]
     for row, some in errors(points, times).items():
@@ -160,7 +161,7 @@ def write(table: str, points: list[Point], times: dict[str, dict[str, Any]]) -> 
 
 
 def plot(table: Published, times: dict[str, dict[str, Any]], path: Path) -> None:
-    """Modelled over published times, both on logarithmic axes."""
+    """Plots modelled over published times, both on logarithmic axes."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6, 5.4))
@@ -179,7 +180,7 @@ def plot(table: Published, times: dict[str, dict[str, Any]], path: Path) -> None
 
 
 def update(name: str, given: argparse.Namespace) -> None:
-    """Times what a table's record lacks, or what is stale in it, and reports."""
+    """Times the points that a table's record lacks or that are stale, and reports."""
     table, output = TABLES[name], given.output or results(name)
     points, together = table.points(), given.together or table.together
     record = json.loads(output.read_text()) if output.exists() and not given.again else {"times": {}}
@@ -210,11 +211,11 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="the errors into benchmarks/records/timing_checked.md")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     parser.add_argument("--most", type=int, default=0, metavar="N", help="at most N more points")
-    parser.add_argument("--only", default="*", metavar="PATTERN", help="points whose names match it")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="only points whose names match PATTERN")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="every N-th point of the table")
     parser.add_argument("--again", action="store_true", help="forget earlier times")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time")
-    parser.add_argument("--stale", action="store_true", help="again those times that another version of the clock gave")
+    parser.add_argument("--stale", action="store_true", help="also points that another version of the clock timed")
     parser.add_argument("--only-now", action="store_true", help="report no times of other versions of the clock")
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: the table's record in results")
     parser.add_argument("--together", type=int, metavar="N", help="points in one process (default: the table's)")

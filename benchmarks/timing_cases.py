@@ -1,4 +1,4 @@
-"""The launches of ``timing.py``: what they are, and how to make them, on "cuda" (a GPU or a simulated one)."""
+"""The launches of ``timing.py`` and how to make them, on "cuda" (a GPU or a simulated one)."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from cute_nvfp4.scale_layout import to_blocked
 
 
 class Case(NamedTuple):
-    """One launch: an operation and its sizes; ``rule`` of quantization, ``n`` of a GEMM with a repacked weight. Of a
-    program ("copy" and so on) and of an example of NVIDIA ("nvidia add") all ``sizes``."""
+    """One launch: an operation and its sizes. rule: of a quantization; n: of a GEMM with a repacked weight; sizes: all
+    sizes of a program ("copy" and so on) or of an example of NVIDIA ("nvidia add")."""
 
     operation: str
     rows: int = 0
@@ -70,7 +70,7 @@ HELD_OUT = (
     *(Case("gemm", m, k, n=n) for m, n, k in ((32, 4096, 4096), (128, 2048, 4096), (192, 4096, 2048))),
     *(Case("gemm", m, k, n=n) for m, n, k in ((512, 2048, 2048), (1024, 2048, 2048))),
 )
-"""Written on 2026-11-22, before any of them was predicted or measured by anybody. Seen since."""
+"""Written on 2026-11-22, before anybody predicted or measured any of them. Known since."""
 
 
 def _others(kind: str, *which: tuple[str, tuple[int, ...]]) -> tuple[Case, ...]:
@@ -101,7 +101,7 @@ SEEN_EARLY = (
     *_others("", ("column_sum", (2048, 2048)), ("transpose", (2048, 2048))),
     *_others("nvidia ", ("layer_norm", (1024, 1024)), ("rms_norm", (256, 4096))),
 )
-"""Meant to be held out; their measured times were seen before they were predicted."""
+"""Meant to be held out, but their measured times were known before they were predicted."""
 
 HELD_OUT_2 = (
     *(Case("gemv", m, k) for m, k in ((9216, 4096), (3584, 18432), (5120, 8192))),
@@ -121,7 +121,7 @@ HELD_OUT_2 = (
     *_others("nvidia ", ("fp8_gemm_2xacc", (512, 1024, 1024)), ("grouped_gemm", (3, 256, 512, 256))),
     *_others("nvidia ", ("fmha", (1, 256, 8, 64)), ("fmha_causal", (1, 512, 4, 64))),
 )
-"""Written on 2026-11-22, before any of them was predicted or measured by anybody. Seen since."""
+"""Written on 2026-11-22, before anybody predicted or measured any of them. Known since."""
 
 HELD_OUT_3 = (
     *(Case("gemv", m, k) for m, k in ((7680, 3072), (1280, 12288), (12288, 2048))),
@@ -144,7 +144,7 @@ HELD_OUT_3 = (
     *_others("nvidia ", ("fp8_gemm_2xacc", (768, 512, 512)), ("grouped_gemm", (2, 256, 384, 256))),
     *_others("nvidia ", ("fmha", (1, 384, 4, 64)), ("fmha_causal", (1, 256, 8, 64))),
 )
-"""Written on 2026-11-22 at 23:17 UTC, before any of them was predicted or measured by anybody. Seen since."""
+"""Written on 2026-11-22 at 23:17 UTC, before anybody predicted or measured any of them. Known since."""
 
 HELD_OUT_4 = (
     *(Case("gemv", m, k) for m, k in ((4608, 6144), (1792, 10240), (16384, 1536))),
@@ -167,7 +167,7 @@ HELD_OUT_4 = (
     *_others("nvidia ", ("wgmma_gemm_persistent", (640, 512, 384)), ("fp8_gemm_2xacc", (640, 512, 384))),
     *_others("nvidia ", ("fmha", (1, 320, 6, 64)), ("fmha_causal", (1, 448, 3, 64))),
 )
-"""Written on 2026-11-24 at 20:30 UTC, before any of them was predicted or measured by anybody. Seen since."""
+"""Written on 2026-11-24 at 20:30 UTC, before anybody predicted or measured any of them. Known since."""
 
 HELD_OUT_5 = (
     *(Case("gemv", m, k) for m, k in ((5376, 4608), (2304, 14336), (20480, 1280))),
@@ -190,7 +190,7 @@ HELD_OUT_5 = (
     *_others("nvidia ", ("wgmma_gemm_persistent", (896, 512, 320)), ("fp8_gemm_2xacc", (896, 512, 384))),
     *_others("nvidia ", ("fmha", (1, 448, 4, 64)), ("fmha_causal", (1, 384, 6, 64))),
 )
-"""Written on 2026-11-28 at 17:40 UTC, before any of them was predicted or measured by anybody."""
+"""Written on 2026-11-28 at 17:40 UTC, before anybody predicted or measured any of them."""
 
 
 def operands(case: Case, device: str) -> tuple[BlockScaledTensor, BlockScaledTensor]:
@@ -208,7 +208,7 @@ def operands(case: Case, device: str) -> tuple[BlockScaledTensor, BlockScaledTen
 
 
 def call_of(case: Case, device: str) -> Callable[[], object]:
-    """The launch, its operands made and its result's memory given where the operation takes it."""
+    """The launch, with its operands made, and with a given output where the operation takes one."""
     if case.sizes:
         word, _, name = case.operation.rpartition(" ")
         return (timing_examples if word else timing_programs).launch_of(name, case.sizes)
@@ -233,7 +233,7 @@ def call_of(case: Case, device: str) -> Callable[[], object]:
 
 
 def gemm_of(case: Case, generator: torch.Generator) -> Callable[[], object]:
-    """W4A16: bf16 times a repacked weight, or two of a gated product, or one for each group."""
+    """W4A16: bf16 times a repacked weight, times two of a gated product, or times one for each group."""
     given = {"device": generator.device, "generator": generator, "dtype": torch.uint8}
     options = {"backend": "cuda" if generator.device.type == "cuda" else "sim"}
 

@@ -1,7 +1,8 @@
-"""What the clock costs: ``python benchmarks/timing_cost.py``, a table of CPU seconds in Markdown.
+"""Measures what the clock costs: ``python benchmarks/timing_cost.py`` prints a table of CPU seconds in Markdown.
 
-Each launch is executed without checks, with the clock for the first time (ptxas and nvdisasm run), and again: CPU
-seconds of this process and of those it starts, the least of two runs, so that other work on the machine does not count.
+Each launch is executed without checks and clock, with the clock for the first time (ptxas and nvdisasm run), and with
+the clock again. A figure is the CPU seconds of this process and its children, the smaller of two runs, so that other
+work on the machine does not count.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ HOPPER = (
     Case("grouped_gemm", 24, 2048, 4, n=2048),
 )
 BLACKWELL = ((128, 2048, 2048), (512, 2048, 1024))
-"""m, n and k of plain GEMMs."""
+"""(m, n, k) of plain GEMMs."""
 
 
 class Cost(NamedTuple):
@@ -47,7 +48,7 @@ class Cost(NamedTuple):
 
 
 def cpu_seconds() -> float:
-    """Of this process and its children that have ended."""
+    """CPU seconds of this process and of its children that have ended."""
     used = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(u.ru_utime + u.ru_stime for u in used)
 
@@ -59,7 +60,7 @@ def cost(call: Callable[[], object], arch: str, clock: str) -> Cost:
             call()
         return cpu_seconds() - begin
 
-    seconds()  # compiles the kernel
+    seconds()  # the first run compiles the kernel
     functional = min(seconds(), seconds())
     first = seconds(clock=clock)
     return Cost(functional, first, min(seconds(clock=clock), seconds(clock=clock)))

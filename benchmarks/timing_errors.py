@@ -1,9 +1,10 @@
-"""How far each GPU's clock was off, for the package: ``python benchmarks/timing_errors.py --write``. Measures nothing.
+"""Writes how far the clock was off, by GPU, for the package: ``python benchmarks/timing_errors.py --write``. Measures
+nothing.
 
-Every launch whose time somebody knows, by measuring or from a publication, and that the clock had not been fitted to,
-gives a ratio: the known time over the modelled one, both of kernels without the launch, of a GPU whose launches were
-timed with it less what it costs on that host. ``harness/clock_errors.yml`` keeps how many there are and between which
-ratios nine in ten of them lie; ``cute-nvfp4 eval --clock`` says of a score by the clock how uncertain that makes it.
+Each launch with a known time, measured or published, to which the clock was not fitted, gives a ratio: the known time
+over the modelled one. Both are times of kernels without the launch; where launches were timed too, their cost on that
+host is subtracted. ``harness/clock_errors.yml`` keeps how many ratios a GPU has, and the range of nine in ten of them;
+``cute-nvfp4 eval --clock`` derives a score's uncertainty from it.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ HELD_OUT: dict[str, tuple[tuple[tuple[Case, ...], Path, Path], ...]] = {
         (HELD_OUT_4, RESULTS / "timing_predicted_h100.json", RESULTS / "timing_fresh_nvidia_h100_80gb_hbm3.json"),
     ),
 }
-"""Launches that were predicted before they were measured: which, the predictions, and the measurement; those of a GPU
-that came last are by the clock as it is."""
+"""Launches that were predicted before they were measured: the cases, the predictions, and the measurement. The current
+clock models those of a GPU's last entry."""
 
 
 def held_out(clock: str) -> list[list[Row]]:
@@ -43,7 +44,7 @@ def held_out(clock: str) -> list[list[Row]]:
 
 
 def ratios(clock: str) -> list[float]:
-    """Known over modelled times of kernels, of the last set of launches that was measured."""
+    """Known over modelled times of kernels, of the set of launches that was measured last."""
     if clock in HELD_OUT:
         return [1 / (1 + row.kernel_error) for row in held_out(clock)[-1]]
     out = []
@@ -54,7 +55,7 @@ def ratios(clock: str) -> list[float]:
 
 
 def errors(clock: str) -> ClockErrors:
-    """What the package keeps of them."""
+    """What the package keeps of a GPU's ratios."""
     found = ratios(clock)
     twentieths = statistics.quantiles(found, n=20, method="inclusive")
     known = "measured" if clock in HELD_OUT else "published"
@@ -64,7 +65,7 @@ def errors(clock: str) -> ClockErrors:
 
 
 def text() -> str:
-    """The file."""
+    """The content of the file."""
     lines = ["# Known times over modelled ones, by GPU: made by benchmarks/timing_errors.py, not typed."]
     for clock in ("b200", "h100", "h200"):
         lines.append(f"{clock}: {{{', '.join(f'{k}: {v}' for k, v in errors(clock)._asdict().items())}}}")
@@ -73,7 +74,7 @@ def text() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help=f"into {FILE.name} of the package")
+    parser.add_argument("--write", action="store_true", help=f"write {FILE.name} of the package")
     if parser.parse_args().write:
         FILE.write_text(text())
     print(text(), end="")

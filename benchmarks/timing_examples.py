@@ -1,7 +1,7 @@
-"""NVIDIA's CuTe DSL examples as launches of ``timing.py``: run from a copy of CUTLASS, of which nothing is kept here.
+"""NVIDIA's CuTe DSL examples as launches of ``timing.py``. They run from a copy of CUTLASS; nothing of it is kept here.
 
 ``CUTLASS_EXAMPLES`` is the folder ``examples/python/CuTeDSL`` of a clone of github.com/NVIDIA/cutlass. An example makes
-its operands and compiles its kernel as it always does; what it would give to ``testing.benchmark`` is the launch.
+its operands and compiles its kernel as always; what it would pass to ``testing.benchmark`` is the launch.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ EXAMPLES: dict[str, Callable[..., tuple[str, str, dict[str, Any]]]] = {
          "is_causal": True},
     ),
 }  # fmt: skip
-"""File, function and arguments of each, by its sizes."""
+"""File, function and arguments of each example, by its sizes."""
 
 
 def _launch_of(path: str, function: str, arguments: dict[str, Any]) -> Callable[[], object]:
@@ -117,7 +117,7 @@ def _launch_of(path: str, function: str, arguments: dict[str, Any]) -> Callable[
     with contextlib.ExitStack() as stack:
         for place in (cutlass.testing, cutlass.cute.testing):
             stack.enter_context(mock.patch.object(place, "benchmark", benchmark))
-        # one stream for everything, so that events around the launch are on its own
+        # use one stream for everything, so that events around the launch are on the launch's stream
         stream = torch.cuda.default_stream()
         stack.enter_context(mock.patch.object(torch.cuda, "Stream", lambda *a, **k: stream))
         stack.enter_context(quiet())
@@ -129,7 +129,7 @@ def _launch_of(path: str, function: str, arguments: dict[str, Any]) -> Callable[
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Lets an example print nothing."""
+    """Within this block an example prints nothing."""
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
         yield
 

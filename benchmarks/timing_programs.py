@@ -1,6 +1,7 @@
-"""Plain CuTe DSL programs for ``timing.py``, no operations of this package: copy, elementwise, reductions, a transpose.
+"""Plain CuTe DSL programs for ``timing.py`` without operations of this package: copy, elementwise, reductions,
+transpose.
 
-Each is a kernel over float32 tensors on "cuda"; ``launch_of`` makes the operands, compiles, and gives the launch.
+Each is a kernel over float32 tensors on "cuda"; ``launch_of`` makes the operands, compiles, and returns the launch.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def copy_kernel(x: cute.Tensor, y: cute.Tensor):
 
 @cute.kernel
 def axpy_kernel(x: cute.Tensor, y: cute.Tensor, each: cutlass.Constexpr[int]):
-    """y = 2 x + y, ``each`` vectors a thread, all loaded before the first is stored."""
+    """y = 2 x + y, ``each`` vectors a thread, which loads all of them before it stores the first."""
     thread, _, _ = cute.arch.thread_idx()
     block, _, _ = cute.arch.block_idx()
     gX = cute.zipped_divide(x, (VECTOR,))  # (VECTOR, vectors)
@@ -151,7 +152,7 @@ PROGRAMS = {**FLAT, "row_sum": row_sum, "column_sum": column_sum, "transpose": t
 
 
 def operands(name: str, sizes: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random x and y of zeros. ``sizes`` is the number of elements, or (rows, columns)."""
+    """Random x, and y of zeros. sizes: the number of elements, or (rows, columns)."""
     x = torch.randn(sizes, device="cuda")
     shapes = {"row_sum": sizes[:1], "column_sum": (sizes[0] // TILE, *sizes[1:]), "transpose": sizes[::-1]}
     return x, torch.zeros(shapes.get(name, sizes), device="cuda")
