@@ -95,6 +95,21 @@ def test_tables_are_those_of_their_records(page: Path) -> None:
     assert tables.written(text) == text, "python docs/tables.py --write"
 
 
+def unlinked(index: str, pages: list[Path]) -> set[Path]:
+    """Pages that the lists of ``index``, the text of docs/index.md, do not link; its toctrees are hidden on GitHub."""
+    links = re.findall(r"\]\(([^)#]+)", index.partition("```{toctree}")[0])
+    return set(pages) - {(ROOT / "docs" / link).resolve() for link in links}
+
+
+def test_the_index_leads_to_every_page() -> None:
+    index = ROOT / "docs" / "index.md"
+    pages = [page for page in (*PAGES, *(ROOT / "benchmarks" / "records").glob("*.md")) if page != index]
+    text = index.read_text(encoding="utf-8")
+    assert not unlinked(text, pages), "add the page to its list in docs/index.md"
+    missing = text.replace("](find_it.md)", "](../README.md)")
+    assert unlinked(missing, pages) == {ROOT / "docs" / "find_it.md"}
+
+
 def test_a_changed_figure_is_seen() -> None:
     page = ROOT / "docs" / "reference" / "measured.md"
     text = page.read_text(encoding="utf-8")
