@@ -48,10 +48,10 @@ class GroupCosts:
         stage = (self.stage_fp8 if config.fp8 else self.stage)[config.ctas_per_sm]
         begin = self.gathered if config.gathered else self.tile
         steps = -(-k // config.tile_k)
-        return steps * _between(stage, width) * config.ctas_per_sm + _between(begin, width)
+        return steps * _interpolated(stage, width) * config.ctas_per_sm + _interpolated(begin, width)
 
 
-def _between(times: Mapping[int, float], width: int) -> float:
+def _interpolated(times: Mapping[int, float], width: int) -> float:
     """The interpolated time of tiles with ``width`` rows of x."""
     return float(np.interp(width, list(times), list(times.values())))
 

@@ -87,7 +87,7 @@ def _choose(
 
 def _fastest(problem: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
     """The candidate that is fastest in the model."""
-    found = _sensible(problem, arch, sm_count)
+    found = _sensible_plans(problem, arch, sm_count)
     if not found:
         raise OperandError(can_wgmma(WgmmaConfig(arch=arch, **decided(problem, streams=False))))
     return min(found, key=lambda plan: predict(plan, problem, sm_count))
@@ -96,14 +96,14 @@ def _fastest(problem: PackedProblem, arch: Architecture, sm_count: int) -> Packe
 def candidates(problem: PackedProblem, arch: Architecture, sm_count: int) -> list[PackedPlan]:
     """Every sensible plan, the fastest in the model first. The list omits plans that can only lose: tiles wider than
     the problem, narrow tiles for many rows of x, and WGMMA for what the streaming kernel can take."""
-    return sorted(_sensible(problem, arch, sm_count), key=lambda plan: predict(plan, problem, sm_count))
+    return sorted(_sensible_plans(problem, arch, sm_count), key=lambda plan: predict(plan, problem, sm_count))
 
 
-def _sensible(p: PackedProblem, arch: Architecture, sm_count: int) -> list[PackedPlan]:
-    others = {"sm100": _in_tensor_memory, "sm120": _by_mma_sync}.get(arch.generation, _by_wgmma)
-    found = (_streaming if can_take(p) else others)(p, arch, sm_count)
+def _sensible_plans(p: PackedProblem, arch: Architecture, sm_count: int) -> list[PackedPlan]:
+    others = {"sm100": _tcgen05_plans, "sm120": _mma_sync_plans}.get(arch.generation, _wgmma_plans)
+    found = (_stream_plans if can_take(p) else others)(p, arch, sm_count)
     if p.quantized and PACKINGS[p.packing][DTYPES[p.dtype]].in_rows:
-        found = _decoding_x(found)
+        found = _with_decoding_warps(found)
     return [plan for plan in dict.fromkeys(found) if not (refused(p, plan) or can_implement(plan))]
 
 
@@ -112,7 +112,7 @@ def wide_elements(p: PackedProblem) -> bool:
     return PACKINGS[p.packing][DTYPES[p.dtype]].element_bits == 8
 
 
-def _streaming(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
+def _stream_plans(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
     """Plans of the streaming kernel: work tiles of 8, 4 or 2 slabs, distributed whole or, where uneven, cut."""
     stage, long_stage, most = STAGE_TILES, 4 if tiles(p.rows, p.k)[1] % 4 == 0 else STAGE_TILES, 64
     if wide_elements(p):
@@ -136,12 +136,12 @@ def _streaming(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[
             yield PackedPlan(config, workers)
 
 
-def _by_wgmma(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
+def _wgmma_plans(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
     """Plans on WGMMA, each with its tiles in the better order."""
-    return (in_order(p, plan, sm_count) for plan in _divided(p, arch, sm_count))
+    return (in_order(p, plan, sm_count) for plan in _unordered_wgmma_plans(p, arch, sm_count))
 
 
-def _divided(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
+def _unordered_wgmma_plans(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
     """Plans on WGMMA: whole work tiles, with or without multicast of x; equal shares; tiles shared along K."""
     # the narrowest width for each number of tiles along the rows of x: many narrow tiles decode a weight as many times
     narrowest = {-(-p.m // tile_n): tile_n for tile_n in reversed(TILE_N)}
@@ -169,12 +169,12 @@ def _divided(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[Pa
                 yield PackedPlan(config, tile_count(p, config))
         for tiling in SHARED:
             if tiling["tile_n"] == tile_n:
-                yield _shared(p, arch, tiling)
+                yield _split_k_plan(p, arch, tiling)
                 # sums travel during the products
                 if tile_n >= WIDE and "schedule" not in tiling:
-                    yield _shared(p, arch, {**tiling, "schedule": OverlappedSums()})
+                    yield _split_k_plan(p, arch, {**tiling, "schedule": OverlappedSums()})
     # a cluster for each tile, and helpers on the SMs that are left
-    plan = _shared(p, arch, {"tile_n": WIDE, "stage_tiles": 1})
+    plan = _split_k_plan(p, arch, {"tile_n": WIDE, "stage_tiles": 1})
     if p.m > WIDE // 2 and plan.workers < sm_count // SPLIT_K:
         yield PackedPlan(replace(plan.config, schedule=Helped(split_k=SPLIT_K)), sm_count // SPLIT_K)
     # the same without clusters: multiplying a tile of 256 rows of x takes as long as decoding its weights
@@ -183,7 +183,7 @@ def _divided(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[Pa
         yield PackedPlan(config, sm_count)
 
 
-def _decoding_x(plans: Iterator[PackedPlan]) -> Iterator[PackedPlan]:
+def _with_decoding_warps(plans: Iterator[PackedPlan]) -> Iterator[PackedPlan]:
     """Each of ``plans``, for which another kernel decodes x first, and its variant whose loading warps decode x."""
     for plan in plans:
         yield plan
@@ -223,7 +223,7 @@ def deep(config: Config) -> Config:
     return config if config.ring_stages > 2 or config.weights.in_rows else replace(config, stage_tiles=1)
 
 
-def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
+def _mma_sync_plans(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
     """Plans on ``mma.sync``: whole work tiles, or equal shares."""
     for tile_n in MMA_SYNC_TILE_N:
         if tile_n == min(MMA_SYNC_TILE_N) or tile_n // 2 < p.m:
@@ -233,7 +233,7 @@ def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
             yield PackedPlan(replace(config, schedule=WholeTiles()), min(sm_count, count))
 
 
-def _in_tensor_memory(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
+def _tcgen05_plans(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
     """Plans on tcgen05, with 128 or 256 rows of the weight in a tile: whole work tiles, or equal shares."""
     narrowest = {-(-p.m // tile_n): tile_n for tile_n in reversed(TENSOR_TILE_N)}
     for tile_n, warpgroups in itertools.product(narrowest.values(), (2, 4)):
@@ -243,7 +243,7 @@ def _in_tensor_memory(p: PackedProblem, arch: Architecture, sm_count: int) -> It
         yield PackedPlan(replace(config, schedule=WholeTiles()), min(sm_count, count))
 
 
-def _shared(p: PackedProblem, arch: Architecture, tiling: dict[str, Any]) -> PackedPlan:
+def _split_k_plan(p: PackedProblem, arch: Architecture, tiling: dict[str, Any]) -> PackedPlan:
     """The plan with ``tiling`` whose clusters share tiles along K."""
     tiling = {"schedule": SharedTiles(split_k=SPLIT_K), **staged(p, tiling)}
     config = WgmmaConfig(arch=arch, **tiling, **decided(p, streams=False))

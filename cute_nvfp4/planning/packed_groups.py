@@ -37,8 +37,8 @@ HALVED = {"slabs": 4, "warps_m": 2, "warps_k": 4, "stage_tiles": 2, "stages": 16
 """Its tiling where one CTA would have one work tile of ``STREAMED`` and the next CTA none: halves of them are more even
 (one token of Qwen3-30B-A3B: 18.8 µs, and 20.2 by whole ones with one CTA an SM; H200, 2026-11-28)."""
 EIGHT_COLUMNS, FEW_ROWS = 4.5, 8.5
-"""The most rows of a used expert, on average, for which products stream by eight columns, and by 16. With eight rows
-both kernels take as long, with 16 tiles take 0.82 of the time (H200, 2026-11-28)."""
+"""The most rows of a used expert, on average, up to which its products stream by eight columns, and by 16. With eight
+rows both kernels take as long; with 16, tiles take 0.82 of the time (H200, 2026-11-28)."""
 FEW_ROWS_FP8 = 1.1
 """The most rows for experts packed for FP8: fewer rows stream in 16 bits. More rows are quantized, since decoding these
 weights to 16 bits takes 1.6 times the instructions (one token of Qwen3-30B-A3B: 23.2 µs, and 26.4 by tiles; sixteen
@@ -197,8 +197,8 @@ def sorts_slots(slots: int, groups: int) -> bool:
 
 
 def stays_in_16_bits(slots: int, groups: int, n: int, k: int) -> bool:
-    """Whether rows of ``slots`` slots stay in 16 bits, on sm_90a, for a product with experts (n, k) packed for FP8:
-    with few rows an expert, only the speed of reading weights matters."""
+    """Whether rows of ``slots`` slots stay in 16 bits, on sm_90a, for a product with experts packed for FP8: with few
+    rows an expert, only the speed of reading weights matters. n: rows of an expert's packed weight."""
     return rows_of_used(slots, groups) <= FEW_ROWS_FP8 and not _too_many_steps(slots, groups, n, k, STREAMED)
 
 
@@ -220,13 +220,13 @@ def rows_of_used(rows: int, groups: int) -> float:
 
 def choose_tiles(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedPlan:
     """The fastest plan by tiles; if no kernel can run any, one that is refused."""
-    tiles: tuple[tuple[int, ...], ...] = WIDTHS
+    candidates: tuple[tuple[int, ...], ...] = WIDTHS
     if arch.generation != "sm90" or p.promoted:
-        tiles = ((8,), (16,), (32,), (64,), (32, 64, 96, 128), (96, 128, 192, 256))
+        candidates = ((8,), (16,), (32,), (64,), (32, 64, 96, 128), (96, 128, 192, 256))
     elif p.routed is not None:
-        tiles = (*WIDTHS, *EXPERT_WIDTHS)
+        candidates = (*WIDTHS, *EXPERT_WIDTHS)
     most = max(MMA_SYNC_TILE_N if arch.generation == "sm120" else GROUP_TILE_N)
-    plans = [_plan(p, arch, sm_count, widths) for widths in tiles if widths[-1] <= most]
+    plans = [_tile_plan(p, arch, sm_count, widths) for widths in candidates if widths[-1] <= most]
     possible = [plan for plan in plans if not can_implement_groups(plan.config)]
     return min(possible or plans, key=lambda plan: predict(plan, p))
 
@@ -250,14 +250,14 @@ def can_stream(p: PackedGroups, c: GroupedStreamConfig) -> str:
     return _too_many_steps(m, p.stack, n * c.products, k, tiling) or can_stream_groups(c)
 
 
-def _plan(p: PackedGroups, arch: Architecture, sm_count: int, widths: tuple[int, ...]) -> PackedPlan:
+def _tile_plan(p: PackedGroups, arch: Architecture, sm_count: int, widths: tuple[int, ...]) -> PackedPlan:
     *narrower, tile_n = widths
     # promoted sums take twice the registers
     narrow = arch.generation == "sm90" and not narrower and tile_n <= (32 if p.promoted else 80)
     config = deep(p.config(arch, tile_n=tile_n, narrower=tuple(narrower), ctas_per_sm=2 if narrow else 1))
     tiles = sum(-(-n // config.out_rows) * -(-m // tile_n) for m, n, _ in p.sizes)
     if p.stack:
-        # other groups may begin within a tile's rows, and need tiles of their own
+        # each further group may begin inside a row of tiles, and so add another one
         tiles += (p.stack - 1) * -(-p.sizes[0][1] // config.out_rows)
     return PackedPlan(config, max(1, min(tiles, sm_count * config.ctas_per_sm)))
 

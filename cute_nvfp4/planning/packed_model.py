@@ -30,48 +30,48 @@ TILE_CODES = TILE_ROWS * TILE_K
 class Constants:
     """The constants of the model. Times are in µs.
 
-    The comment of a table says first what its keys count. ``many`` means more than eight rows of x.
+    The comment of a table says first what its keys count. "Many rows" are more than eight rows of x.
     """
 
-    bytes_us: float  # bytes of a weight that memory gives in a µs
+    bytes_us: float  # bytes of a weight that memory delivers in a µs
     stream_start_us: float  # launch, first bytes and last store of the streaming kernel
-    start_us: float  # the same of the WGMMA kernel
-    eight_bits: float  # times as long as elements of four bits take those of eight
+    start_us: float  # launch, first bytes and last store of the WGMMA kernel
+    eight_bits: float  # relative time of elements of eight bits, to those of four
     # the streaming kernel
-    work_tile_us: dict[int, float]  # slabs of a work tile: a CTA's time for 64 of K, up to eight rows of x
-    work_tile_many: dict[int, float]  # slabs of a work tile: times as long for more rows
-    warps: dict[str, float]  # slabs, warps along them, tiles of a stage: a step's time relative to other such tiles
-    warps_many: dict[str, float]  # the same for more rows
-    decoded_x_us: float  # 64 of K of eight rows of NVFP4 x, which each of the warps along a tile's rows decodes
-    cta_us: float  # each CTA
-    warp_us: float  # each warp along K, whose sums are added
-    eight_warps: float  # relative time of eight warps along K, for more than eight rows of x
+    work_tile_us: dict[int, float]  # slabs of a work tile: a CTA's time for 64 of K and up to eight rows of x
+    work_tile_many: dict[int, float]  # slabs of a work tile: relative time for many rows
+    warps: dict[str, float]  # slabs, warps_m, stage_tiles: a step's time relative to other tiles of so many slabs
+    warps_many: dict[str, float]  # slabs, warps_m, stage_tiles: the same for many rows
+    decoded_x_us: float  # to decode 64 of K of eight rows of NVFP4 x, by each of warps_m
+    cta_us: float  # each CTA of the launch
+    warp_us: float  # each of warps_k, whose sums are added
+    eight_warps: float  # relative time of eight warps_k, for many rows
     cut_us: float  # to add the sums of a work tile that is cut
-    cut_part_us: float  # each part of it
-    cut_many_us: float  # the same for more than eight rows of x
-    fours_us: float  # a warp reads four sums of each lane from one part, where one warp adds and others multiply
+    cut_part_us: float  # each part of such a work tile
+    cut_many_us: float  # to add its sums, for many rows, besides cut_us
+    fours_us: float  # a warp reads a quad of sums for each lane from one part, where one warp adds and others multiply
     # the WGMMA kernel
-    waiting: float  # part of its time that is not hidden behind memory, for elements of eight bits
+    waiting: float  # part of the time that memory does not hide, for elements of eight bits
     stage_us: dict[int, float]  # rows of x in a tile: 128 rows of the weight and 128 of K
     tile_us: dict[int, float]  # rows of x in a tile: to begin and to store a tile
     fix_up_us: dict[int, float]  # rows of x in a tile: to add the sums of a tile that stream-K cuts in two
-    beyond_us: float  # a stage, for a row of a tile beyond the end of x
-    part_us: float  # each further part of a tile that stream-K cuts, by 64 rows of x in it
+    beyond_us: float  # a stage, for each row of a tile beyond the end of x
+    part_us: float  # each further part of a tile that stream-K cuts, for 64 rows of x in the tile
     multicast: float  # relative time of a stage whose x is loaded for two CTAs
     multicast_us: float  # to start clusters
     l2_bytes: float  # bytes of operands up to which equal shares find them in L2
-    beyond_l2: float  # part by which their stages take longer for a byte more
+    beyond_l2: float  # relative time of their stages beyond that, added for each byte
     short_stage: float  # relative time of stages of one packed tile
-    wide_short_stage: float  # the same of 256 rows of x, shared along K
+    wide_short_stage: float  # the same in tiles of 256 rows of x, shared along K
     turns: dict[int, float]  # rows of x in a tile: relative time of a stage where warpgroups take turns
-    turns_whole_k: float  # the same, of 64 rows of the weight, where a CTA has all of K
-    whole_k_us: float  # what that gains
-    overlap_us: float  # what a tile of 128 columns gains where sums travel during products
+    turns_whole_k: float  # the same where a CTA has 64 rows of the weight and all of K
+    whole_k_us: float  # the gain of a CTA that has all of K
+    overlap_us: float  # the gain of a tile of 128 columns whose sums travel during products
     help_us: float  # to add a helper's sums
-    write_us: float  # for a helper to write them
+    write_us: float  # for a helper to write its sums
     exchange_us: float  # to add the sums of two CTAs of a cluster
     # operands in rows
-    decoded_us: float = 0.0  # a launch that decodes x before
+    decoded_us: float = 0.0  # the launch that decodes x first
     decoded_bytes_us: float = math.inf  # bytes of decoded x that it writes in a µs
     # rows of x in a tile: relative time of a stage in which loading warps decode x
     decoding: dict[int, float] = field(default_factory=dict)
@@ -105,11 +105,11 @@ def predict(plan: PackedPlan, p: PackedProblem, sm_count: int, by: Constants | N
     c = plan.config
     by = by or constants_of(p)
     if isinstance(c, StreamConfig):
-        return by.stream_start_us + _streaming(c, plan.workers, p, by)
+        return by.stream_start_us + _stream_us(c, plan.workers, p, by)
     if c.arch.generation in COSTS:
         costs = COSTS[c.arch.generation](c, c.tile_n, sm_count)
         return costs.tiles_us(c, tile_count(p, c), -(-p.k // c.tile_k), plan.workers)
-    us, memory = _multiplying(c, plan, p, sm_count, by), _weight_bytes(c, p) / by.bytes_us
+    us, memory = _wgmma_us(c, plan, p, sm_count, by), _weight_bytes(c, p) / by.bytes_us
     if c.weights.in_rows and not c.decodes_x:
         us += by.decoded_us + 2 * p.batch * p.m * p.k / by.decoded_bytes_us
     # most plans of eight-bit elements are bound by memory: the one that waits least for anything else comes first
@@ -127,7 +127,7 @@ def _weight_bytes(c: WgmmaConfig, p: PackedProblem) -> float:
     return p.batch * p.rows * p.k * c.weights.tile_bytes / TILE_CODES
 
 
-def _streaming(c: StreamConfig, workers: int, p: PackedProblem, by: Constants) -> float:
+def _stream_us(c: StreamConfig, workers: int, p: PackedProblem, by: Constants) -> float:
     """µs of the CTA with the largest share."""
     work_tiles, steps = -(-p.rows // c.rows), tiles(p.rows, p.k)[1] // c.stage_tiles
     share, cut = -(-work_tiles * steps // workers) * c.stage_tiles, work_tiles % workers
@@ -147,7 +147,7 @@ def _streaming(c: StreamConfig, workers: int, p: PackedProblem, by: Constants) -
     return us
 
 
-def _multiplying(c: WgmmaConfig, plan: PackedPlan, p: PackedProblem, sm_count: int, by: Constants) -> float:
+def _wgmma_us(c: WgmmaConfig, plan: PackedPlan, p: PackedProblem, sm_count: int, by: Constants) -> float:
     """µs of the SM with the most work tiles."""
     workers = plan.workers
     count, steps = tile_count(p, c), -(-p.k // (STAGE_TILES * TILE_K))

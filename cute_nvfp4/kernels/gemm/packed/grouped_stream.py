@@ -90,7 +90,8 @@ class GroupSums(Sums):
 
     @cute.jit
     def after(self, segment: Segment):
-        """Adds up this CTA's cut work tile after its first whole one: by then all parts are written."""
+        """Adds up this CTA's cut work tile after its first whole one: by then all parts are written, and the loading
+        warps fill stages meanwhile."""
         shares = self.shares
         if segment.work_tile == shares.cut + self.cta * shares.whole:
             self.add_cut(self.thread, WARP * self.config.warps)
@@ -196,8 +197,7 @@ class StreamGroups(PackedRows):
         return self.passes(m) * cute.ceil_div(n, self.config.out_rows)
 
     def place(self, work_tile: Int32) -> GroupPlace:
-        """The place of a work tile, which all lanes of a warp look up together. It is arbitrary beyond the last
-        tile."""
+        """The place of a work tile, which all lanes of a warp look up together; any place beyond the last tile."""
         table, columns = self.table, self.config.columns
         group = group_of(table, work_tile)
         rows, index = table.read("m", group), work_tile - table.read("start", group)

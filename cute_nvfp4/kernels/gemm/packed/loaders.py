@@ -39,7 +39,7 @@ class StageOrder:
         return step
 
     def before(self, step: Int32, end: Int32) -> None:
-        """Runs in a loading warp before it loads the stage of a step."""
+        """A hook: it runs in a loading warp before it waits for the stage of a step."""
 
 
 class XSlices(NamedTuple):

@@ -162,7 +162,8 @@ class Stream:
             source = self.weight_source(arguments, segment.work_tile)
 
     def weight_copies(self, segment: Segment, source: WeightSource, first: Int32) -> OverwritingCopies:
-        """The bulk copies of a work tile's packed tiles in a segment. first: the first stage's shared address."""
+        """The bulk copies of a work tile's packed tiles in a segment. first: the shared address of the first stage's
+        weights."""
         num_bytes = self.config.stage_tiles * self.config.tile_bytes
 
         def start(ring: Ring, stage: Int32, step: Int32) -> None:
@@ -228,14 +229,14 @@ class Stream:
         """Runs the loop of an MMA warp. It is not ``mainloop``: a warp reads a whole stage into registers and releases
         it before it decodes, and its turns fall on different steps in each segment."""
         cfg = self.config
-        # (REGISTER, MMA_COLUMNS of x, SLAB)
+        # (REGISTER, MMA_N, SLAB)
         acc = cute.make_rmem_tensor((4, cfg.columns // MMA_COLUMNS, cfg.warp_slabs), Float32)
         at, step = memory.ring.start(place.k), place.k
         cursor, end = walk.range()
         while cursor < end:
             segment = walk.tile(cursor, end)
             cursor = walk.after(cursor, segment)
-            # its loads from global memory are in flight during the steps
+            # the loads from global memory that this starts are in flight during the steps
             out = sums.output_of(segment.work_tile)
             acc.fill(0.0)
             while step < cursor:

@@ -71,7 +71,7 @@ class Sums:
         """Runs when the threads have finished a segment."""
 
     def put(self, acc: cute.Tensor, place: Any) -> None:
-        """Writes a warp's accumulators (REGISTER, MMA_COLUMNS of x, SLAB) to shared memory."""
+        """Writes a warp's accumulators (REGISTER, MMA_N, SLAB) to shared memory."""
         cfg = self.config
         self.together()  # what lay there has been read
         layout = cute.make_layout(
