@@ -61,7 +61,7 @@ def grouped_gemm_contiguous(
     Args:
         a: rows (T, K) of E groups, with offsets; b: (E, N, K); formats as in ``gemm``. A group may have no rows. Or b
             is a ``PreparedWeight`` (E, N, K), and a (T, K) has its dtype, or is NVFP4; for float8_e4m3fn a is a
-            ``RowScaledTensor``, or has 16-bit rows, which the same launch quantizes.
+            ``RowScaledTensor``, or has 16-bit rows, which the same call quantizes.
         offsets: the groups' offsets, as in ``GroupedRows``, if a has none of its own.
         gate: for a prepared weight of gate and up: the result is gate(A · gateᵀ) ∘ (A · upᵀ), as in ``gated_gemm``.
         alpha: a number, or a float32 tensor on the operands' device of one element, or of one for each group.
