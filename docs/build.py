@@ -1,7 +1,7 @@
-"""Builds the site of the documentation: ``python docs/build.py --strict``, into ``docs/_site``.
+"""Builds the documentation's site: ``python docs/build.py --strict`` writes it into ``docs/_site``.
 
-It needs the extra ``docs``. ``--strict`` first asks whether the tables are those of their records (``tables.py``), and
-then takes every warning of Sphinx for an error: links, anchors, references, docstrings, notebooks.
+It needs the extra ``docs``. With ``--strict`` it first checks that the tables are those of their records
+(``tables.py``), and then treats every warning of Sphinx as an error: links, anchors, references, docstrings, notebooks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SITE = DOCS / "_site"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 where everything was built and, with ``--strict``, nothing was wrong."""
+    """Builds the site. Returns the exit code: 0 if it is built and, with ``--strict``, without a warning."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--strict", action="store_true", help="warnings and tables that differ are errors")
     parser.add_argument("--out", type=Path, default=SITE, help="the folder of the site (default: docs/_site)")

@@ -1,4 +1,4 @@
-"""Sphinx's configuration: the repository is the source folder, so that links of pages are those of the checkout."""
+"""Sphinx's configuration. The repository is the source folder, so that links of pages work as in the checkout."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ suppress_warnings = [
     "myst.header",  # records begin sections of their own below a title
     "misc.highlighting_failure",  # pseudo-code in fences
 ]
-nb_execution_mode = "off"  # notebooks show the outputs that they are stored with; the tests execute them
+nb_execution_mode = "off"  # notebooks show their stored outputs; the tests execute them
 nb_output_stderr = "remove"
 smartquotes = False  # an option keeps its two hyphens
 
-# reference: docstrings, which the source has in reStructuredText with sections in Google's style
+# reference: the docstrings are reStructuredText with sections in Google's style
 autodoc_default_options = {"members": True, "member-order": "bysource", "show-inheritance": False}
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True

@@ -1,4 +1,4 @@
-"""The page of what ``--json`` writes: each output's fields, and each record within them once."""
+"""The reference page of ``--json`` outputs: each output's fields, and each record within them once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def outputs() -> str:
-    """The command of each output, and its fields."""
+    """The command of each output, and the output's fields."""
     lines = []
     for name, (command, model) in SCHEMAS.items():
         lines += [f"### {name}", "", f"`cute-nvfp4 {command}`", "", *_shown(model())]
@@ -21,7 +21,7 @@ def outputs() -> str:
 
 
 def records() -> str:
-    """The records that outputs have, by name; two that differ and have one name are an error."""
+    """The records within outputs, by name. Raises ValueError if two different records have the same name."""
     found: dict[str, list[str]] = {}
     for _, model in SCHEMAS.values():
         for inner in within(model()):
@@ -32,6 +32,6 @@ def records() -> str:
 
 
 def _shown(model: type[BaseModel]) -> list[str]:
-    """What a model's docstring says, and its fields."""
+    """A model's docstring and its fields."""
     about = re.sub(r":\w+:`([^`]*)`", r"`\1`", inspect.cleandoc(model.__doc__ or "")).replace("``", "`")
     return [about, "", "```text", *in_words(model), "```", ""]

@@ -11,14 +11,14 @@ from cute_nvfp4.harness.schema import Tolerances, load_task
 
 
 def host(of: dict[str, Any], how: str) -> str:
-    """Where, when and how a record was made, as a line above its table."""
+    """Where, when and how a record was made: the line above its table."""
     named = ", ".join(f"{name} {version}" for name, version in of["versions"].items())
     where = f"One {of['gpu']}" if "gpu" in of else f"{of['cores']} cores of an {of['processor']}, beside other work"
     return f"*{where}, {of['date']} ({named}); {how}.*\n\n"
 
 
 def first_call(of: dict[str, Any]) -> str:
-    """What a first call costs, by a record of ``benchmarks/first_call.py``."""
+    """What a first call costs, from a record of ``benchmarks/first_call.py``."""
     lines = []
     for arch, found in of["calls"].items():
         for name, row in found.items():
@@ -37,13 +37,13 @@ def first_call(of: dict[str, Any]) -> str:
 
 
 def eval_times(of: dict[str, Any], benchmark: dict[str, Any]) -> str:
-    """What ``cute-nvfp4 eval`` takes, by a record of ``benchmarks/eval_times.py``; and of another run, of which only
-    the processor's seconds of the benchmark shapes are known."""
+    """Time and memory of ``cute-nvfp4 eval``, from a record of ``benchmarks/eval_times.py``. benchmark: another run's
+    record, which has only CPU seconds of the benchmark shapes."""
     lines = []
     for problem, found in of["rows"].items():
         for name, row in found.items():
             speed = f"{row['instructions'] / row['cpu_s']:,.0f}" if row["cases"] > 1 else ""
-            shown = name.replace("smallest shape", "`--case 0`")  # which of the dual GEMM is not its smallest
+            shown = name.replace("smallest shape", "`--case 0`")  # case 0 of the dual GEMM is not its smallest
             lines.append([f"`{problem}`", shown, f"{row['wall_s']:.0f}", f"{row['cpu_s']:.0f}",
                           f"{row['memory_bytes'] / 1e9:.1f}", f"{row['instructions']:,}", speed])  # fmt: skip
         if problem in benchmark["cpu_s"]:
@@ -69,7 +69,8 @@ def leaderboard(of: dict[str, Any]) -> str:
 
 
 def simulator(of: dict[str, Any]) -> str:
-    """The smallest, the middle and the largest of the forty shapes of ``benchmarks/simulator.py``, and all of them."""
+    """The smallest, the middle and the largest of the forty shapes of ``benchmarks/simulator.py``, and the sum of
+    all."""
     found = sorted(of["shapes"], key=lambda shape: shape["checks_on_cpu_s"])
     picked = [found[0], found[len(found) // 4], found[len(found) // 2], found[3 * len(found) // 4], found[-1]]
     lines = [[f"`{x['shape']}`", f"{x['checks_off_cpu_s']:.2f}", f"{x['checks_on_cpu_s']:.2f}"] for x in picked]
@@ -81,7 +82,7 @@ def simulator(of: dict[str, Any]) -> str:
 
 
 def notebooks(of: dict[str, Any]) -> str:
-    """How long notebooks take, by the record of ``notebooks/execute.py --times``."""
+    """How long notebooks take, from the record of ``notebooks/execute.py --times``."""
     lines = [[f"`{name}`", f"{x['wall']:.0f}", f"{x['cpu']:.0f}"] for name, x in sorted(of["seconds"].items())]
     return host(of, "all cells of one notebook, compiled kernels on the disk from earlier ones") + table(
         ["notebook", "wall, s", "processor, s"], lines
@@ -89,7 +90,7 @@ def notebooks(of: dict[str, Any]) -> str:
 
 
 def extreme_fuzz(of: dict[str, Any]) -> str:
-    """What came of the calls of ``tests.fuzz.extreme``, where they ran."""
+    """The outcome of the calls of ``tests.fuzz.extreme``, and the machines that ran them."""
     where = sorted({kind.split(" ", 1)[0] for kind in of["kinds"]})
     what = sorted({kind.split(" ", 1)[1] for kind in of["kinds"]})
     lines = [[place, *(f"{of['kinds'].get(f'{place} {one}', 0):,}" for one in what)] for place in where]
@@ -107,7 +108,7 @@ def _tolerance(of: Tolerances) -> str:
 
 
 def tolerances() -> str:
-    """What a pass is, and when a timed case stops, by each problem's ``task.yml``."""
+    """Tolerances, and when a timed case stops, from each problem's ``task.yml``."""
     lines = []
     for name in known_problems():
         task = load_task(get_problem(name).folder / "task.yml")

@@ -1,7 +1,7 @@
-"""The table of shapes of docs/reference/shapes.md: which M, N and K each call takes, and the message for another one.
+"""The table of docs/reference/shapes.md: which M, N and K each call takes, and the message for other sizes.
 
-The package itself is asked: a call of other and other sizes is checked and planned for each architecture, and neither
-compiled nor launched. Sizes are probed above a base of which every kernel takes the multiples.
+The script asks the package: it checks and plans calls of many sizes for each architecture, and neither compiles nor
+launches. It probes sizes above a base, of which every kernel takes the multiples.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from cute_nvfp4.errors import CuteNvfp4Error
 from cute_nvfp4.runtime.kernel import planning_only
 
 ARCHS = {"sm_100a": "B200, B300", "sm_90a": "H100, H200", "sm_120a": "RTX 50, GB10"}
-"""One architecture of each generation: within one the limits are the same."""
+"""One architecture of each generation: all architectures of a generation have the same limits."""
 BASE = {"M": 128, "N": 256, "K": 256}
 STEPS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the table. operands: as a reader says it; call: makes it from M, N and K."""
+    """A call of the table. operands: in a reader's words; call: makes the call from M, N and K."""
 
     name: str
     operands: str
@@ -39,7 +39,7 @@ def _ones(*shape: int) -> torch.Tensor:
 
 
 def _block(format: str, *shape: int) -> nv.BlockScaledTensor:
-    found = nv.quantize(_ones(*shape), format)  # planned, and not launched: its memory is whatever was there
+    found = nv.quantize(_ones(*shape), format)  # planned but not launched: its memory is uninitialized
     found.data.zero_()
     found.scale.zero_()
     return found
@@ -51,7 +51,7 @@ def _prepared(format: str, n: int, k: int, dtype: torch.dtype = torch.bfloat16, 
 
 
 def calls() -> Iterator[Call]:
-    """The calls, those of an operation together."""
+    """Yields the calls; those of an operation stand together."""
     yield Call("gemv", "NVFP4", lambda m, n, k: nv.gemv(_block("nvfp4", m, k), _block("nvfp4", 1, k)), "MK")
     for a, b in (("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("mxfp8", "mxfp8"), ("mxfp8", "mxfp4")):
         text = f"{a.upper()} × {b.upper()}"
@@ -81,7 +81,7 @@ def calls() -> Iterator[Call]:
 
 
 def _fused() -> Iterator[Call]:
-    """What is fused with quantization."""
+    """Yields the calls that are fused with quantization."""
     for format in ("nvfp4", "mxfp4"):
         given = {"global_scale": 1.0 if format == "nvfp4" else None, "format": format}
         text = f"bf16 → {format.upper()}"
@@ -97,7 +97,7 @@ def _fused() -> Iterator[Call]:
 
 
 def refusal(call: Call, sizes: dict[str, int], arch: str) -> str:
-    """What the package says of a call of these sizes, or an empty string where a kernel takes it."""
+    """The package's message for a call of these sizes, or an empty string if a kernel takes it."""
     with nv.simulating(arch), planning_only():
         try:
             call.call(sizes["M"], sizes["N"], sizes["K"])
@@ -107,7 +107,8 @@ def refusal(call: Call, sizes: dict[str, int], arch: str) -> str:
 
 
 def limit(call: Call, size: str, arch: str) -> tuple[int, str]:
-    """The smallest step above the base that is taken, and the message for half of it; 1 and "" where any size is."""
+    """The smallest step above the base that the call takes, and the message for half of it; 1 and "" if it takes any
+    size."""
     said = ""
     for step in STEPS:
         found = refusal(call, BASE | {size: BASE[size] + step}, arch)

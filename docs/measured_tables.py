@@ -1,4 +1,4 @@
-"""The tables of what was measured on an H200: products, quantization, launches, whole models and layers of experts."""
+"""The tables of H200 measurements: products, quantization, launches, whole models and layers of experts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @functools.cache
 def record(name: str) -> Any:
-    """A file of ``benchmarks/results``."""
+    """Reads a file of ``benchmarks/results``."""
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def machine(of: dict[str, Any], how: str) -> str:
-    """Where, when and how a record was made, as a line above its table."""
+    """Where, when and how a record was made: the line above its table."""
     named = ", ".join(f"{name} {of['versions'][name]}" for name in ("torch", "nvidia-cutlass-dsl", "quack-kernels")
                       if name in of["versions"])  # fmt: skip
     return (
@@ -35,7 +35,7 @@ CALL = "medians of one eager call between two CUDA events, µs, launch included,
 
 
 def _products(sets: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """The rows of sets of ``benchmarks/gemm.py``, with the median of each contestant that was timed as ``us``."""
+    """Yields the rows of sets of ``benchmarks/gemm.py``; ``us`` has the median of each contestant that was timed."""
     for name in sets:
         for row in record("gemm_nvidia_h200")["sets"][name]["rows"]:
             timed = {who: what["median_us"] for who, what in row["results"].items() if what["status"] == "timed"}
@@ -43,7 +43,7 @@ def _products(sets: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def _product_table(name: str, peers: dict[str, str]) -> str:
-    """Products of a set beside their peers; × is over cuBLAS."""
+    """The products of a set beside their peers; × is the speedup over cuBLAS."""
     of = record("gemm_nvidia_h200")["sets"][name]
     ours = {"w4a16": "W4A16", "w4a4": "W4A4"}
     head = ["m, n, k", *peers.values(), *ours.values(), *(f"{text} ×" for text in ours.values()), "floor, % of W4A16"]
@@ -65,7 +65,7 @@ PEERS = {"cublas": "cuBLAS bf16", "quack": "quack (W4A16)", "triton": "Triton (W
 
 
 def gemm() -> str:
-    """8192 × 8192 for every number of rows."""
+    """The products of 8192 × 8192, for every number of rows."""
     return _product_table("m-sweep", PEERS)
 
 
@@ -80,12 +80,12 @@ def models() -> str:
 
 
 def gated() -> str:
-    """Gated products; cuBLAS is one product of twice the columns, and a kernel for silu · mul."""
+    """Gated products; cuBLAS computes one product of twice the columns, and a kernel silu · mul."""
     return _product_table("gated", PEERS)
 
 
 def grouped() -> str:
-    """Groups; cuBLAS is one product after the other."""
+    """Grouped products; cuBLAS computes one product after the other."""
     return _product_table("grouped", {"cublas": "cuBLAS bf16", "grouped_mm": "torch `_grouped_mm`", "quack": "quack"})
 
 
@@ -140,7 +140,7 @@ def fused() -> str:
 
 
 def fused_bounds() -> str:
-    """What the bytes of some fused calls take at the rate of a copy of the same run."""
+    """The time of a device copy, in the same run, of the bytes that some fused calls move."""
     of = record("fused_nvidia_h200")
     rows = [
         [f"`{r['operation']}`", f"{r['rows']} × {r['k']}", f"{r['bytes'] / 1e6:.2f}", f"{r['bound_us']:.2f}"]
@@ -152,7 +152,7 @@ def fused_bounds() -> str:
 
 
 def decode() -> str:
-    """Decoding and packing beside the floor of their bytes."""
+    """Decoding and packing beside the floor, which follows from their bytes."""
     of = record("decode_nvidia_h200")
     rows = [
         [f"`{r['name'].split()[0]}` {' '.join(r['name'].split()[1:])}", us(r["us"]), us(r["floor_us"])]
@@ -164,7 +164,7 @@ def decode() -> str:
 
 
 def launch() -> str:
-    """What a call costs the host, and as a multiple of ``torch.mm(out=)``."""
+    """Host time of calls, in µs and as a multiple of ``torch.mm(out=)``."""
     of = record("launch_nvidia_h200")
     unit = of["host_us"]["torch.mm(out=)"]
     rows = [[f"`{name}`", f"{value:.1f}", f"{value / unit:.2f}"] for name, value in of["host_us"].items()]
@@ -173,7 +173,7 @@ def launch() -> str:
 
 
 def generate(name: str = "generate") -> str:
-    """A whole model: its steps and its prompts beside bf16. name: the record's, without its GPU."""
+    """A whole model: its decoding steps and prompts beside bf16. name: the record's name, without its GPU."""
     from generate import rows_of_table
 
     of = record(f"{name}_nvidia_h200")
@@ -186,7 +186,7 @@ def generate(name: str = "generate") -> str:
 
 
 def generate_split(name: str = "generate", what: str = "split") -> str:
-    """What the kernels of a step at batch 1 do, or those of the longest prompt (``prompt_split``)."""
+    """The times of the kernels of a step at batch 1, or of the longest prompt (``prompt_split``)."""
     from generate import by_work
 
     of = record(f"{name}_nvidia_h200")
@@ -219,7 +219,7 @@ def through_transformers() -> str:
 
 
 def w4a8_products() -> str:
-    """Medians of products by the width of activations, and how many times faster than the faster peer."""
+    """Medians of products by width of activations, and speedups over the faster peer."""
     names = ("w4a16", "w4a8-rows", "w4a8", "w4a8-mxfp4", "w4a4-plain", "scaled_mm")
     lines = [
         "| m, n, k | bf16 peer, µs | W4A16 | W4A8, x in FP8 | W4A8 | W4A8, MXFP4 | W4A4, plain operands | FP8 × FP8 |",
@@ -235,8 +235,8 @@ def w4a8_products() -> str:
 
 
 def moe_layers() -> str:
-    """Whole layers of experts; × is how many times faster than torch in bf16. Humming's two products alone, where they
-    were measured."""
+    """Whole layers of experts; × is the speedup over torch in bf16. Humming's two products alone, if they were
+    measured."""
     of = record("moe_nvidia_h200")
     peers = {"humming": "Humming, W4A16", "humming-w4a8": "Humming, MXFP4 × FP8"}
     peers = {name: head for name, head in peers.items() if any(name in row["us"] for row in of["rows"])}
@@ -252,7 +252,8 @@ def moe_layers() -> str:
 
 
 def moe_plans() -> str:
-    """Layers of experts by other plans of their products: the planner's, and the three fastest of the others."""
+    """Layers of experts by alternative plans of their products: the planner's plan, and the three fastest
+    alternatives."""
     of = record("moe_plans_nvidia_h200")
     rows = []
     for row in of["rows"]:

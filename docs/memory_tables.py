@@ -1,4 +1,4 @@
-"""The tables of docs/reference/memory.md: the package is asked what its operands and plans take."""
+"""The tables of docs/reference/memory.md. The script asks the package for the sizes of its operands and plans."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _bytes(of: Any) -> int:
 
 
 def _forms(n: int, k: int) -> Iterator[tuple[str, Any]]:
-    """What a weight (n, k) can be kept as, and such a weight."""
+    """Yields the forms in which one can keep a weight (n, k), each with such a weight."""
     w = torch.ones(n, k, dtype=torch.bfloat16)
     yield "bfloat16", w
     for name in ("nvfp4", "mxfp4", "mxfp8"):
@@ -43,7 +43,7 @@ def _forms(n: int, k: int) -> Iterator[tuple[str, Any]]:
 
 
 def weights() -> str:
-    """Bits a value of each form of a weight, and the bytes of one whose sizes are no multiples of 128."""
+    """Bits a value of each form of a weight, and the bytes of a weight whose sizes are no multiples of 128."""
     rows = []
     odd = {i: found for i, (_, found) in enumerate(_forms(*ODD))}
     for i, (text, found) in enumerate(_forms(*WHOLE)):
@@ -54,7 +54,7 @@ def weights() -> str:
 
 
 def scratch() -> str:
-    """What a product with a prepared weight takes beside operands and result, by its plan on an H200."""
+    """The scratch memory of a product with a prepared weight, by its plan on an H200."""
     arch = architecture("sm_90a")
     rows = []
     for m in ROWS:
@@ -68,7 +68,7 @@ def scratch() -> str:
 
 
 def model(of: dict[str, Any]) -> str:
-    """The bytes of a whole model's weights, by the record of ``benchmarks/generate.py``."""
+    """The bytes of a whole model's weights, from the record of ``benchmarks/generate.py``."""
     sizes = of["weight_bytes"]
     shown = [f"{value / 1e9:.2f}" for value in sizes.values()]
     return table(["Llama-3.1-8B's shape", *sizes], [["weights, GB", *shown]])

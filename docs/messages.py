@@ -1,6 +1,6 @@
-"""The messages of docs/reference/errors.md: each call is made, and what it raises is written beside why and what to do.
+"""The messages of docs/reference/errors.md. Each call is made; its message stands beside the reason and the remedy.
 
-What cannot be raised on a machine without a GPU is quoted from the module that says it, and must stand there.
+A message that needs a GPU to occur is quoted from its module, and the script checks that the module has it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ EIGHT = torch.float8_e4m3fn
 
 @dataclass(frozen=True)
 class Refused:
-    """A call that is refused: as a reader writes it, what makes it, why it is refused and what to do."""
+    """A call that the package refuses: a reader's way to write it, a function that makes it, the reason and the
+    remedy."""
 
     call: str
     make: Callable[[], Any]
@@ -35,7 +36,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Quoted:
-    """Words of an error that ``module`` has, with "…" for what differs; what they mean and what to do."""
+    """Words of an error that ``module`` has, with "…" for what differs; their meaning and the remedy."""
 
     words: str
     module: str
@@ -64,7 +65,7 @@ def _far_apart() -> nv.BlockScaledTensor:
 
 
 def products() -> Iterator[Refused]:
-    """Products and weights."""
+    """Refused calls with products and weights."""
     yield Refused("`gemm(x, quantize(w))`, x in bf16", lambda: nv.gemm(_x(), _quantized(N, K)),
                   "Prepare the weight once (any GPU), or quantize x, too (fastest on Blackwell).")  # fmt: skip
     yield Refused("`prepare_weight(w)`, w in bf16", lambda: nv.prepare_weight(_x(N, K)), "Quantize w first.")
@@ -127,7 +128,7 @@ def _gradient() -> Any:
 
 
 def quantizations() -> Iterator[Refused]:
-    """``quantize``."""
+    """Refused calls of ``quantize``."""
     yield Refused("`quantize(x)`, K = 264", lambda: nv.quantize(_x(16, 264)), "`pad=True`, for x and for w alike.")
     yield Refused("`quantize(x)` without rows", lambda: nv.quantize(_x(0, K)), "Skip the call.")
     yield Refused("`quantize(x)`, x in float64", lambda: nv.quantize(_x(dtype=torch.float64)), "Convert x.")
@@ -141,7 +142,7 @@ def quantizations() -> Iterator[Refused]:
 
 
 def machines() -> Iterator[Refused]:
-    """Backends and architectures."""
+    """Refused calls with backends and architectures."""
     yield Refused("`backend=\"cuda\"` with CPU tensors",
                   lambda: nv.gemm(_quantized(16, K), _quantized(N, K), backend="cuda"), "`.cuda()`.")  # fmt: skip
     yield Refused("`backend=\"gpu\"`", lambda: nv.gemm(_quantized(16, K), _quantized(N, K), backend="gpu"),
@@ -168,7 +169,7 @@ QUOTED = (
 
 
 def said(refused: Refused) -> str:
-    """The type and the message of what a call raises; addresses, which differ from run to run, become "0x…"."""
+    """The type and the message of the error that a call raises; addresses, which differ between runs, become "0x…"."""
     with nv.simulating(refused.arch), planning_only():
         try:
             refused.make()

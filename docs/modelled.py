@@ -1,4 +1,4 @@
-"""Tables of modelled times: of plans, and how far the clock is off."""
+"""Tables of modelled times: those of plans, and the errors of the clock."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from table_cells import table
 
 
 def plans(of: dict[str, Any]) -> str:
-    """The modelled times of the contest's products, beside the best public ones. Nothing of it was measured by us."""
+    """Modelled times of the contest's products, beside the best public ones. We measured none of them."""
     rows = []
     for r in of["rows"]:
         shape = ", ".join(str(r["shape"][name]) for name in "mnk")
@@ -28,7 +28,7 @@ def plans(of: dict[str, Any]) -> str:
 
 
 def clocked() -> str:
-    """The package's plans of the contest's shapes that the clock decided. Nothing of it was measured."""
+    """The package's plans for the contest's shapes that the clock decided. Nothing of it was measured."""
     from cute_nvfp4.harness.evaluation import Options, task_of
     from cute_nvfp4.planning.clocked import entries
 
@@ -51,13 +51,13 @@ def clocked() -> str:
 
 
 def clock() -> str:
-    """How far the clock's times are off, of launches that it had not seen."""
+    """The errors of the clock's times, for launches that it was not fitted to."""
     return table(["times", "launches", "mean error", "worst", "pairs in order"], _compared())
 
 
 def w4a16(clocked: dict[str, Any]) -> str:
-    """bfloat16 times a prepared weight on a B200: what planning's model says, what the clock says of those that it
-    executed, and what others have published."""
+    """bfloat16 times a prepared weight on a B200: the times of planning's model, the clock's times of the launches that
+    it executed, and published times."""
     from published import records
 
     from cute_nvfp4.planning.packed import PackedProblem, choose, predict
@@ -80,7 +80,8 @@ def error() -> str:
 
 
 def choice_loss() -> str:
-    """How much longer than the fastest the planner's choices take by the clock, on problems that it had not seen."""
+    """How much longer than the fastest the planner's choices take by the clock, on problems that it was not fitted
+    to."""
     return f"{100 * statistics.mean(_lost()):.1f} %"
 
 
@@ -90,7 +91,7 @@ def choice_worst() -> str:
 
 
 def launch_us() -> str:
-    """What a launch costs by the machine file of an H200, in microseconds."""
+    """The cost of a launch in an H200's machine file, in microseconds."""
     from cute_nvfp4.sim.clock.machine import machine
 
     return f"{machine('h200')['launch.empty_us']:g}"
@@ -132,6 +133,6 @@ def _compared() -> list[list[str]]:
 
 
 def _error_cells(errors: list[float], of: int) -> tuple[str, str, str]:
-    """How many launches, their mean error and the worst one."""
+    """How many launches, their mean error and the worst error."""
     count = str(of) if len(errors) == of else f"{len(errors)} of {of}"
     return count, f"{statistics.mean(map(abs, errors)):.1%}", f"{max(errors, key=abs):+.1%}"

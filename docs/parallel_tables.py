@@ -16,20 +16,20 @@ EXCHANGES = {
     "gathered": "gathered by all",
     "experts in bf16": "experts and rows in bf16",
 }
-"""Forms of an exchange of experts' rows, by the name that a record has."""
+"""Names in a record, and titles, of the forms of an exchange of experts' rows."""
 RECORDS = "parallel_nvidia_*.json"
 FILES = {
     "sums": "parallel_sums_nvidia_*.json",
     "predicted": "parallel_predicted.json",
-    # a run of both, or of experts alone
+    # from a run of both, or of experts alone
     "experts": "parallel*_nvidia_*.json",
 }
-"""Where a table's records are, if not in ``RECORDS``."""
+"""The files of a table's records, if they are not ``RECORDS``."""
 STEPS = ("there", "experts", "back")
 
 
 def of_records(name: str) -> str:
-    """The table ``name`` of each record, one below the other; a line where there is none."""
+    """The table ``name`` of each record, one below the other; a line instead if no record exists."""
     files = FILES.get(name, RECORDS)
     paths = sorted((ROOT / "benchmarks" / "results").glob(files))
     found = [TABLES[name](json.loads(path.read_text(encoding="utf-8"))) for path in paths]
@@ -43,7 +43,7 @@ def where(record: dict[str, Any]) -> str:
 
 
 def dense(record: dict[str, Any]) -> str:
-    """Layers over two GPUs; × is how many times faster than one of them, in the same format."""
+    """Layers over two GPUs; × is the speedup over one of them, in the same format."""
     rows = []
     for row, of in dense_rows(record):
         cells = [f"{us(of[form])} ({times(of['one'] / of[form])} ×)" if form in of else "" for form in FORMS]
@@ -80,7 +80,7 @@ def experts(record: dict[str, Any]) -> str:
 
 
 def sums(record: dict[str, Any]) -> str:
-    """Sums over two GPUs alone, by the size of a GPU's rows."""
+    """Sums over two GPUs by themselves, by the size of a GPU's rows."""
     of = record["us"]
     sizes = list(next(iter(of.values())))
     rows = [[f"{int(kib):,}", *(us(times_of[kib]) for times_of in of.values())] for kib in sizes]
@@ -88,7 +88,7 @@ def sums(record: dict[str, Any]) -> str:
 
 
 def predicted(record: dict[str, Any]) -> str:
-    """What sums by stores and early starts were predicted to give, from the times of another record."""
+    """The predicted gains of sums by stores and of early starts, from the times of another record."""
     rows = []
     for row in record["predicted"]:
         of = row["us"]
@@ -99,7 +99,7 @@ def predicted(record: dict[str, Any]) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """A number of things."""
+    """A count with its noun, in the plural unless the count is 1."""
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
@@ -119,7 +119,7 @@ def pays(record: dict[str, Any]) -> str:
 
 
 def few(record: dict[str, Any]) -> str:
-    """What a sum takes within a layer, and what an early start saves of a product, beside what was predicted."""
+    """What a sum takes within a layer, and what an early start saves of a product, beside the predictions."""
     every = {(row["model"], row["rows"], row["contestant"]): of for row, of in dense_rows(record)}
     rows = []
     for row in predicted_rows(record) if any("early" in name for _, _, name in every) else ():

@@ -1,4 +1,4 @@
-"""The tables of docs/reference/problems.md: what ``data`` holds, and the shapes, asked of the problems themselves."""
+"""The tables of docs/reference/problems.md: the content of ``data``, and the shapes, from the problems themselves."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cute_nvfp4.harness.problem import get_problem, known_problems
 from cute_nvfp4.harness.schema import Case, load_task
 
 SIZES = {"m": 256, "n": 384, "k": 512, "l": 2}
-"""The sizes of the tensors that are shown: each is another number."""
+"""The sizes of the tensors that are shown; all differ, so that a reader can tell them apart."""
 
 
 def _views(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of ``data``, and where it is."""
+    """Yields every tensor of ``data``, and its place there."""
     if isinstance(value, torch.Tensor):
         yield name, value
     elif isinstance(value, (list, tuple)):
@@ -53,7 +53,7 @@ def _sizes(case: Case) -> str:
 
 
 def _size(value: int | list[int]) -> str:
-    """A size, or those of all groups: "8 times 4096" where they are equal."""
+    """A size, or the sizes of all groups: "8 times 4096" if they are equal."""
     if isinstance(value, int):
         return str(value)
     equal = len(set(value)) == 1 and len(value) > 1

@@ -22,9 +22,9 @@ _KINDS = (
 
 
 def public(module: str, kind: str) -> Iterator[str]:
-    """The public names of ``module`` that are functions, classes or constants, as directives of autodoc.
+    """Yields directives of autodoc for the public names of ``module`` that are functions, classes or constants.
 
-    module: a module with ``__all__``; of another one every name that it defines and that has no underscore.
+    module: a module with ``__all__``; without it, all names that the module defines and that have no underscore count.
     kind: "functions", "classes" or "constants".
     """
     found = importlib.import_module(module)
@@ -43,12 +43,12 @@ def public(module: str, kind: str) -> Iterator[str]:
 
 
 class _Public(SphinxDirective):
-    """The directive whose text is the Markdown that ``public`` writes."""
+    """The directive that inserts the Markdown of ``public``."""
 
     required_arguments, optional_arguments = 0, 2
 
     def run(self) -> list[nodes.Node]:
-        """The nodes of the written text."""
+        """The nodes of the inserted text."""
         node = nodes.container()
         lines = [line for text in public(*self.arguments) for line in text.split("\n")]
         self.state.nested_parse(StringList(lines, source=self.env.docname), self.content_offset, node)
@@ -61,10 +61,10 @@ _BULLET = re.compile(r"(\s*)[*-] ")
 
 
 def as_restructured_text(lines: list[str], names: set[str]) -> list[str]:
-    """A docstring of this package as reStructuredText with sections in Google's style.
+    """Converts a docstring of this package to reStructuredText with sections in Google's style.
 
-    names: the parameters of the object. Entries of these names that stand in no section become one, "Args"; lists get
-    the empty lines that they need; bars and stars of plain text are no markup.
+    names: the parameters of the object. Entries of these names outside a section go into a section "Args"; lists get
+    the empty lines that they need; bars and stars of plain text are escaped.
     """
     found: list[str] = []
     section = bullet = None
@@ -91,17 +91,17 @@ def as_restructured_text(lines: list[str], names: set[str]) -> list[str]:
 
 
 def _process(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
-    """Sphinx's event of a docstring, before napoleon has it."""
+    """Handles Sphinx's event of a docstring, before napoleon does."""
     try:
         names = set(inspect.signature(value).parameters)
-    except (TypeError, ValueError):  # what cannot be called has no parameters
+    except (TypeError, ValueError):  # an object that cannot be called has no parameters
         names = set()
     lines[:] = as_restructured_text(lines, names)
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Adds the directive ``public``."""
-    # imported before autodoc looks into pydantic's classes, after which pydantic refuses new ones with extra fields
+    # import this before autodoc inspects pydantic's classes: afterwards pydantic refuses new ones with extra fields
     importlib.import_module("cute_nvfp4.harness.evaluation")
     app.add_directive("public", _Public)
     app.connect("autodoc-process-docstring", _process, priority=100)

@@ -1,4 +1,4 @@
-"""The table of docs/reference/shapes.md that says at which numbers of rows a product has another kernel."""
+"""The table of docs/reference/shapes.md that says from which numbers of rows a product takes another kernel."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ PRODUCTS = (
     ("W4A8", "H100, H200", "sm_90a", {"n": 4096, "k": 4096, "dtype": "float8_e4m3fn"}),
     ("W4A16", "B200, B300", "sm_100a", {"n": 4096, "k": 4096}),
 )
-"""What x and weight are, a reader's name of the GPU, its architecture, and the problem."""
+"""What x and weight are, the GPU's common name, its architecture, and the problem."""
 
 
 def first_rows(arch: str, **problem: Any) -> list[int]:
-    """The first number of rows of each kernel that products of ``problem`` take for ``ROWS``."""
+    """For each kernel that products of ``problem`` take for ``ROWS``: the first number of rows."""
     found: dict[Any, int] = {}
     for m in ROWS:
         plan = choose(PackedProblem(m=m, factors=1, **problem), architecture(arch), architecture(arch).sm_count)

@@ -8,7 +8,8 @@ from table_cells import table, times, us
 
 
 def of_products(record: dict[str, Any]) -> dict[str, Any]:
-    """A record of ``benchmarks/gemm.py`` as one of ``overview.py``: the products that both measure, in one protocol."""
+    """Converts a record of ``benchmarks/gemm.py`` to one of ``overview.py``: the products that both measure in one
+    protocol."""
     from gemm_shapes import Shape
     from overview import PRODUCTS, product_name
 
@@ -31,14 +32,13 @@ def _has_quack(record: dict[str, Any]) -> bool:
 
 
 def side_by_side(records: list[dict[str, Any]], begin: tuple[str, ...] = ("",)) -> str:
-    """Records of ``benchmarks/overview.py`` as one table: the calls of all, three columns for each GPU, four where
-    quack ran. A figure that a record lacks is an empty cell. begin: how the names of those calls begin that it has.
-    """
+    """Records of ``benchmarks/overview.py`` as one table: the calls of all records, three columns for each GPU, four
+    where quack ran. A missing figure is an empty cell. begin: the table has the calls whose names begin so."""
     from overview import PEER
 
     lines, head = [], ["call", "peer"]
     calls: dict[str, str] = {}
-    for of in sorted(records, key=lambda of: -len(of["rows"])):  # in the order of the one that has most
+    for of in sorted(records, key=lambda of: -len(of["rows"])):  # the record with most rows decides the order
         calls |= {
             row["call"]: PEER[row["peer"]]
             for row in of["rows"]

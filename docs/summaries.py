@@ -1,4 +1,4 @@
-"""Summaries of the reference that are committed, so that they can be read on GitHub: names, commands, gates."""
+"""Summaries of the reference that the repository stores, for readers on GitHub: names, commands, gates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def first_sentence(value: Any) -> str:
 
 
 def call_of(name: str, value: Any) -> str:
-    """The name with its parameters: those by position as they are, and "…" for the ones with a keyword."""
+    """The name with its parameters: positional ones by name, and "…" for keyword-only ones."""
     if not inspect.isfunction(value):
         return name
     parameters = inspect.signature(value).parameters.values()
@@ -39,7 +39,7 @@ def call_of(name: str, value: Any) -> str:
 
 
 def names(module: str) -> Iterator[tuple[str, Any]]:
-    """The public names of a module and their values; those of the package itself only there."""
+    """Yields the public names of a module and their values; names of the package itself only for the package."""
     found = importlib.import_module(module)
     own = [n for n, v in vars(found).items() if not n.startswith("_") and getattr(v, "__module__", "") == module]
     for name in getattr(found, "__all__", own):
@@ -71,17 +71,18 @@ def _default(value: Any) -> str:
 
 
 def _default_of(value: Any, parameter: inspect.Parameter) -> Any:
-    """The default of a parameter; of a dataclass's field that makes one, what it makes, if that is always the same."""
+    """The default of a parameter. For a dataclass field with a factory, it is what the factory makes, if that never
+    changes."""
     field = getattr(value, "__dataclass_fields__", {}).get(parameter.name)
     made = getattr(field, "default_factory", dataclasses.MISSING)
     if made is dataclasses.MISSING:
         return parameter.default
-    # not the next number of a counter
+    # other callables, such as a counter's next, give a new value each time
     return made() if inspect.isclass(made) or inspect.isfunction(made) else _Text("…")
 
 
 def signatures(*modules: str) -> str:
-    """Every function, and every class that is made by calling it, with all arguments and their defaults."""
+    """The signatures of all functions, and of all classes that users call, with all arguments and defaults."""
     lines = ["```text"]
     for module in modules:
         lines.append(f"# from {module} import …")
@@ -99,13 +100,13 @@ def signatures(*modules: str) -> str:
 
 
 class _Text(str):
-    """A text that stands in a signature without quotes."""
+    """A text that a signature shows without quotes."""
 
     __repr__ = str.__str__
 
 
 def commands() -> str:
-    """The help of every command: how it is called, what it does, its arguments and options in a table."""
+    """The help of every command: its usage, its purpose, and a table of its arguments and options."""
     import typer
 
     from cute_nvfp4.cli.main import app

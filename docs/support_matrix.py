@@ -1,4 +1,4 @@
-"""The support matrix of docs/reference/support.md: what ``cute-nvfp4 support --json`` says, as Markdown."""
+"""The support matrix of docs/reference/support.md: the output of ``cute-nvfp4 support --json`` as Markdown."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ COLUMNS = {
 
 
 def asked() -> dict[str, Any]:
-    """The package's answers, in a process of its own: nothing of it is compiled or launched."""
+    """The package's answers, from a separate process; nothing is compiled or launched."""
     command = [sys.executable, "-m", "cute_nvfp4", "support", "--json"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
 def cell(row: dict[str, Any], archs: tuple[str, ...]) -> str:
-    """Whether a kernel takes the call on the architectures of a column; where they differ, on which."""
+    """Whether a kernel takes the call on the architectures of a column; on which of them, if they differ."""
     runs = [arch for arch in archs if row["architectures"][arch]["runs"]]
     return "yes" if len(runs) == len(archs) else ", ".join(f"`{arch}`" for arch in runs) or "—"
 
 
 def markdown(answers: dict[str, Any] | None = None) -> str:
-    """The table, and below it why a call runs nowhere or not everywhere, a line for each reason."""
+    """The table, and below it a line for each reason why a call runs nowhere or not everywhere."""
     answers = answers or asked()
     heads = [f"{name} (`{'`, `'.join(archs)}`)" for name, archs in COLUMNS.items()]
     lines = ["| operation | operands | how | " + " | ".join(heads) + " |", "|---|---|---|" + "---|" * len(heads)]
@@ -46,7 +46,8 @@ def markdown(answers: dict[str, Any] | None = None) -> str:
 
 
 def refusals(answers: dict[str, Any]) -> dict[str, tuple[dict[str, None], dict[str, None]]]:
-    """The distinct messages, with the operations and architectures that they are about; "…" stands for the latter."""
+    """The distinct messages, each with the operations and architectures that it is about; "…" replaces the latter in
+    it."""
     found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for row in answers["rows"]:
         for arch, answer in row["architectures"].items():

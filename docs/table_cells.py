@@ -1,4 +1,4 @@
-"""What tables are made of: Markdown, and figures as a reader wants them."""
+"""The parts of tables: Markdown, and figures in a reader's form."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def us(value: float) -> str:
-    """Microseconds, with three digits or to the microsecond."""
+    """Microseconds with three digits, or without decimals."""
     return f"{value:,.0f}" if value >= 200 else f"{value:.1f}"
 
 
 def times(value: float) -> str:
-    """How many times faster."""
+    """A speedup."""
     return f"{value:.2f}" if value < 9.95 else f"{value:.1f}"

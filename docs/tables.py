@@ -1,9 +1,9 @@
-"""The tables and counts of the pages, written from records: ``python docs/tables.py --write``.
+"""Writes the tables and counts of the pages from records: ``python docs/tables.py --write``.
 
-A page has ``<!-- table: NAME -->`` … ``<!-- table: end -->`` around a table, and ``<!-- count: NAME -->`` …
-``<!-- end -->`` around a number. Without ``--write`` the script says which of them differ from their records and exits
-with 1; a test does the same. Records are ``benchmarks/results/*.json``, ``tests/data``, and for ``support`` the
-package's own answers.
+A page has ``<!-- table: NAME -->`` … ``<!-- table: end -->`` around a table, and ``<!-- count: NAME -->`` … ``<!-- end
+-->`` around a number. Without ``--write`` the script lists the pages that differ from their records and exits with 1; a
+test does the same. Records are ``benchmarks/results/*.json``, ``tests/data``, and for ``support`` the package's own
+answers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COUNT = re.compile(r"<!-- count: (\w[\w-]*) -->(.*?)<!-- end -->")
 
 def results(calls: tuple[str, ...] = ("",)) -> str:
     """Every operation on two GPUs, an H200's first: records of ``benchmarks/overview.py``, or the products that
-    ``gemm.py`` measured in the same way. calls: how the names of those begin that the table has; all by default."""
+    ``gemm.py`` measures in the same way. calls: the table has the calls whose names begin so; all by default."""
     found = sorted((ROOT / "benchmarks" / "results").glob("overview_*.json"), reverse=True)
     records = [record(path.stem) for path in found]
     if not any("H200" in of["gpu"] for of in records):
@@ -56,7 +56,7 @@ IN_SHORT = (
     *(f"`moe` Qwen3-30B-A3B, {tokens} token" for tokens in (1, 64)),
     "Llama-3.1-8B's shape",
 )
-"""How the names of the README's calls begin: one of each kind, and where a peer is as fast."""
+"""Beginnings of the calls' names in the README's table: one of each kind, and calls where a peer is as fast."""
 
 
 def results_in_short() -> str:
@@ -65,14 +65,14 @@ def results_in_short() -> str:
 
 
 def support() -> str:
-    """What the package answers when it is asked what runs where."""
+    """The support matrix, from the package's answers."""
     from support_matrix import markdown
 
     return markdown()
 
 
 def shapes() -> str:
-    """Which M, N and K each call takes, as the package answers."""
+    """Which M, N and K each call takes, from the package's answers."""
     from limits import markdown
 
     return markdown()
@@ -85,7 +85,7 @@ def first_call() -> str:
 
 
 def eval_times() -> str:
-    """What judging takes."""
+    """What ``cute-nvfp4 eval`` takes."""
     return judging.eval_times(record("eval_times_cpu"), record("eval_benchmark_cpu"))
 
 
@@ -105,14 +105,14 @@ def notebooks() -> str:
 
 
 def w4a8_layers() -> str:
-    """Errors of a real model's layers by the width of activations."""
+    """Errors of a real model's layers by width of activations."""
     import accuracy_w4a8_layers
 
     return accuracy_w4a8_layers.table(record("accuracy_w4a8_layers")) + "\n"
 
 
 def w4a8_parts() -> str:
-    """What a scale for each 128 of K would do to errors of W4A8."""
+    """How a scale for each 128 of K changes errors of W4A8."""
     import accuracy_w4a8_layers
 
     return accuracy_w4a8_layers.table_of_parts(record("accuracy_w4a8_parts")) + "\n"
@@ -180,13 +180,13 @@ def pages() -> list[Path]:
 
 
 def written(text: str) -> str:
-    """The text of a page with every table and count as its record has it now; an unknown name is a KeyError."""
+    """A page's text with every table and count as its record has it now. Raises KeyError for an unknown name."""
     text = TABLE.sub(lambda m: f"<!-- table: {m[1]} -->\n{TABLES[m[1]]()}<!-- table: end -->", text)
     return COUNT.sub(lambda m: f"<!-- count: {m[1]} -->{COUNTS[m[1]]()}<!-- end -->", text)
 
 
 def differences() -> list[str]:
-    """A line for each page whose tables or counts are not those of the records."""
+    """A line for each page whose tables or counts differ from the records."""
     found = [page for page in pages() if written(text := page.read_text(encoding="utf-8")) != text]
     return [
         f"{page.relative_to(ROOT)}: a table differs from its record: python docs/tables.py --write" for page in found
@@ -194,11 +194,11 @@ def differences() -> list[str]:
 
 
 def main() -> int:
-    """The exit status: 1 where a page differs and is not written."""
+    """Writes or compares the pages. Returns the exit code: 1 if a page differs and is not written."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the pages")
     if not parser.parse_args().write:
-        print("\n".join(found := differences()) or "every table is that of its record")
+        print("\n".join(found := differences()) or "every table agrees with its record")
         return bool(found)
     for page in pages():
         text = page.read_text(encoding="utf-8")

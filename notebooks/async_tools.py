@@ -1,4 +1,4 @@
-"""Compiles and runs the kernels of ``02_async_machine.ipynb``, shortens messages, and draws what a trace recorded."""
+"""Helpers of ``02_async_machine.ipynb``: they compile and run its kernels, shorten messages, and draw a trace."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cute_nvfp4.sim.observe.trace import Row
 
 NOTEBOOK = "02_async_machine.ipynb"
 ARCH = "sm_100a"
-LINES = "--generate-line-info"  # source lines in the PTX, as CUTE_DSL_LINEINFO=1 does: messages can then name them
+LINES = "--generate-line-info"  # as CUTE_DSL_LINEINFO=1: the PTX has source lines, which messages can name
 STAGE_COLORS = ("tab:blue", "tab:green", "tab:purple", "tab:olive")
 WAITING, OTHER = "tab:orange", "0.85"
 
@@ -44,7 +44,7 @@ def tile() -> Any:
 
 @functools.cache
 def compiled(host: Any, arguments: type, arch: str) -> tuple[CompiledKernel, Signature]:
-    """A kernel of the notebook with source lines in its PTX, and its arguments."""
+    """Compiles a kernel of the notebook with source lines in its PTX; returns it and its arguments."""
     signature = Signature(arguments)
     kernel = build(host, signature.examples(), name=type(host).__name__, arch=arch, options=LINES)
     return kernel, signature
@@ -53,7 +53,7 @@ def compiled(host: Any, arguments: type, arch: str) -> tuple[CompiledKernel, Sig
 def launch(
     host: Any, arguments: type, tensors: dict[str, torch.Tensor], *sizes: int, arch: str = ARCH, **options: Any
 ) -> None:
-    """Simulates a kernel, by default without checks; the last of ``tensors`` is written, the others are not."""
+    """Simulates a kernel, by default without checks. The kernel writes the last of ``tensors`` and reads the others."""
     kernel, signature = compiled(host, arguments, arch)
     values = signature.values(arguments(*(t.data_ptr() for t in tensors.values()), *sizes), 0)
     touched = {name: (t, name == list(tensors)[-1]) for name, t in tensors.items()}
@@ -64,14 +64,14 @@ def launch(
 
 
 def run_ring(ring: Any, x: torch.Tensor, **options: Any) -> torch.Tensor:
-    """y (2, 32) of ``ring`` for x (R, 32) fp32; NaN where nothing was written."""
+    """y (2, 32) of ``ring`` for x (R, 32) fp32; NaN where the kernel wrote nothing."""
     y = torch.full((machine().CONSUMERS, machine().COLUMNS), torch.nan)
     launch(ring, machine().RingArguments, {"x": x, "y": y}, len(x), **options)
     return y
 
 
 def ring_reference(x: torch.Tensor) -> torch.Tensor:
-    """What y must be."""
+    """The exact y of the ring."""
     m = machine()
     return x.reshape(-1, m.CONSUMERS, m.ROWS // m.CONSUMERS, m.COLUMNS).sum((0, 2))
 
@@ -90,7 +90,7 @@ def run_tile(a: BlockScaledTensor, b: BlockScaledTensor, **options: Any) -> torc
 
 
 def outcomes(ring: Any, x: torch.Tensor, schedules: list, **options: Any) -> Counter:
-    """How often a ring was right, wrong, or stopped by which hazard, over schedules."""
+    """How often a ring is right, wrong, or stopped by which hazard, over schedules."""
     found: Counter = Counter()
     for schedule in schedules:
         try:
@@ -102,7 +102,7 @@ def outcomes(ring: Any, x: torch.Tensor, schedules: list, **options: Any) -> Cou
 
 
 def caught(call: Callable[[], Any]) -> SimError:
-    """The hazard that ``call`` must raise."""
+    """The hazard that ``call`` raises; raises AssertionError if it raises none."""
     try:
         call()
     except SimError as error:
@@ -111,14 +111,14 @@ def caught(call: Callable[[], Any]) -> SimError:
 
 
 def barrier_name(ring: Any, address: int) -> str:
-    """The barrier at a shared address of the ring's kernel: full[s] or empty[s]."""
+    """The name of the barrier at a shared address of the ring's kernel: full[s] or empty[s]."""
     first = SHARED_BASE + ring.stages * machine().TILE_BYTES + machine().CONSUMERS * machine().COLUMNS * 4
     kind, stage = divmod((address - first) // 8, ring.stages)
     return f"{('full', 'empty')[kind]}[{stage}]"
 
 
 def tell(error: SimError, ring: Any) -> None:
-    """Prints a hazard: barriers by their names, the kernel's mangled name and folders left out."""
+    """Prints a hazard, with barriers by name, without the kernel's mangled name and folders."""
     text = str(error).replace(f"{cells.FOLDER}/", "")
     text = re.sub(r"kernel_cutlass_\w+", "ring", text)
     text = re.sub(r"mbarrier at shared address (0x[0-9a-f]+)", lambda m: barrier_name(ring, int(m[1], 16)), text)
@@ -136,7 +136,7 @@ def show_lines(error: SimError) -> None:
 
 
 def loads(rows: list[Row], stages: int) -> list[tuple[int, Row]]:
-    """(buffer, bar) of every TMA load, in the order of issue: the ring goes round."""
+    """(buffer, bar) of every TMA load, in the order of issue; the loads use the buffers in turn."""
     found = sorted((r for r in rows if r.track.startswith("TMA loads")), key=lambda r: (r.args["issued"], r.begin))
     return [(i % stages, r) for i, r in enumerate(found)]
 
@@ -151,7 +151,7 @@ def statistics(trace: Trace) -> tuple[int, int, int]:
 
 
 def draw(ax: Any, trace: Trace, stages: int, title: str) -> None:
-    """The timeline of a ring: a track for each warp, one for the TMA loads with a line for each buffer."""
+    """Draws the timeline of a ring: a track for each warp, and a track for TMA loads with a line for each buffer."""
     rows = trace.rows()
     places = {"warp 0": 3, "warp 1": 1, "warp 2": 0}
     height = 0.8 / stages
@@ -170,7 +170,7 @@ def draw(ax: Any, trace: Trace, stages: int, title: str) -> None:
 
 
 def legend(figure: Any) -> None:
-    """What the colours of ``draw`` mean, under the panels."""
+    """Adds a legend of the colours of ``draw`` under the panels."""
     from matplotlib.patches import Patch
 
     entries = {f"buffer {i}": color for i, color in enumerate(STAGE_COLORS)}
@@ -180,7 +180,7 @@ def legend(figure: Any) -> None:
 
 
 def _bars(mine: list[Row], marked: str, stages: int) -> Iterator[tuple[int, int, str]]:
-    """(begin, end, colour) of a warp's bars; what begins with ``marked`` uses the buffers in turn."""
+    """(begin, end, colour) of a warp's bars. Operations whose name begins with ``marked`` use the buffers in turn."""
     tile = 0
     for r in mine:
         color = WAITING if r.kind == "wait" else OTHER
@@ -190,10 +190,10 @@ def _bars(mine: list[Row], marked: str, stages: int) -> Iterator[tuple[int, int,
 
 
 def scales_in_tensor_memory(words: np.ndarray) -> np.ndarray:
-    """(128 lanes, 4 · MMAs) uint32 columns of scale factors to (128 rows, 4 · MMAs) bytes.
+    """Converts columns of scale factors, (128 lanes, 4 · MMAs) uint32, to (128 rows, 4 · MMAs) bytes.
 
-    An MMA has four columns. Row m is in lane m % 32 of column m // 32; the four bytes are four blocks along K. Lanes
-    32 to 127 repeat the first 32.
+    An MMA has four columns. Row m is in lane m % 32 of column m // 32; the four bytes are four blocks along K. Lanes 32
+    to 127 repeat the first 32.
     """
     first = words[:32].view(np.uint8).reshape(32, -1, 4, 4)  # (lane, MMA, column, block)
     return first.transpose(2, 0, 1, 3).reshape(128, -1)  # (column · lane, MMA · block)

@@ -1,7 +1,7 @@
-"""``%%module NAME``: a cell of a notebook that is part of a module, since the DSL compiles only what lives in files.
+"""``%%module NAME`` makes a notebook's cell part of a module, because the DSL compiles only functions in files.
 
-The cell is appended to ``NAME.py`` in a temporary folder and run as part of that module, from which other cells import.
-What a reader sees is what runs. Tests and benchmarks get the same module with :func:`module`.
+The cell is appended to ``NAME.py`` in a temporary folder and runs as part of that module; other cells import from it.
+The code that a reader sees is the code that runs. Tests and benchmarks get the same module with :func:`module`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import types
 from pathlib import Path
 
 FOLDER = Path(tempfile.mkdtemp(prefix="notebook-cells-"))
-"""Where the modules are: their lines are those that messages name."""
+"""The folder of the modules; messages name their lines."""
 MAGIC = "%%module"
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
 def add(name: str, text: str) -> types.ModuleType:
-    """Appends ``text`` to module ``name``, which is made if there is none, and runs it there."""
+    """Appends ``text`` to module ``name``, which it makes if necessary, and runs the text there."""
     path = FOLDER / f"{name}.py"
     if not path.exists():
         sys.modules[name] = types.ModuleType(name)
@@ -29,13 +29,13 @@ def add(name: str, text: str) -> types.ModuleType:
         path.write_text("")
     written = path.read_text()
     path.write_text(f"{written}{text}\n")
-    # the same line numbers in the code as in the file
+    # blank lines give the code the line numbers of the file
     exec(compile("\n" * written.count("\n") + text, str(path), "exec"), vars(sys.modules[name]))
     return sys.modules[name]
 
 
 def module(notebook: str, name: str) -> types.ModuleType:
-    """Module ``name`` of a notebook beside this file, without executing the rest of the notebook."""
+    """Module ``name`` of a notebook beside this file; no other cell of the notebook runs."""
     if not (FOLDER / f"{name}.py").exists():
         for cell in json.loads((Path(__file__).parent / notebook).read_text())["cells"]:
             first, _, text = "".join(cell["source"]).partition("\n")
@@ -45,7 +45,7 @@ def module(notebook: str, name: str) -> types.ModuleType:
 
 
 def load_ipython_extension(shell) -> None:
-    """``%load_ext cells`` makes ``%%module`` known."""
+    """Registers ``%%module`` for ``%load_ext cells``."""
 
     def run(line: str, cell: str) -> None:
         add(line.strip(), cell)

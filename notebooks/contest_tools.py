@@ -1,4 +1,4 @@
-"""Judges the submissions of ``06_contest.ipynb`` in the harness, and shows their counters side by side."""
+"""Helpers of ``06_contest.ipynb``: they judge submissions in the harness, and show their counters side by side."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ PROBLEM, CASE = "nvfp4_gemv", 3  # M = 256, K = 7168, L = 1
 SHOWN = ("instructions", "load_requests", "sectors_per_request", "bytes_read", "registers", "spills")
 FIGURE = {figure.key: figure for figure in FIGURES}
 FOLDER = Path(tempfile.mkdtemp(prefix="contest-"))
-"""Where the submissions are written."""
+"""The folder of the submissions."""
 atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 judged: list[Contestant] = []
 
 
 def judge(name: str) -> None:
-    """Judges ``name.py`` as ``cute-nvfp4 eval`` does; shows its counters beside those of the files before it."""
+    """Judges ``name.py`` as ``cute-nvfp4 eval`` does; shows its counters beside those of earlier files."""
     contestant = _run(name)
     assert contestant.passed, contestant.run.cases[0].error
     judged.append(contestant)
@@ -35,7 +35,7 @@ def judge(name: str) -> None:
 
 
 def tell(name: str) -> None:
-    """Judges a submission that is not right, and prints what is said of it."""
+    """Judges a submission that is wrong, and prints the verdict."""
     (case,) = _run(name).run.cases
     assert not case.passed
     print(case.error.replace(f"{FOLDER}/", ""))
@@ -48,7 +48,7 @@ def _run(name: str) -> Contestant:
 
 
 def value(contestant: Contestant, key: str) -> float:
-    """A figure of the only case."""
+    """A figure of the contestant's only case."""
     return contestant.figure(FIGURE[key], 0)
 
 
@@ -59,7 +59,7 @@ def table() -> None:
 
 
 def plot() -> None:
-    """Bars of three figures, for the submissions so far."""
+    """Draws bars of three figures for the submissions so far."""
     import matplotlib.pyplot as plt
 
     panels = (("instructions", 1e3, "warp instructions, thousands"), ("bytes_read", 1e6, "bytes asked for, MB"))
@@ -77,7 +77,7 @@ def plot() -> None:
 
 
 def side_by_side() -> None:
-    """What ``cute-nvfp4 eval`` prints of all submissions so far."""
+    """Prints what ``cute-nvfp4 eval`` prints of all submissions so far."""
     console = Console(width=124, force_jupyter=False, force_terminal=False, color_system=None, highlight=False)
     print_comparison(Comparison(judged), task_of(Options(PROBLEM)), console)
 

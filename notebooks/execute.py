@@ -1,11 +1,11 @@
 """Executes notebooks and stores their outputs: ``python notebooks/execute.py [NOTEBOOK ...]`` (default: all).
 
-``--times`` stores nothing but how long each takes, in ``benchmarks/results/notebooks_cpu.json``: a table of
-notebooks/README.md has it.
+``--times`` stores only how long each takes, in ``benchmarks/results/notebooks_cpu.json``, for a table of
+notebooks/README.md.
 
-``tests/unit/test_notebooks.py`` executes them too and compares what they print with what is stored. Pictures and
-times are not compared, nor what cells with the tag "varies" print: of a model that is trained in them, whose last bits
-depend on the processor, and after some hundred steps all others do.
+``tests/unit/test_notebooks.py`` executes them too and compares their printed lines with the stored ones, except
+pictures, times, and the output of cells with the tag "varies": these train a model, whose last bits depend on the
+processor, and after some hundred steps all bits do.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ def notebooks() -> list[Path]:
 
 
 def executed(path: Path, notebook: nbformat.NotebookNode | None = None) -> nbformat.NotebookNode:
-    """The notebook with its outputs of now; raises if a cell does. notebook: what is executed instead of the file's
-    cells."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors; threads of several notebooks would only wait
+    """The notebook with new outputs; raises if a cell does. notebook: the cells to execute instead of the file's."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # tensors are small: threads of several notebooks would only wait
     notebook = notebook or nbformat.read(path, as_version=4)
     folder = {"metadata": {"path": str(path.parent)}}
     NotebookClient(notebook, timeout=600, resources=folder, record_timing=False).execute()
@@ -47,7 +46,7 @@ def executed(path: Path, notebook: nbformat.NotebookNode | None = None) -> nbfor
 def text_of(notebook: nbformat.NotebookNode) -> list[str]:
     """The lines that the cells print, without pictures, times, addresses of memory and line numbers of PTX.
 
-    The same kernel has comments of other lengths in its PTX where another interpreter traced it.
+    Line numbers vary: traced by another interpreter, a kernel's PTX has comments of other lengths.
     """
     lines = []
     for number, cell in enumerate(notebook.cells):
@@ -66,8 +65,8 @@ def text_of(notebook: nbformat.NotebookNode) -> list[str]:
 def difference(stored: nbformat.NotebookNode, now: nbformat.NotebookNode) -> str:
     """The lines in which two executions differ, or an empty string.
 
-    Whole numbers must be equal. Numbers with a point may differ by 2 % or a last digit, and those below 10⁻⁴ may be
-    any: they are rounding errors, which depend on the processor.
+    Whole numbers must be equal. Numbers with a decimal point may differ by 2 % or in the last digit; values below 10⁻⁴
+    may have any value: they are rounding errors, which depend on the processor.
     """
     ours, theirs = text_of(stored), text_of(now)
     if len(ours) == len(theirs) and all(map(_same, ours, theirs)):
@@ -89,7 +88,7 @@ def _near(number: str, other: str) -> bool:
 
 
 def store_times(paths: list[Path]) -> None:
-    """Executes notebooks, and writes the seconds of each into the record beside those of the others."""
+    """Executes notebooks, and writes the seconds of each into the record, which keeps those of other notebooks."""
     sys.path.insert(0, str(FOLDER.parent / "benchmarks"))
     from common import RESULTS, host, write
 

@@ -28,7 +28,7 @@ def ranks(mask: int) -> list[int]:
 
 
 def masks_of(config: GemmConfig) -> dict[int, tuple[list[int], list[int], list[int]]]:
-    """By rank in the cluster: the CTAs that get its part of A (and SFA), of B, and of SFB; asked of the loader."""
+    """By rank in the cluster: the CTAs that get its part of A (and SFA), of B, and of SFB, according to the loader."""
     cm, cn = config.cluster
     out = {}
     for y in range(cn):
@@ -40,7 +40,8 @@ def masks_of(config: GemmConfig) -> dict[int, tuple[list[int], list[int], list[i
 
 
 def multicast(axes: Any, config: GemmConfig) -> None:
-    """Three panels: who gets the part of A, of B, of SFB that each CTA of a cluster loads (loader's row, column)."""
+    """Draws three panels: which CTAs get the part of A, of B, of SFB that each CTA of a cluster loads (loader's row,
+    column)."""
     found = masks_of(config)
     size = len(found)
     for which, (ax, name) in enumerate(zip(axes, ("A and SFA", "B", "SFB"))):
@@ -57,7 +58,7 @@ def multicast(axes: Any, config: GemmConfig) -> None:
 
 
 def segments(config: GemmConfig, tiles: int, steps: int, workers: int) -> list[list[tuple[int, int, int]]]:
-    """For each worker its (tile, first step, steps), in order: what ``core.scheduler`` does, in Python."""
+    """For each worker its (tile, first step, steps), in order: a Python version of ``core.scheduler``."""
     if config.scheduler == "static":
         return [[(tile, 0, steps) for tile in range(worker, tiles, workers)] for worker in range(workers)]
     each, rest = divmod(tiles * steps, workers)
@@ -74,7 +75,8 @@ def segments(config: GemmConfig, tiles: int, steps: int, workers: int) -> list[l
 
 
 def dealt(ax: Any, shares: list[list[tuple[int, int, int]]], title: str) -> None:
-    """A line for each worker, a bar for each tile or part of one; the dashed line is the end of the busiest."""
+    """Draws a line for each worker and a bar for each tile or part of one; the dashed line is the end of the busiest
+    worker."""
     for worker, mine in enumerate(shares):
         at = 0
         for tile, first, count in mine:
@@ -91,7 +93,7 @@ def dealt(ax: Any, shares: list[list[tuple[int, int, int]]], title: str) -> None
 
 
 def exchange(ax: Any, config: GemmConfig) -> None:
-    """split_k: the accumulator of each CTA along K, by slices of columns, and where the sums of each slice go."""
+    """Draws split_k: the accumulator of each CTA along K, by slices of columns, and where the sums of each slice go."""
     parts = config.split_k
     for part in range(parts):
         for owner in range(parts):
@@ -111,9 +113,10 @@ def exchange(ax: Any, config: GemmConfig) -> None:
 
 
 def scales_of_b(axes: Any, config: GemmConfig, matrix: np.ndarray, tensor: np.ndarray, tile: int) -> None:
-    """Left the scales of B (N, K / 16) with the tile's rows framed; right where its 128 × 4 atoms are in tensor memory.
+    """Draws the scales of B (N, K / 16) with the tile's rows framed (left), and their 128 × 4 atoms in tensor memory
+    (right).
 
-    matrix, tensor: bytes, the latter a snapshot's (128 lanes, 512 columns) of 32 bits.
+    matrix, tensor: bytes; tensor is a snapshot (128 lanes, 512 columns) of 32 bits.
     """
     plan, stage = TensorPlan(config), StagePlan(config)
     first, last = tile * config.tile_n, (tile + 1) * config.tile_n
@@ -147,12 +150,12 @@ def scales_of_b(axes: Any, config: GemmConfig, matrix: np.ndarray, tensor: np.nd
 
 
 def read_by_tile(config: GemmConfig, tensor: np.ndarray, tile: int) -> np.ndarray:
-    """(tile_n, blocks of a stage) bytes: the scales of B that the MMAs of a tile read from a snapshot."""
+    """The scales of B that the MMAs of a tile read from a snapshot: (tile_n, blocks of a stage) bytes."""
     stage, out = StagePlan(config), []
     shift = tile * config.tile_n % ATOM_ROWS // 32
     for i in range(stage.atoms_k):
         left = TensorPlan(config).sfb_column(0) + i * ATOM_COLUMNS * stage.atoms_n + shift
         words = np.ascontiguousarray(tensor[:32, left : left + config.tile_n // 32]).view(np.uint8)
-        # lane l of column c has row 32 c + l, a byte for each block
+        # lane l of column c holds row 32 c + l, a byte for each block
         out.append(words.reshape(32, -1, ATOM_COLS).transpose(1, 0, 2).reshape(config.tile_n, ATOM_COLS))
     return np.concatenate(out, axis=1)

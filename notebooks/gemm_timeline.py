@@ -1,7 +1,7 @@
-"""The pipeline of a GEMM as lives of its buffers, for ``03_gemm.ipynb``: from a simulator's trace, or from a model.
+"""The pipeline of a GEMM as lifetimes of its buffers, for ``03_gemm.ipynb``: from a simulator's trace, or from a model.
 
 Both give the same :class:`Pipeline`, and one function draws it. A trace is in logical steps of the simulator, which
-are an order and no time; the model is in microseconds, from published figures (``planning.rates``): no measurement.
+have an order and no duration; the model is in microseconds, from published figures (``planning.rates``), not measured.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ TILE_COLORS = (
 )
 WAITING = "tab:orange"
 IN_FLIGHT, FULL, READ = 0.25, 0.55, 1.0
-"""Opacity of a buffer's life: filled, waiting for its reader, read."""
+"""Opacity of a buffer by state: filling, waiting for its reader, being read."""
 Span = tuple[float, float]
 
 
 @dataclass
 class Step:
-    """A stage of operands: asked for, complete, then read by the MMAs from ``begin`` to ``end``."""
+    """A stage of operands: requested, complete, then read by the MMAs from ``begin`` to ``end``."""
 
     tile: int
     stage: int
@@ -60,7 +60,8 @@ class Tile:
 
 @dataclass
 class Pipeline:
-    """``waits`` by role, for a barrier or for stores; ``stores``: TMA stores in flight; ``unit``: of all times."""
+    """A pipeline's timeline. waits: by role, for a barrier or for stores; stores: TMA stores in flight; unit: of all
+    times."""
 
     stages: int
     acc_stages: int
@@ -76,20 +77,20 @@ class Pipeline:
 
     @property
     def most_in_flight(self) -> int:
-        """Stages that were asked for and had not come, at most."""
+        """The largest number of stages that were requested and not yet complete."""
         return max(sum(q.asked <= s.asked < q.arrived for q in self.steps) for s in self.steps)
 
     @property
     def overlapped(self) -> int:
-        """Steps of K that were multiplied while the epilogue held the accumulator of another tile."""
+        """How many steps of K were multiplied while the epilogue held the accumulator of another tile."""
         return sum(
             any(t.tile != s.tile and t.read < s.end and s.begin < t.free for t in self.tiles) for s in self.steps
         )
 
 
 def segment_steps(trace: Trace, config: GemmConfig, cta: str) -> list[int]:
-    """Steps of K of each tile, or part of one, that a CTA multiplied, in order: a commit with no MMA since the one
-    before is that of the accumulator."""
+    """Steps of K of each tile, or part of one, that a CTA multiplied, in order. A commit without an MMA since the
+    preceding commit belongs to the accumulator."""
     counts, steps, mmas = [], 0, 0
     for r in _engine([r for r in trace.rows() if r.cta == cta], "tensor core"):
         if "mma" in r.name:
@@ -103,18 +104,18 @@ def segment_steps(trace: Trace, config: GemmConfig, cta: str) -> list[int]:
 
 
 def shares(trace: Trace, config: GemmConfig) -> dict[str, list[int]]:
-    """``segment_steps`` of every traced CTA, by its name."""
+    """``segment_steps`` of every traced CTA, by the CTA's name."""
     return {cta: segment_steps(trace, config, cta) for cta in dict.fromkeys(r.cta for r in trace.rows())}
 
 
 def from_trace(trace: Trace, config: GemmConfig, cta: str | None = None) -> Pipeline:
-    """What happened in one CTA (by default the first), to the end or to where the simulator stopped it."""
+    """The pipeline of one CTA (by default the first), up to the end or to where the simulator stopped it."""
     of, cta = roles(config), cta or trace.rows()[0].cta
     rows = [r for r in trace.rows() if r.cta == cta]
     end = max(r.end for r in rows)
     stages, accs = Tcgen05SharedPlan(config).stages, TensorPlan(config).acc_stages
     counts = segment_steps(trace, config, cta)
-    # a loader may be ahead of the last MMA of a run that was stopped
+    # in a stopped run, a loader may be ahead of the last MMA
     tile_of = [t for t, count in enumerate(counts) for _ in range(count)] + [max(len(counts) - 1, 0)] * stages
     tensor = _engine(rows, "tensor core")
     commits = [r for r in tensor if "commit" in r.name]
@@ -134,7 +135,7 @@ def from_trace(trace: Trace, config: GemmConfig, cta: str | None = None) -> Pipe
         read = next((x for x in reads if x >= full), end)
         free = max(mine[t].end if t < len(mine) else end for mine in frees)
         tiles.append(Tile(t, t % accs, steps[sum(counts[:t])].begin, full, read, free))
-    for t in range(len(tiles), len(counts)):  # what a stopped run has left unfinished
+    for t in range(len(tiles), len(counts)):  # tiles that a stopped run left unfinished
         tiles.append(Tile(t, t % accs, steps[sum(counts[:t])].begin, end, end, end))
     warps = {"load": of.load_warp, "MMA": of.mma_warp, "epilogue": 0}
     waits = {role: _waits(rows, warp) for role, warp in warps.items()}
@@ -160,9 +161,9 @@ def _waits(rows: list[Row], warp: int) -> list[Span]:
 
 
 def from_model(config: GemmConfig, counts: list[int]) -> Pipeline:
-    """The same by arithmetic: a stage is asked for when its buffer is free, comes after a latency and its transfer, and
-    is multiplied when the tensor core and an accumulator are free. Durations are from ``planning.rates``: a model.
-    """
+    """The pipeline by arithmetic. A stage is requested when its buffer is free, arrives after a latency and its
+    transfer, and is multiplied when the tensor core and an accumulator are free. Durations are from ``planning.rates``:
+    a model."""
     shared, tensor = Tcgen05SharedPlan(config), TensorPlan(config)
     stages, accs = shared.stages, tensor.acc_stages
     transfer = shared.stage.loaded / rates.SM_BYTES_S * 1e6
@@ -186,7 +187,7 @@ def from_model(config: GemmConfig, counts: list[int]) -> Pipeline:
 
 
 def draw(ax: Any, p: Pipeline, title: str, end: float = sys.maxsize) -> None:
-    """A line for each buffer: pale while it is being filled, stronger while it waits, full while it is read."""
+    """Draws a line for each buffer: pale while it is filled, stronger while it waits, full while it is read."""
     for s in p.steps:
         color, y = TILE_COLORS[s.tile % len(TILE_COLORS)], 1 + s.stage
         _bar(ax, s.asked, s.arrived, y, color, IN_FLIGHT)
@@ -222,7 +223,7 @@ def _bar(ax: Any, begin: float, end: float, y: float, color: str, alpha: float) 
 
 
 def legend(figure: Any, tiles: int) -> None:
-    """What the colours mean, under the panels."""
+    """Adds a legend of the colours under the panels."""
     from matplotlib.patches import Patch
 
     handles = [Patch(color=TILE_COLORS[t], label=f"tile {t}") for t in range(tiles)]

@@ -1,4 +1,4 @@
-"""Compiles and runs the GEMM for ``03_gemm.ipynb``, one plan at a time, on operands small enough for a laptop."""
+"""Helpers of ``03_gemm.ipynb``: they compile and run the GEMM, one plan at a time, on operands that suit a laptop."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def table(header: list, rows: list[list]) -> None:
 
 
 def operand(rows: int, k: int, seed: int, in_steps: bool = False) -> BlockScaledTensor:
-    """(rows, K) NVFP4: every E2M1 code and every E4M3 scale from 0 to 448, blocked.
+    """An NVFP4 operand (rows, K) with every E2M1 code and every E4M3 scale from 0 to 448, scales blocked.
 
-    in_steps: scales that grow along the rows instead, which pictures show better.
+    in_steps: scales grow along the rows instead, which pictures show better.
     """
     generator = torch.Generator().manual_seed(seed)
     data = torch.randint(0, 256, (rows, k // 2), generator=generator, dtype=torch.uint8)
@@ -59,7 +59,7 @@ def operand(rows: int, k: int, seed: int, in_steps: bool = False) -> BlockScaled
 
 @dataclass(frozen=True)
 class Case:
-    """C (M, N) = A (M, K) · B (N, K)ᵀ with its result in float64, and the sums of magnitudes."""
+    """C (M, N) = A (M, K) · B (N, K)ᵀ, its result in float64, and the sums of magnitudes."""
 
     a: BlockScaledTensor
     b: BlockScaledTensor
@@ -73,14 +73,14 @@ class Case:
 
 @functools.cache
 def case(m: int, n: int, k: int, in_steps: bool = False) -> Case:
-    """The same operands whenever the same sizes are asked for; in_steps: see ``operand``."""
+    """The case of these sizes, always with the same operands; in_steps: see ``operand``."""
     a, b = operand(m, k, 1, in_steps), operand(n, k, 2, in_steps)
     magnitudes = [x.dequantize(torch.float64).abs() for x in (a, b)]
     return Case(a, b, gemm_reference(a, b, out_dtype=torch.float64), magnitudes[0] @ magnitudes[1].T)
 
 
 def plan_for(c: Case, workers: int, swap: bool = False, **tiling: Any) -> Plan:
-    """A plan with this tiling (fields of ``GemmConfig``) on so many clusters, for float32 output: float16 would
+    """A plan with this tiling (fields of ``GemmConfig``) on ``workers`` clusters. The output is float32: float16 would
     overflow with operands that use all of their range."""
     m, n, k = c.mnk
     return Plan(GemmProblem(m, n, k, out="float32").config(SM_100A, swap, **tiling), swap, workers)
@@ -101,17 +101,17 @@ class Ran:
 
     @property
     def loaded(self) -> int:
-        """Bytes that TMA asked L2 for; a multicast asks once."""
+        """Bytes that TMA requested from L2; a multicast requests once."""
         return sum(e.global_read for e in self.result.engines if e.engine == "tma")
 
     @property
     def brought(self) -> int:
-        """Bytes that TMA's loads wrote to shared memory, of all CTAs."""
+        """Bytes that TMA's loads wrote to the shared memory of all CTAs."""
         return sum(e.shared_written for e in self.result.engines if e.engine == "tma" and e.global_read)
 
     @property
     def exchanged(self) -> int:
-        """Bytes of partial sums that went from CTA to CTA, through distributed shared memory or global memory."""
+        """Bytes of partial sums that CTAs exchanged, through distributed shared memory or global memory."""
         sent = sum(e.shared_written for e in self.result.engines if e.instruction.startswith("st.async"))
         workspace = sum(x.bytes for x in self.result.memory if x.instruction.startswith("st.global"))
         return sent + workspace
@@ -128,10 +128,10 @@ def error_of(c: Case, out: torch.Tensor) -> float:
 
 
 def simulate(c: Case, plan: Plan, kernel: CompiledKernel | None = None, **options: Any) -> Ran:
-    """``gemm`` on ``c`` with ``plan``, into an output poisoned with NaN; raises unless the result is right.
+    """Runs ``gemm`` on ``c`` with ``plan``, into an output poisoned with NaN; raises unless the result is right.
 
-    kernel: run this code instead of what ``gemm`` compiles. options: those of ``simulating`` (trace, counters,
-    schedule, checks).
+    kernel: code to run instead of what ``gemm`` compiles. options: those of ``simulating`` (trace, counters, schedule,
+    checks).
     """
     m, n, _ = c.mnk
     out = torch.full((m, n), torch.nan, dtype=getattr(torch, plan.config.out))
@@ -140,7 +140,7 @@ def simulate(c: Case, plan: Plan, kernel: CompiledKernel | None = None, **option
     ) as runs:
         gemm(c.a, c.b, out=out, config=plan)
     error = error_of(c, out)
-    if not error <= ERROR_BOUND:  # NaN, where nothing was written, is an error too
+    if not error <= ERROR_BOUND:  # this form also rejects NaN, which unwritten elements have
         raise AssertionError(f"{plan}: error {error:.1e}")
     (only,) = runs
     return Ran(plan, out, error, only.result)
@@ -171,12 +171,12 @@ MMA_OPCODES = ("UTCOMMA", "UTCQMMA")
 
 
 def opcode(instruction: str) -> str:
-    """``UTCOMMA`` of ``@P0 UTCOMMA.4X gdesc[UR4], …``."""
+    """The opcode: ``UTCOMMA`` for ``@P0 UTCOMMA.4X gdesc[UR4], …``."""
     return next(word for word in instruction.split() if not word.startswith("@")).split(".")[0]
 
 
 def reading_of(loop: list[str]) -> list[tuple[str, list[str]]]:
-    """What the instructions of a loop are for: (purpose, opcodes)."""
+    """What the instructions of a loop do: (purpose, opcodes)."""
     groups: dict[str, list[str]] = {purpose: [] for purpose in PURPOSES} | {"addresses, counters, branches": []}
     for instruction in loop:
         name = opcode(instruction)
@@ -197,8 +197,8 @@ PURPOSES = {
 
 
 def with_mistake(config: GemmConfig, edge: str, which: str, **changed: Any) -> CompiledKernel:
-    """The kernel of ``config`` compiled with another count on one barrier of the graph: ``which`` is "full" or "empty",
-    ``changed`` are fields of its ``Arrivals``."""
+    """Compiles the kernel of ``config`` with a wrong count on one barrier of the graph. which: "full" or "empty";
+    changed: fields of its ``Arrivals``."""
     right = graph.pipeline_graph
 
     def wrong(c: GemmConfig, rings: graph.Rings) -> tuple[graph.Edge, ...]:
@@ -213,16 +213,16 @@ def with_mistake(config: GemmConfig, edge: str, which: str, **changed: Any) -> C
         for module in [m for name, m in sys.modules.items() if name.startswith("cute_nvfp4.kernels")]:
             if getattr(module, "pipeline_graph", None) is right:
                 patches.enter_context(mock.patch.object(module, "pipeline_graph", wrong))
-        return KERNEL.build(config)  # which asks no cache
+        return KERNEL.build(config)  # uses no cache
 
 
 def arrivals(count: int, what: str) -> tuple[tuple[str, int], ...]:
-    """``terms`` of ``Arrivals`` with this count."""
+    """The ``terms`` of ``Arrivals`` with this count."""
     return ((what, count),)
 
 
 def outcomes(c: Case, plan: Plan, kernel: CompiledKernel | None, schedules: list, **options: Any) -> Counter:
-    """How often a kernel was right, wrong, or stopped by which hazard, over schedules."""
+    """How often a kernel is right, wrong, or stopped by which hazard, over schedules."""
     found: Counter = Counter()
     for schedule in schedules:
         try:
@@ -236,7 +236,7 @@ def outcomes(c: Case, plan: Plan, kernel: CompiledKernel | None, schedules: list
 
 
 def caught(call: Callable[[], Any]) -> SimError:
-    """The hazard that ``call`` must raise."""
+    """The hazard that ``call`` raises; raises AssertionError if it raises none."""
     try:
         call()
     except SimError as error:
@@ -245,7 +245,7 @@ def caught(call: Callable[[], Any]) -> SimError:
 
 
 def first_hazard(c: Case, plan: Plan, kernel: CompiledKernel, schedules: list) -> SimError:
-    """What the first schedule reports under which anything is reported."""
+    """The hazard of the first schedule that reports one."""
     for schedule in schedules:
         try:
             simulate(c, plan, kernel, schedule=schedule)
@@ -255,7 +255,8 @@ def first_hazard(c: Case, plan: Plan, kernel: CompiledKernel, schedules: list) -
 
 
 def barrier_name(config: GemmConfig, address: int) -> str:
-    """``operands.empty[1]`` for a shared address; the barriers lie after everything else that the plan has."""
+    """The barrier's name for a shared address, such as ``operands.empty[1]``; the barriers are the last part of the
+    plan."""
     plan = Tcgen05SharedPlan(config)
     first = SHARED_BASE + plan.stages * plan.stage.bytes + plan.staged_output + plan.partials
     index = (address - first) // 8
@@ -268,7 +269,7 @@ def barrier_name(config: GemmConfig, address: int) -> str:
 
 
 def tell(error: SimError, config: GemmConfig, lines: int = 12) -> None:
-    """Prints the first lines of a hazard, barriers by their names and the kernel's mangled name left out."""
+    """Prints the first lines of a hazard, with barriers by name, without the kernel's mangled name."""
     text = re.sub(r"kernel_cutlass_\w+", "gemm", str(error))
     text = re.sub(r"mbarrier at shared address (0x[0-9a-f]+)", lambda m: barrier_name(config, int(m[1], 16)), text)
     print(type(error).__name__)

@@ -44,7 +44,7 @@ SM_ISSUES, SM_SECTORS = 4, 4
 class Case:
     """One problem, c (L, M) = A (L, M, K) · b (L, 1, K), its scales in both layouts.
 
-    ``expected`` is exact in float64, ``magnitude`` the sum of |a·b|: what rounding errors are measured against.
+    expected: exact, in float64; magnitude: the sum of |a·b|, which rounding errors are measured against.
     """
 
     a: dict[str, BlockScaledTensor]
@@ -72,9 +72,9 @@ class Case:
 
 
 def make_case(m: int, k: int, batch: int = 1, *, seed: int = 0, device: str = "cpu", nan: bool = False) -> Case:
-    """Random data over all E2M1 codes and all finite E4M3 scales, negative ones and zeros included.
+    """Random data over all E2M1 codes and all finite E4M3 scales, including negative ones and zeros.
 
-    ``nan``: scatters some NaN scales too.
+    nan: whether to scatter some NaN scales, too.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -99,10 +99,11 @@ def make_case(m: int, k: int, batch: int = 1, *, seed: int = 0, device: str = "c
 
 
 def check(case: Case, out: torch.Tensor) -> float:
-    """The largest error of ``out`` (fp32) relative to the sum of magnitudes; raises if it is more than fp32 sums make.
+    """The largest error of ``out`` (fp32) over the sum of magnitudes. Raises AssertionError if fp32 sums cannot explain
+    it.
 
-    Products and the sums of blocks are exact; what rounds is the fp32 sum over K/16 blocks, and none of the ladder's
-    orders of summation rounds worse than K/16 steps of half a unit.
+    Products and the sums of blocks are exact. Only the fp32 sum over K/16 blocks rounds, and none of the ladder's
+    orders of summation is worse than K/16 steps of half a unit in the last place.
     """
     bound = case.shape[1] // 16 * 2.0**-24
     wanted, nan = case.expected, torch.isnan(case.expected)
@@ -117,7 +118,7 @@ def check(case: Case, out: torch.Tensor) -> float:
 
 
 class RungArguments(NamedTuple):
-    """What every rung takes: c (L, M) = A (L, M, K) · b (L, 1, K)."""
+    """The arguments of every rung: c (L, M) = A (L, M, K) · b (L, 1, K)."""
 
     a: Pointer = Pointer("Uint8", 16)
     sfa: Pointer = Pointer("Uint8", 16)
@@ -130,7 +131,7 @@ class RungArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class RungConfig:
-    """Everything that the compiled code depends on, the text of the rung's module too."""
+    """Everything that the compiled code depends on, including the text of the rung's module."""
 
     arch: Architecture
     k: int
@@ -152,7 +153,7 @@ def source_of(rung: type) -> str:
 
 @dataclass(frozen=True)
 class Ran:
-    """A simulated rung: its output (L, M) fp32, and its launch with the kernel and what was counted."""
+    """A simulated rung: its output (L, M) fp32, and its launch with the kernel and the counters."""
 
     out: torch.Tensor
     launch: SimulatedLaunch
@@ -186,7 +187,7 @@ def prepare(rung: type | None, case: Case, arch: Architecture, sms: int | None =
 
 
 def simulate(rung: type | None, case: Case, arch: str, sms: int | None = None, **options: Any) -> Ran:
-    """Runs ``rung`` in the simulator, counting every access to memory."""
+    """Runs ``rung`` in the simulator, which counts every access to memory."""
     with simulating(arch, counters=True, **options) as runs:
         call, out = prepare(rung, case, architecture(arch), sms)
         call()
@@ -195,12 +196,12 @@ def simulate(rung: type | None, case: Case, arch: str, sms: int | None = None, *
 
 @dataclass(frozen=True)
 class Figures:
-    """What the simulator counted and the cubin says of one run. Nothing here is measured on a GPU.
+    """What the simulator counted in one run, and what the cubin shows. Nothing here is measured on a GPU.
 
-    instructions: PTX instructions issued by warps, moves between registers left out, since the assembler renames
-    registers and keeps few of them; requests: loads (and copies) of global memory by warps; sectors: the
-    32-byte sectors they touch, request by request; distinct_bytes: of all sectors touched, each counted once, which is
-    what DRAM must give or take at least; sass: instructions of the compiled code, counted once each.
+    instructions: PTX instructions issued by warps, without moves between registers, since the assembler renames
+    registers and keeps few of them; requests: loads (and copies) of global memory by warps; sectors: the 32-byte
+    sectors they touch, request by request; distinct_bytes: of all sectors touched, each counted once, which is what
+    DRAM must give or take at least; sass: instructions of the compiled code, each counted once.
     """
 
     elements: int
@@ -215,7 +216,7 @@ class Figures:
 
     @property
     def instructions_per_element(self) -> float:
-        """Instructions of a thread for each element of A (a warp's instruction is one of each of its 32 threads)."""
+        """Instructions of a thread for each element of A (a warp's instruction counts for each of its 32 threads)."""
         return 32 * self.instructions / self.elements
 
     @property
@@ -224,11 +225,11 @@ class Figures:
 
     @property
     def sector_use(self) -> float:
-        """Useful bytes / bytes of the sectors that loads touch: 1 if everything is asked for once and whole."""
+        """Useful bytes / bytes of the sectors that loads touch: 1 if every sector is requested once and used whole."""
         return self.useful_bytes / (32 * self.sectors)
 
     def bounds_us(self, elements: int) -> dict[str, float]:
-        """Modelled lower bounds on an H200, in µs, of a problem of so many elements with these figures for each.
+        """Modelled lower bounds on an H200, in µs, for a problem of ``elements`` with these figures for each element.
 
         dram: distinct bytes at 4.8 TB/s; l1: sectors at four a clock and multiprocessor; issue: instructions at four a
         clock and multiprocessor. PTX instructions: the assembler merges some and adds others. No measurement.
@@ -243,7 +244,7 @@ class Figures:
 
 
 def figures(run: Ran, case: Case) -> Figures:
-    """Puts together what the simulator counted and what inspection says of the cubin."""
+    """Combines the simulator's counters with what inspection finds in the cubin."""
     result, kernel = run.launch.result, run.launch.kernel
     report = inspect_cubin(kernel.cubin, kernel.ptx).kernel
     loads = global_loads(result)

@@ -1,4 +1,4 @@
-"""Evaluates CuTe layouts for the pictures: the algebra itself runs while a function is traced; no GPU is needed."""
+"""Evaluates CuTe layouts for pictures. CuTe computes them while it traces a function; no GPU is needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def offsets(make: Callable[[], Any], *shape: int) -> tuple[str, np.ndarray]:
-    """(the layout as CuTe writes it, its offset at every coordinate of ``shape``) of the static layout ``make()``."""
+    """(the layout in CuTe's notation, its offset at every coordinate of ``shape``) of the static layout ``make()``."""
     found: list = []
 
     def evaluate() -> None:

@@ -1,4 +1,4 @@
-"""Pictures for ``04_gated_and_grouped.ipynb``: bytes, scales of groups, tiles dealt to CTAs."""
+"""Pictures for ``04_gated_and_grouped.ipynb``: bytes, scales of groups, tiles distributed to CTAs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PADDING, UNUSED = "0.85", "0.96"
 
 
 def stacked(ax: Any, roads: dict[str, dict[str, float]]) -> None:
-    """A bar for each road, a part for each of ``PARTS``, in KiB."""
+    """Draws a bar for each road, with a section for each of ``PARTS``, in KiB."""
     for row, parts in enumerate(roads.values()):
         at = 0.0
         for name, color in PARTS.items():
@@ -39,7 +39,7 @@ def stacked(ax: Any, roads: dict[str, dict[str, float]]) -> None:
 
 
 def routing(axes: Any, r: Any) -> None:
-    """Left the weight of every expert for every token, right the rows that each expert gets."""
+    """Draws the weight of every expert for every token (left), and the rows that each expert gets (right)."""
     tokens, groups = r.expert.shape[0], len(r.counts)
     image = torch.zeros(tokens, groups).scatter_(1, r.expert, r.weight).T
     shown = axes[0].imshow(image, aspect="auto", interpolation="nearest", cmap="Blues", vmin=0, vmax=1)
@@ -56,7 +56,8 @@ def routing(axes: Any, r: Any) -> None:
 
 
 def scales_of_groups(axes: Any, rowmajor: np.ndarray, rows: GroupedRows) -> np.ndarray:
-    """Left the scales (T, K / block) as they are computed; right in atoms of 128 rows, each group from one of its own.
+    """Draws the scales (T, K / block) as computed (left), and in atoms of 128 rows, where each group begins its own
+    (right).
 
     Returns the bytes of the right picture, (128 · atoms, K / block), as they lie in ``rows.scale``.
     """
@@ -93,7 +94,7 @@ def _frame(ax: Any, first: int, size: int, columns: int, color: Any, text: str) 
 
 
 def dealt(ax: Any, shares: list[list[tuple[int, int, int]]], title: str) -> None:
-    """A line for each CTA; a bar for each tile, as long as its steps of K, in the colour of its group."""
+    """Draws a line for each CTA, and a bar for each tile, as long as its steps of K, in the colour of its group."""
     for worker, mine in enumerate(shares):
         at = 0
         for group, tile, steps in mine:

@@ -1,6 +1,7 @@
-"""Runs, counts and checks the layers of ``04_gated_and_grouped.ipynb``: SwiGLU, its gates, and a mixture of experts.
+"""Helpers of ``04_gated_and_grouped.ipynb``: they run, count and check SwiGLU layers, their gates, and a mixture of
+experts.
 
-What is compared with is computed here in torch, in float32 or float64, from formulas and not by the library.
+References are computed here in torch, in float32 or float64, from formulas and not by the library.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SM_100A = ARCHITECTURES["sm_100a"]
 
 @dataclass
 class Launched:
-    """Every launch of a block, with its counters."""
+    """All launches of a block, with their counters."""
 
     runs: list[SimulatedLaunch]
 
@@ -57,7 +58,7 @@ class Launched:
 
     @property
     def parameter_bytes(self) -> int:
-        """Of the last launch's kernel."""
+        """Bytes of the parameters of the last launch's kernel."""
         return sum(map(len, self.runs[-1].launch.params))
 
 
@@ -69,7 +70,7 @@ def launched(**options: Any) -> Iterator[Launched]:
 
 
 def bytes_of(*operands: BlockScaledTensor | torch.Tensor) -> int:
-    """Bytes of data and of scales, padding of scales included."""
+    """Bytes of data and of scales, including padding of scales."""
     tensors = [t for x in operands for t in ([x] if isinstance(x, torch.Tensor) else [x.data, x.scale])]
     return sum(t.numel() * t.element_size() for t in tensors)
 
@@ -78,7 +79,7 @@ def source(function: Any) -> str:
     """The code of a function or class without its docstring."""
     text = textwrap.dedent(inspect.getsource(inspect.unwrap(function)))
     if not inspect.isclass(function):
-        # the DSL's decorator is there or not, depending on whether the function has been compiled
+        # whether the source has the DSL's decorator depends on whether the function has been compiled
         text = re.sub(r"\A(@.*\n)+", "", text)
     lines = text.splitlines()
     for node in ast.walk(ast.parse(text)):
@@ -90,7 +91,7 @@ def source(function: Any) -> str:
 
 
 def block(function: Any, first: str) -> str:
-    """The statement of a function that starts with ``first``, with what is indented under it."""
+    """The statement of a function that starts with ``first``, with the lines indented under it."""
     lines = source(function).splitlines()
     start = next(i for i, line in enumerate(lines) if line.lstrip().startswith(first))
     indent = len(lines[start]) - len(lines[start].lstrip())
@@ -108,11 +109,11 @@ def said(call: Callable[[], Any]) -> str:
 
 
 def relative(x: torch.Tensor, right: torch.Tensor) -> float:
-    """Root of Σ(x − right)² / Σ right², in float64."""
+    """The relative error: the root of Σ(x − right)² / Σ right², in float64."""
     x, right = x.double(), right.double()
     return float((x - right).norm() / right.norm())
 
 
 def decibels(x: torch.Tensor, right: torch.Tensor) -> float:
-    """Signal to noise."""
+    """The signal-to-noise ratio, in dB."""
     return -20 * math.log10(relative(x, right))

@@ -1,7 +1,7 @@
-"""Draws samples, measures errors, searches scales the long way and models times for ``05_quantization.ipynb``.
+"""Helpers of ``05_quantization.ipynb``: they draw samples, measure errors, search scales exhaustively and model times.
 
-Errors are computed in float64 from what ``quantize`` wrote. What is recomputed here, is recomputed differently from the
-library: elements are rounded by their distances to E2M1's numbers, scales found by trying all of them.
+Errors are computed in float64 from what ``quantize`` wrote. What these helpers recompute, they compute differently from
+the library: they round elements by their distances to E2M1 values, and find scales by trying all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DRAWS = {
 }
 E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 E4M3 = formats.decode_e4m3(torch.arange(127, dtype=torch.uint8), torch.float64).numpy()
-"""All finite E4M3 numbers from 0 to 448, by code."""
+"""All finite E4M3 values from 0 to 448, by code."""
 
 
 def floats(values: Any) -> torch.Tensor:
@@ -38,7 +38,7 @@ def floats(values: Any) -> torch.Tensor:
 
 
 def samples(seed: int = 0) -> dict[str, torch.Tensor]:
-    """(512, 1024) floats of each distribution, the first of those in the table of docs/explanation/quantization.md."""
+    """(512, 1024) floats of each distribution, the first samples of the table of docs/explanation/quantization.md."""
     random = np.random.default_rng(seed)
     return {name: floats(draw(random, (1024, 1024))[:512]) for name, draw in DRAWS.items()}
 
@@ -50,12 +50,12 @@ def relative_mse(x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def decibels(mse: float) -> float:
-    """Signal to noise of a relative mean squared error."""
+    """The signal-to-noise ratio of a relative mean squared error, in dB."""
     return float(-10 * np.log10(mse))
 
 
 def snr(x: torch.Tensor, q: BlockScaledTensor) -> float:
-    """Signal to noise of ``q`` as a quantization of ``x``, in dB."""
+    """The signal-to-noise ratio of ``q`` as a quantization of ``x``, in dB."""
     return decibels(relative_mse(x, q.dequantize(torch.float64)))
 
 
@@ -73,12 +73,13 @@ def scales(q: BlockScaledTensor) -> np.ndarray:
 
 
 def nearest_e2m1(y: np.ndarray) -> np.ndarray:
-    """The nearest E2M1 number, by distance (a tie's error is the same whichever way it goes)."""
+    """The nearest E2M1 value, by distance (a tie's error is the same whichever way it goes)."""
     return np.sign(y) * E2M1[np.abs(np.abs(y)[..., None] - E2M1).argmin(-1)]
 
 
 def errors_of_all_scales(blocks: np.ndarray, global_scale: float) -> np.ndarray:
-    """Σ(value − x)² of ``blocks`` (n, 16) under each of the 127 E4M3 scales, (n, 127): ``optimal``, defined."""
+    """Σ(value − x)² of ``blocks`` (n, 16) under each of the 127 E4M3 scales, (n, 127): the definition of the rule
+    ``optimal``."""
     result = np.empty((len(blocks), len(E4M3)))
     for code, scale in enumerate(E4M3 * global_scale):
         value = nearest_e2m1(blocks / scale) * scale if scale else np.zeros_like(blocks)
@@ -87,9 +88,9 @@ def errors_of_all_scales(blocks: np.ndarray, global_scale: float) -> np.ndarray:
 
 
 def scales_worth_trying(blocks: np.ndarray, errors: np.ndarray, global_scale: float) -> np.ndarray:
-    """Which of the 127 scales could have an error below ``errors`` (n,), of blocks (n, 16): (n, 127).
+    """For blocks (n, 16), which of the 127 scales could have an error below ``errors`` (n,): (n, 127).
 
-    A scale t clips the largest magnitude a by a − 6t, and makes zeros of all magnitudes below t/4.
+    A scale t clips the largest magnitude a by a − 6t, and rounds all magnitudes below t/4 to zero.
     """
     magnitude = np.sort(np.abs(blocks), axis=-1)
     t = E4M3 * global_scale
@@ -108,7 +109,7 @@ def figures_of_docs() -> dict[str, list[float]]:
 
 
 def record(name: str) -> dict | None:
-    """A measured record of ``benchmarks/results``, or None where there is none."""
+    """A measured record of ``benchmarks/results``, or None if the file does not exist."""
     path = RESULTS / name
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
@@ -119,17 +120,17 @@ def quantize_rows(record: dict) -> list[dict]:
     return sorted((row for row in rows if row["note"] == "given"), key=lambda row: -row["median_us"])
 
 
-# What follows is modelled: of a B200, from the published figures in planning.rates. Times are in microseconds.
+# The rest of this file models a B200, from the published figures in planning.rates. Times are in microseconds.
 
 B200 = ARCHITECTURES["sm_100a"]
 BF16_BYTES, NVFP4_BYTES = 2, 0.5 + 1 / 16
 BF16_FLOP_S = rates.SUSTAINED_FLOP_S / 4
-"""A tensor core instruction takes 32 bytes of K in the same cycles whatever their type: 64 elements in NVFP4, 16 in
-bf16 (as in the data sheet, where bf16 has a quarter of the operations a second)."""
+"""A tensor core instruction takes 32 bytes of K in the same cycles, whatever the type: 64 elements in NVFP4, 16 in bf16
+(as in the data sheet, where bf16 has a quarter of the operations a second)."""
 
 
 def quantize_us(rows: int, k: int, passes: int = 1) -> float:
-    """A fused quantization of bf16 to NVFP4: a launch and its bytes for each pass; the last of them also writes."""
+    """A fused quantization of bf16 to NVFP4: a launch and the bytes of each pass; only the last pass writes."""
     moved = rows * k * (passes * BF16_BYTES + NVFP4_BYTES)
     return passes * rates.LAUNCH_US + moved / rates.BEST_BYTES_S * 1e6
 
@@ -145,7 +146,7 @@ def nvfp4_gemm_us(m: int, n: int, k: int) -> float:
 def bf16_gemm_us(m: int, n: int, k: int) -> float:
     """A bf16 GEMM by the same model: it moves the bytes and takes the cycles of an MXFP8 GEMM with twice the K.
 
-    The stand-in's scales are taken out of DRAM's bytes. This is an assumption, not a kernel of this library.
+    The bytes of that GEMM's scales are subtracted. This is an assumption, not a kernel of this library.
     """
     problem = GemmProblem(m, n, 2 * k, a_format="mxfp8", b_format="mxfp8", out="bfloat16")
     plan = choose(problem, B200, rates.SM_COUNT)
@@ -155,7 +156,7 @@ def bf16_gemm_us(m: int, n: int, k: int) -> float:
 
 
 def columns_to_pay(passes: int = 1) -> float:
-    """N from which quantizing A (M, K) for one GEMM of many rows pays, whatever M and K are: bytes against FLOP.
+    """The N from which quantizing A (M, K) for one GEMM of many rows pays, whatever M and K are: bytes against FLOP.
 
     Each element of A costs its bytes in the quantization, and saves 2N operations at the difference of the rates.
     """
@@ -164,5 +165,5 @@ def columns_to_pay(passes: int = 1) -> float:
 
 
 def weights_to_pay(passes: int = 1) -> float:
-    """N · K from which quantizing a few rows of A pays for one GEMM: launches against bytes of weights."""
+    """The N · K from which quantizing a few rows of A for one GEMM pays: launches against bytes of weights."""
     return passes * rates.LAUNCH_US * 1e-6 / ((BF16_BYTES - NVFP4_BYTES) / rates.DRAM_BYTES_S)
