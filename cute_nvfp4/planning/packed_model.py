@@ -151,8 +151,8 @@ def _wgmma_us(c: WgmmaConfig, plan: PackedPlan, p: PackedProblem, sm_count: int,
     """µs of the SM with the most work tiles."""
     workers = plan.workers
     count, steps = tile_count(p, c), -(-p.k // (STAGE_TILES * TILE_K))
-    along_m, tile_us = -(-p.m // c.tile_n), by.tile_us[c.tile_n]
-    stage = (by.stage_us[c.tile_n] + by.beyond_us * (along_m * c.tile_n - p.m) / along_m) * c.row_groups / 2
+    along_x, tile_us = -(-p.m // c.tile_n), by.tile_us[c.tile_n]
+    stage = (by.stage_us[c.tile_n] + by.beyond_us * (along_x * c.tile_n - p.m) / along_x) * c.row_groups / 2
     if c.decodes_x:
         stage *= by.decoding[c.tile_n]
     if c.scheduler == "stream_k":

@@ -33,8 +33,8 @@ class SlotIds(NamedTuple):
 
     @cute.jit
     def place(self, expert: Int32, lane: Int32) -> Int32:
-        """The place of the lane's slot in the order of experts: its row, if it has one. Each lane has a different
-        place. All lanes of a warp call this together."""
+        """The place of the lane's slot in the order of experts: its row, if it has one. Places of lanes are distinct.
+        All lanes of a warp call this together."""
         place = Int32(0)
         for slot in cutlass.range(self.slots, unroll=1):
             other = cute.arch.shuffle_sync(expert, slot)

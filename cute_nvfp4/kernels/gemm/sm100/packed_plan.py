@@ -26,7 +26,7 @@ def divided(c: WgmmaConfig) -> tuple[int, int]:
 
 
 def refused_by_tensor_memory(c: WgmmaConfig) -> str:
-    """Why tcgen05 cannot run ``c``: its tiles, or too few columns for decoded weights; "" if it can."""
+    """The reason why tcgen05 cannot run ``c``, its tiles or too few columns for decoded weights, or an empty string."""
     if c.warpgroups not in (2, 4) or c.ctas_per_sm > 1 or not c.schedule.has_single_ctas:
         got, expected = f"{c.warpgroups} warpgroups, {c.schedule}", "2 or 4 warpgroups, WholeTiles or EqualShares"
         return explain(f"a plan for {c.arch.name}", got=got, expected=f"{expected} without clusters")

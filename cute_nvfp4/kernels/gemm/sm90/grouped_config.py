@@ -37,7 +37,7 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
 
     All tiles of a group have the narrowest of ``widths`` that covers its rows of x in as few tiles as ``tile_n`` would.
 
-    narrower: the widths besides ``tile_n``, in ascending order; None: those of a table.
+    narrower: the widths besides ``tile_n``, in ascending order; None: the default ones for ``tile_n``.
     maps: where the tensor maps of x are. "rows": one map for the rows of all groups, which have one N and K;
         "parameters" of the kernel, one for each of ``slots`` groups; or a "workspace" in global memory.
     capacity: groups that the table in shared memory has room for, a multiple of 32.
@@ -90,7 +90,7 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
 
     @property
     def factor_pitch(self) -> int:
-        # at a time, warpgroups may be at tiles of different widths
+        # warpgroups may be at tiles of different widths at the same time
         return 4 * (self.widest or self.tile_n)
 
     @property
