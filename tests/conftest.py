@@ -1,17 +1,17 @@
-"""Which tests run, and where.
+"""Decides which tests run, and where.
 
-``--backend sim`` (the default): kernels are tested in the simulator. ``--backend cuda``: only tests that launch kernels
-of the package run, those with the mark ``kernels`` or ``gpu``, on the GPU that is there; why others are skipped is
-printed at the end. Without ``-m slow`` sweeps are sampled (``support/sampling.py``) and ``slow`` tests left out.
+``--backend sim`` (the default) tests kernels in the simulator. ``--backend cuda`` runs only tests that launch kernels
+of the package, marked ``kernels`` or ``gpu``, on the machine's GPU, and prints at the end why it skipped others.
+Without ``-m slow`` the run samples sweeps (``support/sampling.py``) and leaves out ``slow`` tests.
 
-This file also puts ``tests/`` on the path, for ``support``, what several folders of tests share.
+This file also puts ``tests/`` on the path, for ``support``, which several folders of tests share.
 """
 
 from __future__ import annotations
 
 import os
 
-# matrices of tests are small: threads of a BLAS would wait for one another, and for those of other processes
+# one thread: tests' matrices are small, so that a BLAS's threads would mostly wait for one another
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import ctypes
@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--backend", choices=backends.BACKENDS, default="sim", help="where kernels are tested (default: sim)"
     )
-    parser.addoption("--note-kernels", type=Path, metavar="FOLDER", help="note which kernels are asked for")
+    parser.addoption("--note-kernels", type=Path, metavar="FOLDER", help="note the kernels that tests request")
     parser.addoption("--shuffle", metavar="SEED", help="run tests in an order that depends on this word")
     parser.addoption("--cpu-times", type=Path, metavar="FILE", help="add CPU seconds of each test to a file")
 
@@ -54,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if backends.backend() == "cuda":
         if not torch.cuda.is_available():
             raise pytest.UsageError("--backend cuda: torch finds no CUDA device")
-        # deterministic matrix products, which references are compared with
+        # references need deterministic matrix products
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     else:
         stored_kernels.install()
@@ -62,14 +62,14 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ[stored_kernels.NOTE] = str(folder.resolve())
             stored_kernels.note(folder, os.environ.get("PYTEST_XDIST_WORKER", "main"))
     if "PYTEST_XDIST_WORKER" not in os.environ:
-        # inductor's code for the vector instructions of another run (ATEN_CPU_CAPABILITY) ends in a segmentation fault
+        # a cache of this run: another run's code may use other vector instructions (ATEN_CPU_CAPABILITY) and crash
         folder = tempfile.TemporaryDirectory(prefix="inductor-", ignore_cleanup_errors=True)
         config.add_cleanup(folder.cleanup)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder.name
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """On a GPU files without tests for it are not even imported: they may need packages that it does not have."""
+    """On a GPU, skips the import of files without tests for it: they may need packages that the machine lacks."""
     name = collection_path.name
     if backends.backend() == "cuda" and name.startswith("test_") and name.endswith(".py"):
         text = collection_path.read_text(encoding="utf-8")
@@ -84,7 +84,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in gone]
-    # what takes longest first: at the end one process would wait for it
+    # start with the longest file: at the end the other processes would wait for it
     items.sort(key=lambda item: "test_notebooks" not in item.nodeid)
     if seed := config.getoption("--shuffle"):
         items.sort(key=lambda item: sampling.rank(f"{seed} {item.nodeid}"))
@@ -96,8 +96,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Processes have tests that follow one another, and take from each other at the end: what a file computes for all
-    of its tests is computed in one process."""
+    """Gives each process consecutive tests, so that it computes once what a file's tests share; idle processes steal
+    tests."""
     if config.getoption("dist") != "load":
         return None
     from xdist.scheduler import WorkStealingScheduling
@@ -106,16 +106,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests stay to the end: the cyclic collector need not look at them again and again, and rarely at what
-    tracing a kernel makes, which took an eighth of its time."""
+    """Exempts modules and tests from the cyclic garbage collector, which then runs rarely: on the objects that tracing
+    makes, it took an eighth of the time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
 
 
 def pytest_runtest_logfinish() -> None:
-    """What a simulated launch had is in reference cycles, with all of its memory, and those are collected rarely: two
-    processes would come to hold fifteen gigabytes."""
+    """Collects garbage when memory has grown. A simulated launch leaves its memory in reference cycles, which Python
+    collects rarely: two processes would come to hold fifteen gigabytes."""
     global _resident
     if _resident_bytes() - _resident > _GROWTH:
         gc.collect(1)
@@ -130,17 +130,17 @@ def _resident_bytes() -> int:
 _GROWTH = 300 << 20
 _resident = _resident_bytes()
 _trim = ctypes.CDLL(None).malloc_trim
-"""Gives memory that was freed back to the system."""
+"""Returns freed memory to the operating system."""
 
 
 def _left_out(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
-    """Tests that this run is not meant for."""
+    """Tests that this run leaves out."""
     found = []
     if backends.backend() == "cuda":
         found = [x for x in items if not (x.get_closest_marker("kernels") or x.get_closest_marker("gpu"))]
     if not re.search(r"(?<!not )\bslow\b", config.getoption("markexpr")):
         found += [item for item in items if item.get_closest_marker("slow")]
-        # a test named on the command line is wanted, sampled or not
+        # a test named on the command line runs, sampled or not
         if not config.getoption("keyword") and not any("::" in argument for argument in config.args):
             found += sampling.left_out(items)
     return found
@@ -157,7 +157,7 @@ def _why_skipped(item: pytest.Item) -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many tests were skipped on a GPU, for each reason."""
+    """Prints how many tests were skipped on a GPU, for each reason."""
     if backends.backend() == "cuda":
         reasons = Counter(report.longrepr[2] for report in terminalreporter.stats.get("skipped", []))
         for reason, count in sorted(reasons.items()):
@@ -170,7 +170,7 @@ def _refuse(kernel: CompiledKernel) -> CompiledKernel:
 
 @pytest.fixture(autouse=True)
 def _simulated(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Kernels that are called in these folders run in the simulator; on a GPU nothing does."""
+    """Fixture: kernels that tests of these folders call run in the simulator; with ``--backend cuda`` none may."""
     if backends.backend() == "cuda":
         with simulating(kernel=_refuse):
             yield
@@ -183,19 +183,19 @@ def _simulated(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _forked_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The harness's workers are forked, which is quicker than to start them."""
+    """Fixture: the harness's workers are forked, which is faster than starting them."""
     if backends.backend() == "sim" and request.path.parent.name in ("harness", "cheats"):
         monkeypatch.setattr(process, "subprocess", forked.SUBPROCESS)
 
 
 @pytest.fixture
 def simulated() -> Iterator[list[SimulatedLaunch]]:
-    """Within a test elsewhere, kernels run in the simulator; what is launched."""
+    """Fixture for tests outside these folders: kernels run in the simulator. Gives the list of launches."""
     with simulating() as runs:
         yield runs
 
 
 @pytest.fixture
 def device() -> torch.device:
-    """Where a test's own tensors go: the CPU, or the GPU."""
+    """Fixture: the device for a test's own tensors, the CPU or the GPU."""
     return backends.device()

@@ -1,1 +1,2 @@
-"""What several folders of tests share: problems of each operation, mutants, recordings, processes, which tests run."""
+"""What several folders of tests share: problems of each operation, mutants, recordings, processes, sampling of
+sweeps."""

@@ -1,7 +1,7 @@
-"""Where tests of kernels run: CPU tensors in the simulator, or CUDA tensors on a GPU (``pytest --backend sim|cuda``).
+"""The backend of kernel tests: CPU tensors in the simulator, or CUDA tensors on a GPU (``pytest --backend sim|cuda``).
 
-Makers of problems put their tensors on ``device()``. A test that makes tensors of its own takes the fixture ``device``,
-or puts them there with ``place``.
+Makers of problems put their tensors on ``device()``. A test that makes its own tensors takes the fixture ``device``, or
+moves them with ``place``.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from cute_nvfp4.target import ARCHITECTURES, Architecture
 
 BACKENDS = ("sim", "cuda")
 KERNEL_ARCHS = ("sm_100a", "sm_90a")
-"""What the simulator compiles the kernels of every architecture for; sm_103a has the code of sm_100a."""
+"""Architectures that the simulator tests all kernels for; sm_103a has the code of sm_100a."""
 
 _selected = "sim"
 
 
 def select(backend: str) -> None:
-    """Chooses the backend of this process, before anything is collected."""
+    """Selects the backend of this process, before pytest collects anything."""
     global _selected
     _selected = backend
 
 
 def backend() -> str:
-    """``sim`` or ``cuda``: also the argument of that name of the public functions."""
+    """``sim`` or ``cuda``: also the value of the public functions' argument ``backend``."""
     return _selected
 
 
@@ -33,13 +33,13 @@ def device() -> torch.device:
 
 
 def gpu_architecture() -> Architecture | None:
-    """That of the current CUDA device; None if the package does not know it."""
+    """The architecture of the current CUDA device; None if the package does not know it."""
     capability = torch.cuda.get_device_capability()
     return next((arch for arch in ARCHITECTURES.values() if arch.capability == capability), None)
 
 
 def architectures() -> tuple[str, ...]:
-    """What kernels of every architecture are tested for: on a GPU what it is."""
+    """The architectures to test kernels for; with a GPU only its own."""
     if _selected == "sim":
         return KERNEL_ARCHS
     found = gpu_architecture()
@@ -47,7 +47,7 @@ def architectures() -> tuple[str, ...]:
 
 
 def why_skipped(archs: tuple[str, ...]) -> str:
-    """Why the device does not run kernels that are for ``archs`` (any, if there are none), or ""."""
+    """Why the device does not run kernels for ``archs`` (any architecture, if empty), or ""."""
     if _selected == "sim":
         return ""
     found = gpu_architecture()
@@ -59,7 +59,7 @@ def why_skipped(archs: tuple[str, ...]) -> str:
 
 
 def place(x: torch.Tensor) -> torch.Tensor:
-    """``x`` on the device, with its strides and its offset in memory as they are."""
+    """``x`` on the device, with the same strides and the same offset in memory."""
     if x.device.type == device().type:
         return x
     memory = torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage()).to(device())

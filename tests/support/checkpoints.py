@@ -1,4 +1,4 @@
-"""NVFP4 weights by the publishers' formulas and nothing of this library."""
+"""Packs NVFP4 weights by the publishers' formulas, with nothing of this library."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 
 
 def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """E2M1 bytes, E4M3 scales and amax of a matrix, by the publishers' formulas and nothing of this library."""
+    """E2M1 bytes, E4M3 scales and amax of a matrix."""
     amax = float(weight.abs().max())
     blocks = weight.unflatten(1, (-1, 16))
     scale = (blocks.abs().amax(-1) / 6 * (2688 / amax)).clamp(max=448).to(torch.float8_e4m3fn)
@@ -19,14 +19,14 @@ def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
 
 
 def values(data: torch.Tensor, scale: torch.Tensor, amax: float) -> torch.Tensor:
-    """What the packed tensors mean."""
+    """The values that packed tensors represent."""
     codes = torch.stack((data & 15, data >> 4), -1).flatten(1).long()
     numbers = torch.tensor(E2M1 + [-value for value in E2M1])[codes]
     return (numbers.unflatten(1, (-1, 16)) * scale.float().unsqueeze(-1)).flatten(1) * (amax / 2688)
 
 
 def stored(name: str, weight: torch.Tensor, convention: str, amax_of_x: float | None = 4.0) -> dict[str, torch.Tensor]:
-    """The tensors of a layer without its bias, as "modelopt" or "compressed-tensors" publishes them."""
+    """The tensors of a layer without its bias, in the layout of "modelopt" or "compressed-tensors"."""
     data, scale, amax = pack(weight)
     found = {"weight_scale": scale}
     if convention == "modelopt":

@@ -1,4 +1,4 @@
-"""Whether torch's inductor can compile for this processor and this interpreter."""
+"""Whether torch's inductor can compile on this processor for this interpreter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 COMPILER = any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++"))
-# with ATEN_CPU_CAPABILITY=default, inductor of torch 2.13 writes vector code and leaves out its headers
+# with ATEN_CPU_CAPABILITY=default, inductor of torch 2.13 writes vector code without its headers
 VECTORS = torch.backends.cpu.get_cpu_capability() != "DEFAULT"
 # Debian and Ubuntu have the interpreter's headers in a package of their own, such as python3.14-dev.
 HEADER = Path(sysconfig.get_path("include"), "Python.h").is_file()

@@ -1,7 +1,7 @@
-"""What tests take of the processors: ``pytest --cpu-times FILE`` adds a line for each test to ``FILE``.
+"""Measures CPU times of tests: ``pytest --cpu-times FILE`` adds a line for each test to ``FILE``.
 
-Counted are user and system seconds of a test's process and of all that it started, those that still run among them.
-``python -m tests.support.cpu_times FILE`` prints the sum, and the dearest files and tests.
+A time is the user and system seconds of a test's process and of all that it started, including those that still run.
+``python -m tests.support.cpu_times FILE`` prints the sum, and the most expensive files and tests.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _descendants(pid: int) -> Iterator[int]:
 
 
 def _of(pid: int) -> float:
-    """Seconds of a process that runs, and of those it has waited for; 0 of one that has just ended."""
+    """CPU seconds of a running process and of the children that it has waited for; 0 if it has just ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -45,7 +45,7 @@ def _of(pid: int) -> float:
 
 
 class CpuTimes:
-    """The plugin of pytest that writes the lines."""
+    """The pytest plugin that writes the lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -55,12 +55,12 @@ class CpuTimes:
             lines.write(f"{max(seconds, 0.0):.3f}\t{what}\n")
 
     def pytest_collection_finish(self) -> None:
-        """Before the first test."""
+        """Writes the time of collection, before the first test."""
         self._note(spent(), COLLECTION)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        """Around a test with its fixtures."""
+        """Measures a test with its fixtures."""
         before = spent()
         result = yield
         self._note(spent() - before, item.nodeid)
@@ -68,7 +68,7 @@ class CpuTimes:
 
 
 def report(lines: list[str], most: int = 25) -> str:
-    """The sum, and the dearest files and tests."""
+    """The sum, and the most expensive files and tests."""
     tests = Counter[str]()
     for line in lines:
         seconds, _, what = line.rstrip("\n").partition("\t")

@@ -1,8 +1,8 @@
-"""What a product is, exactly: sums in float64 of values decoded here, scaled at the end; and whether a result is that.
+"""Exact results of products: sums in float64 of values decoded here, scaled at the end; and the check of a result.
 
-This is written from the formats' definitions (OCP MX 1.0; E4M3 and E5M2 of OFP8; UE8M0 is 2 ** (code − 127)) and from
-nothing of the package, so that it may judge ``cute_nvfp4.reference`` too. A sum of products of NVFP4 is exact; of MX it
-is within 2⁻⁵⁰ of the sum of magnitudes.
+This file follows the formats' definitions (OCP MX 1.0; E4M3 and E5M2 of OFP8; UE8M0 is 2 ** (code − 127)) and uses
+nothing of the package, so that it can also judge ``cute_nvfp4.reference``. A sum of products of NVFP4 is exact; of MX
+it is within 2⁻⁵⁰ of the sum of magnitudes.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import NamedTuple
 import torch
 
 LARGEST = {torch.float16: 65504.0, torch.bfloat16: 2.0**128 - 2.0**120, torch.float32: 2.0**128 - 2.0**104}
-"""The largest finite number of an output."""
+"""The largest finite value of an output."""
 DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24}
 LEAST = {torch.float16: 2.0**-24, torch.bfloat16: 2.0**-133, torch.float32: 2.0**-149}
-"""The least subnormal number of an output."""
+"""The smallest subnormal of an output."""
 
 
 def _small_floats(exponent_bits: int, mantissa_bits: int, special: dict[int, float]) -> torch.Tensor:
-    """The values of all codes of a float of so many bits and a sign, by code."""
+    """The values of all codes of a float with a sign and these bits, by code."""
     bias, ones = 2 ** (exponent_bits - 1) - 1, 2**mantissa_bits
     found = []
     for code in range(2 ** (exponent_bits + mantissa_bits)):
@@ -41,7 +41,7 @@ TABLES = {
     "mxfp8": (E4M3, UE8M0, 32),
     "mxfp8_e5m2": (E5M2, UE8M0, 32),
 }
-"""Of a format: values of elements, values of scales, elements that share a scale."""
+"""For each format: values of elements, values of scales, elements that share a scale."""
 
 
 def values_of(codes: torch.Tensor, scales: torch.Tensor, format: str) -> torch.Tensor:
@@ -51,8 +51,8 @@ def values_of(codes: torch.Tensor, scales: torch.Tensor, format: str) -> torch.T
 
 
 class Expected(NamedTuple):
-    """exact: the result in float64; error: what arithmetic in float32 may be off by, before the output is rounded;
-    free: where nothing is promised."""
+    """An expected result. exact: in float64; error: tolerance of float32 arithmetic, before the output is rounded;
+    free: elements that may have any value."""
 
     exact: torch.Tensor
     error: torch.Tensor
@@ -64,8 +64,8 @@ def product(
 ) -> Expected:
     """a (…, M, K) times b (…, N, K), scaled at the end by ``factor``, plus bias (…, N); float64.
 
-    coarse: sums round, each term by as much as tensor cores do at most (2⁻¹² of the largest); else they have so few
-    bits that none does. The factor is rounded a few times, and the sum once by each of a few products.
+    coarse: sums round, each term by at most what tensor cores do (2⁻¹² of the largest); else they have so few bits that
+    no term rounds. The factor is rounded a few times, and the sum once by each of a few products.
     """
     sums = a @ b.mT
     exact, error = sums * factor, (sums * factor).abs() * 2.0**-21
@@ -74,14 +74,14 @@ def product(
     beyond = exact.abs() + error > 2.0**128 * (1 - 2.0**-20)
     if bias is not None:
         bias = bias.unsqueeze(-2)
-        # where alpha times the sum is infinite in float32, a bias that brings it back is of no use
+        # where alpha times the sum is infinite in float32, a bias cannot make it finite again
         exact, error = torch.where(beyond, exact, exact + bias), error + (exact.abs() + bias.abs()) * 2.0**-23
     # 0 times infinity is no error
     return Expected(exact, torch.nan_to_num(error, 0.0, math.inf))
 
 
 def gated(x: Expected, y: Expected, gate: str) -> Expected:
-    """gate(x) · y of two products; nothing is promised where one of them is beyond float32."""
+    """gate(x) · y of two products; elements where one of them is beyond float32 may have any value."""
     gates = {
         "silu": lambda v: v * torch.sigmoid(v),
         "gelu_tanh": lambda v: v * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (v + 0.044715 * v**3)),
@@ -93,7 +93,7 @@ def gated(x: Expected, y: Expected, gate: str) -> Expected:
     x, y = (each._replace(error=each.error + LEAST[torch.float32]) for each in (x, y))
     off = x.error
     if gate not in ("relu", "identity"):
-        # its slope is at most 1.2, its relative error 2⁻¹⁵, and subnormal results are 0
+        # a gate's slope is at most 1.2, its relative error 2⁻¹⁵, and it flushes subnormal results to 0
         off = 1.2 * x.error + open_.abs() * 2.0**-15 + 2.0**-126
     exact = open_ * y.exact
     error = off * y.exact.abs() + open_.abs() * y.error + exact.abs() * 2.0**-23
@@ -102,11 +102,11 @@ def gated(x: Expected, y: Expected, gate: str) -> Expected:
 
 
 def wrong(result: torch.Tensor, expected: Expected) -> str:
-    """What is wrong with a result, in words; nothing where it is right.
+    """Says what is wrong with a result; empty if nothing is.
 
-    Where the exact value is NaN, NaN or infinity; where it is about the largest number of the output's dtype, that
-    value or infinity; beyond it infinity with its sign; else the value within the error, half a unit of the
-    output, and its least subnormal number.
+    If the exact value is NaN, it must be NaN or infinity; near the largest value of the output's dtype, that value or
+    infinity; beyond it, infinity with its sign; else a value within the error, half a unit of the output in the last
+    place, and its smallest subnormal.
     """
     dtype, got, (exact, error, free) = result.dtype, result.double(), expected
     if got.shape != exact.shape:

@@ -1,4 +1,4 @@
-"""The kernels that ``ptx_fingerprints`` compiles: some of each kind, of each architecture."""
+"""The kernels that ``ptx_fingerprints`` compiles: several of each kind and architecture."""
 
 from __future__ import annotations
 
@@ -286,7 +286,7 @@ def _decoding() -> Iterator[tuple[str, Callable]]:
 
 
 def configurations() -> dict[str, Callable]:
-    """What is compiled, by name."""
+    """Functions that compile the kernels, by name."""
     return dict(
         [
             *_gemms(),

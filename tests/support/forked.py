@@ -1,8 +1,8 @@
-"""Processes forked from one that has imported torch and the DSL already: the harness's workers, kernels of notebooks,
-and commands of Python.
+"""Forks processes from one that has already imported torch and the DSL: the harness's workers, kernels of notebooks,
+and Python commands.
 
-A worker as users have it, ``python -m cute_nvfp4.harness.worker``, spends most of a small test on these imports, and so
-does ``python -m ipykernel_launcher``. ``tests/harness/test_eval_command.py`` has tests that start workers as users do.
+A user's worker, ``python -m cute_nvfp4.harness.worker``, spends most of a small test on these imports, and so does
+``python -m ipykernel_launcher``. ``tests/harness/test_eval_command.py`` tests workers that start as users start them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _IMPORTED = [
 
 
 class Descriptor:
-    """An open file that travels to the forked process; there it is a number."""
+    """An open file that travels to the forked process, which receives its number."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -46,7 +46,7 @@ def _context() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_IMPORTED)
     before = os.environ.get("PYTHONPATH")
-    # servers before Python 3.13 import from the path that the environment says, and not from this process's
+    # servers before Python 3.13 take the import path from the environment, and not from this process
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), *([before] if before else [])])
     try:
         forkserver._forkserver.ensure_running()
@@ -57,12 +57,13 @@ def _context() -> multiprocessing.context.ForkServerContext:
 
 
 def _key() -> bytes | None:
-    """The key that a running server asks for before it forks; servers before Python 3.14 ask for none."""
+    """The key that a running server requires for a fork; servers before Python 3.14 require none."""
     return getattr(forkserver._forkserver, "_forkserver_authkey", None)
 
 
 class Process:
-    """What ``harness.process`` uses of ``subprocess.Popen``, for a command that starts a worker or a device."""
+    """The part of ``subprocess.Popen`` that ``harness.process`` uses, for a command that starts a worker or a
+    device."""
 
     def __init__(
         self, command: Sequence[str], *, pass_fds: tuple[int, ...], stdout: object, env: Mapping[str, str], **_: object
@@ -81,7 +82,7 @@ class Process:
 
 
 class KernelProcess:
-    """What jupyter_client uses of ``subprocess.Popen``, for a command that starts a notebook's kernel."""
+    """The part of ``subprocess.Popen`` that jupyter_client uses, for a command that starts a notebook's kernel."""
 
     stdin = stdout = stderr = None
 
@@ -92,7 +93,7 @@ class KernelProcess:
         self._process = context.Process(target=_serve, args=(told, _key(), list(command[3:]), cwd, dict(env)))
         self._process.start()
         told.close()
-        ready.recv()  # it leads a group of its own now, which signals are sent to
+        ready.recv()  # it now leads its own process group, which receives signals
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
@@ -139,17 +140,17 @@ def run(
 
 
 def _enter(folder: str, environment: dict[str, str]) -> None:
-    """Takes on folder and environment."""
+    """Switches to this working folder and environment."""
     os.setsid()
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))  # an interpreter reads it as it starts
-    tempfile.tempdir = None  # the environment says where, and may say another place than that of the server
+    sys.dont_write_bytecode = bool(environment.get("PYTHONDONTWRITEBYTECODE"))  # read only on start
+    tempfile.tempdir = None  # the environment may name another folder than the server's
 
 
 def _work(descriptors: list[int], words: list[str], folder: str, environment: dict[str, str]) -> None:
-    """What the forked process does: it is the worker or the device. ``words`` are module, descriptors and the rest."""
+    """Runs in the forked process, as the worker or the device. words: module, descriptors and further arguments."""
     _enter(folder, environment)
     *passed, log = descriptors
     for output in (1, 2):
@@ -161,11 +162,11 @@ def _work(descriptors: list[int], words: list[str], folder: str, environment: di
 
 
 def _execute(out: int, err: int, key: bytes | None, words: list[str], folder: str, environment: dict[str, str]) -> None:
-    """What the forked process does: it is Python, called with ``words``."""
+    """Runs in the forked process, as Python called with ``words``."""
     _enter(folder, environment)
     for number, stream in ((out, sys.stdout), (err, sys.stderr)):
         os.dup2(number, 1 if stream is sys.stdout else 2)
-    # those of the server may be closed
+    # the server's own streams may be closed
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False, buffering=1)
     _fork_what_it_starts(key)
     if words[0] == "-m":
@@ -177,7 +178,7 @@ def _execute(out: int, err: int, key: bytes | None, words: list[str], folder: st
 
 
 def _fork_what_it_starts(key: bytes | None) -> None:
-    """Forks workers, and runs of other schedules, from the server that asks for ``key``."""
+    """Makes this process fork workers, and runs of other schedules, from the server with this ``key``."""
     import torch
 
     from cute_nvfp4.cli import sim_schedules
@@ -186,16 +187,16 @@ def _fork_what_it_starts(key: bytes | None) -> None:
     torch.set_num_threads(1)
     process.subprocess = SUBPROCESS
     sim_schedules.subprocess = SUBPROCESS
-    # it knows the server that it comes from; without this it would start another one
+    # tell this process which server it comes from; otherwise it would start another one
     forkserver._forkserver.ensure_running = lambda: None
     forkserver._forkserver._forkserver_authkey = key
 
 
 def _serve(told: Connection, key: bytes | None, arguments: list[str], folder: str, environment: dict[str, str]) -> None:
-    """What the forked process does: it is the kernel of a notebook."""
+    """Runs in the forked process, as the kernel of a notebook."""
     _enter(folder, environment)
     _fork_what_it_starts(key)
-    # matplotlib, which is imported already, reads it then
+    # matplotlib, already imported, reads it here
     sys.modules["matplotlib"].rcParams["backend"] = os.environ["MPLBACKEND"] = (
         "module://matplotlib_inline.backend_inline"
     )
@@ -206,4 +207,4 @@ def _serve(told: Connection, key: bytes | None, arguments: list[str], folder: st
 
 
 SUBPROCESS = SimpleNamespace(**vars(subprocess) | {"Popen": Process, "run": run})
-"""For ``process.subprocess`` and ``sim_schedules.subprocess``."""
+"""Replaces ``process.subprocess`` and ``sim_schedules.subprocess``."""

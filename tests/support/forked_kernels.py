@@ -1,4 +1,4 @@
-"""Imported by the server of ``forked``: what it forks uses stored kernels, and none of them reads the files again."""
+"""The server of ``forked`` imports this, so that its forks use stored kernels without reading the files again."""
 
 from __future__ import annotations
 

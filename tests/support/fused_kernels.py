@@ -1,4 +1,4 @@
-"""The kernels that quantize what they compute, compiled for given sizes."""
+"""Compiles the kernels that quantize what they compute, for given sizes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cute_nvfp4.target import architecture
 
 
 def _quantized(format: str | Format, rule: str, rows: int, k: int, dtype: torch.dtype, **more: Any) -> QuantizeProblem:
-    """The quantization of contiguous matrices of this size."""
+    """The quantization problem of contiguous matrices of this size."""
     of = resolve_format(format)
     return QuantizeProblem(of, resolve_rule(rule, of), rows, k, dtype=DTYPE_NAMES[dtype], alignment=16, **more)
 
@@ -37,7 +37,8 @@ def compile_rmsnorm_quantize(
     weight: torch.dtype | None = torch.bfloat16,
     **more: Any,
 ) -> tuple[CompiledKernel, RmsnormConfig]:
-    """The kernel for contiguous matrices of this size on ``arch``, and its configuration. more: of the problem."""
+    """The kernel for contiguous matrices of this size on ``arch``, and its configuration. more: fields of the
+    problem."""
     found, quantized = architecture(arch), _quantized(format, rule, rows, k, dtype, **more)
     problem = RmsnormProblem(quantized, values, residual, "" if weight is None else DTYPE_NAMES[weight])
     config = choose_rmsnorm(problem, found, found.sm_count).config
@@ -55,7 +56,7 @@ def compile_silu_mul_quantize(
     values: bool = False,
     **more: Any,
 ) -> tuple[CompiledKernel, SiluMulConfig]:
-    """The kernel for contiguous matrices (rows, k) on ``arch``, and its configuration. more: of the problem."""
+    """The kernel for contiguous matrices (rows, k) on ``arch``, and its configuration. more: fields of the problem."""
     found, quantized = architecture(arch), _quantized(format, rule, rows, k, dtype, **more)
     config = choose_silu_mul(FusedProblem(quantized, values), found, found.sm_count).config
     return SILU_MUL.compile(config), config

@@ -1,4 +1,4 @@
-"""What the tests of ``rmsnorm_quantize`` and ``silu_mul_quantize`` share, in the simulator and on a GPU."""
+"""Problems and checks for tests of ``rmsnorm_quantize`` and ``silu_mul_quantize``, in the simulator and on a GPU."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cute_nvfp4.ops.silu_mul_quantize import SiluMulQuantized
 from cute_nvfp4.reference import rmsnorm_reference, silu_mul_reference
 from support import backends
 
-# how far float32 values may be from float64's, relative to the value; others, rounded once, by a step of the dtype
+# tolerance of float32 values against float64, relative; values of 16 bits, rounded once, may be off by a step
 RMSNORM_ERROR, SILU_ERROR = 2.0**-19, 5e-6
 
 
 def random(rows: int, k: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """Rows of very different sizes, some zeros."""
+    """Random rows of very different magnitudes, with some zeros."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, k, generator=generator) * torch.logspace(-2, 2, rows)[:, None]
     x[torch.rand(rows, k, generator=generator) < 0.05] = 0.0
@@ -25,16 +25,16 @@ def random(rows: int, k: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor
 
 
 def same(got: BlockScaledTensor, want: BlockScaledTensor) -> list[str]:
-    """What differs of two results, every byte of the scales' padding included."""
+    """What differs between two results, including every byte of the scales' padding."""
     pairs = [("data", got.data, want.data), ("scale", got.scale, want.scale)]
     if want.global_scale is not None:
-        # NaN is like NaN
+        # NaN equals NaN
         pairs.append(("global scale", *(x.global_scale.reshape(()).view(torch.int32) for x in (got, want))))
     return [f"{name}: {int((a != b).sum())} of {a.numel()}" for name, a, b in pairs if not torch.equal(a, b)]
 
 
 def steps(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
-    """How many numbers of a 16-bit dtype lie between the two; NaN is like NaN and nothing else."""
+    """How many values of a 16-bit dtype lie between the two; NaN equals NaN and nothing else."""
     assert torch.equal(got.isnan(), want.isnan())
     bits = [x.masked_fill(x.isnan(), 0).contiguous().view(torch.int16).int() for x in (got, want)]
     places = [torch.where(x < 0, -(x & 0x7FFF), x) for x in bits]
@@ -42,10 +42,10 @@ def steps(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
 
 
 def near(got: torch.Tensor, want: torch.Tensor, error: float) -> bool:
-    """Whether ``got`` is as near the reference as the docstrings say."""
+    """Whether ``got`` is as near the reference as the docstrings promise."""
     if got.dtype is not torch.float32:
         apart = steps(got, want)
-        # few are so near the middle of two numbers that the other one is taken
+        # few elements are so near the middle between two values that they round to the other one
         return int(apart.max()) <= 1 and int((apart > 0).sum()) <= 1 + 0.03 * apart.numel()
     got, want = got.double(), want.double()
     assert torch.equal(got.isnan(), want.isnan())
@@ -59,7 +59,7 @@ def _options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def requantized(values: torch.Tensor, options: dict[str, Any]) -> BlockScaledTensor:
-    """``values`` quantized by exact torch."""
+    """Quantizes ``values`` in exact torch."""
     names = ("format", "rule", "global_scale", "scale_layout")
     return quantize(values, **{n: options[n] for n in names if n in options}, backend="reference")
 
@@ -72,9 +72,10 @@ def check_rmsnorm(
     alone: bool = False,
     **options: Any,
 ) -> RmsnormQuantized:
-    """The kernel's result: the residual exact, the normed rows near the reference, codes and scales those of them.
+    """Checks and returns the kernel's result: an exact residual, normalized rows near the reference, their codes and
+    scales.
 
-    alone: the same from the kernel that does not store the normed rows.
+    alone: also checks the kernel that does not store the normalized rows.
     """
     options = _options(options)
     x, weight, residual = (None if t is None else backends.place(t) for t in (x, weight, residual))
@@ -93,12 +94,12 @@ def check_rmsnorm(
 def check_silu_mul(
     gate: torch.Tensor, up: torch.Tensor | None = None, *, alone: bool = False, **options: Any
 ) -> SiluMulQuantized:
-    """The same of silu(gate) · up."""
+    """Checks and returns the kernel's result for silu(gate) · up; see ``check_rmsnorm``."""
     options = _options(options)
     gate, up = backends.place(gate), None if up is None else backends.place(up)
     got = silu_mul_quantize(gate, up, return_activation=True, backend=backends.backend(), **options)
     halves = gate.chunk(2, -1) if up is None else (gate, up)
-    # below −80 silu is smaller than 2e-33, and may be zero
+    # below −80, silu is smaller than 2e-33 and may become zero
     low = (halves[0] < -80) & halves[1].isfinite() & halves[0].isfinite()
     small = got.activation.double().abs() <= 2e-33 * halves[1].double().abs()
     assert bool(small[low].all())

@@ -1,6 +1,6 @@
-"""Gated GEMM problems, and how an output is judged: ``gemm_problems`` with a second weight and a gate.
+"""Gated GEMM problems, and the check of an output: ``gemm_problems`` with a second weight and a gate.
 
-A right output lies between what the gate and the product make of both ends of the interval of each sum.
+A right output lies between the values that the gate and the product take at the ends of each sum's interval.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ TEN_SHAPES = (
 """(m, n, k) of the correctness tests of nvfp4_dual_gemm."""
 FORMS = ("two", "halves", "interleaved")
 GATE_TOLERANCE = 2.0**-16
-"""Relative error of a gate in fp32 (``kernels.core.gates``), with what its argument's last bit makes of it."""
+"""Relative error of a gate in fp32 (``kernels.core.gates``), including the effect of its argument's last bit."""
 
 
 def _erf_gelu(x: torch.Tensor) -> torch.Tensor:
-    # erfc does not cancel where the result is small
+    # erfc does not suffer cancellation where the result is small
     return x * 0.5 * torch.special.erfc(-x * math.sqrt(0.5))
 
 
@@ -39,7 +39,7 @@ def _tanh_gelu(x: torch.Tensor) -> torch.Tensor:
     return x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
 
 
-# the gate in float64, and where it is smallest if that is in the middle
+# each gate in float64, and where it has a minimum, if it has one
 GATES = {
     "silu": (lambda x: x * torch.sigmoid(x), -1.2784645427610738),
     "gelu_tanh": (_tanh_gelu, -0.7524614220710162),
@@ -51,7 +51,7 @@ GATES = {
 
 @dataclass(frozen=True)
 class Gated:
-    """A GEMM's case (one of b1, b2) with a gate; ``form``: how b1 and b2 are given."""
+    """A GEMM's case (for one of b1, b2) with a gate. form: how b1 and b2 are passed."""
 
     case: Case
     gate: str = "silu"
@@ -62,12 +62,12 @@ class Gated:
 
 
 def usual_alpha(k: int) -> float:
-    """Brings sums of full-range NVFP4 to where gates are curved."""
+    """An alpha that scales sums of full-range NVFP4 to where gates are curved."""
     return 2.0**-17 / math.sqrt(k)
 
 
 def subset(x: BlockScaledTensor, rows: Any) -> BlockScaledTensor:
-    """Some rows of a matrix, or of each of a batch."""
+    """Some rows of a matrix, or of each matrix of a batch."""
     scale = as_bytes(x.rowmajor_scale())[:, rows]
     data = as_bytes(x.data)[..., rows, :]
     return BlockScaledTensor(data, scale if x.is_batched else scale[0], x.global_scale, x.format)
@@ -75,7 +75,7 @@ def subset(x: BlockScaledTensor, rows: Any) -> BlockScaledTensor:
 
 @dataclass(frozen=True)
 class Problem:
-    """Operands of a case, as they are given (``weights``) and each alone."""
+    """Operands of a case, as they are passed (``weights``) and each by itself."""
 
     gated: Gated
     a: BlockScaledTensor
@@ -98,7 +98,7 @@ class Problem:
         }
 
     def run(self, **changes: Any) -> Any:
-        """The output; it, and all scratch memory, is NaN before."""
+        """The output of the kernel; the output and all scratch memory are NaN before."""
         options = {**self.options, **changes}
         with poisoned_memory():
             if self.out is None or {"out_global_scale", "out", "out_dtype"} & set(changes):
@@ -113,7 +113,7 @@ class Problem:
         return c
 
     def products(self, rows: Any = slice(None), columns: Any = slice(None)) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """(alpha · A · Bᵀ, most it may be off) of some rows and columns, for B1 and for B2."""
+        """(alpha · A · Bᵀ, its tolerance) for some rows and columns, for B1 and for B2."""
         alpha = 1.0 if self.alpha is None else float(self.alpha)
         left, found = subset(self.a, rows).dequantize(torch.float64), []
         for b in self.alone:
@@ -127,7 +127,7 @@ class Problem:
         return found
 
     def bounds(self, rows: Any = slice(None), columns: Any = slice(None)) -> tuple[torch.Tensor, torch.Tensor]:
-        """Lowest and highest right output of some rows and columns, in the output's dtype."""
+        """The lowest and highest right output for some rows and columns, in the output's dtype."""
         gate, smallest = GATES[self.gated.gate]
         (x, x_error), (y, y_error) = self.products(rows, columns)
         ends = [gate(x - x_error), gate(x), gate(x + x_error)]
@@ -140,7 +140,7 @@ class Problem:
         corners = torch.stack([g * (y + sign * y_error) for g in gates for sign in (-1, 1)])
         low, high = corners.amin(0), corners.amax(0)
         if self.gated.case.exact and not curved:
-            # the product is the only rounding in fp32
+            # only the product rounds in fp32
             low, high = low.float().double(), high.float().double()
         else:
             low, high = (x + s * (FINISH_TOLERANCE * x.abs() + 2.0**-149) for x, s in ((low, -1), (high, 1)))
@@ -148,7 +148,8 @@ class Problem:
         return rounded(low, dtype), rounded(high, dtype)
 
     def check(self, c: torch.Tensor, rows: Any = slice(None), columns: Any = slice(None)) -> None:
-        """Raises unless those elements of ``c`` are right, and everything around it as it was."""
+        """Raises AssertionError unless these elements of ``c`` are right, and everything around the output is
+        unchanged."""
         case = self.gated.case
         assert c.shape == ((case.m, case.n) if case.batch == 0 else (case.batch, case.m, case.n))
         assert c.dtype is DTYPES[case.dtype]
@@ -189,14 +190,15 @@ def make(gated: Gated) -> Problem:
 def random_gated(
     generator: np.random.Generator, every: Sequence[Case], arch: str = "sm_100a", **fixed: Any
 ) -> Gated | None:
-    """A problem of any size with any structure that has room for two products, or with a plan chosen for it."""
+    """A problem of any size, with a structure that has room for two products, or with a plan that planning chooses for
+    it."""
     case = random_case(generator, every, max_mn=500, max_k=2048, **fixed)
     found = gated_of(generator, case, FORMS[generator.integers(3)])
     return found if not case.workers or fits(found, arch) else None
 
 
 def gated_of(generator: np.random.Generator, case: Case, form: str) -> Gated:
-    """``case`` with a gate, and numbers at which gates are curved."""
+    """``case`` with a gate, and with values at which gates are curved."""
     wide = (case.a_format, case.b_format)
     alpha = usual_alpha(case.k) if wide[0] == "nvfp4" else 2.0**-8 / math.sqrt(case.k)
     if case.exact:

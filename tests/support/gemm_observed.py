@@ -1,4 +1,4 @@
-"""What a simulated GEMM did: its launch, what was counted, and what arrived at each of its mbarriers."""
+"""Observes a simulated GEMM: its launch, its counters, and the arrivals at each of its mbarriers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cute_nvfp4.sim.machine.mbarrier import Mbarriers
 
 @dataclass
 class Observed:
-    """Filled while a launch of one wave runs; keys are (CTA, shared address of the barrier)."""
+    """What one launch of a single wave did; keys are (CTA, shared address of the barrier)."""
 
     launches: list[Launch] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
@@ -31,11 +31,11 @@ class Observed:
         return wave
 
     def first(self) -> int:
-        """Shared address of the first barrier."""
+        """The shared address of the first barrier."""
         return min(self.barriers.offset_of)
 
     def of(self, cta: int, word: int) -> tuple[int, int, int, int]:
-        """(count it was initialised with, phases that have ended, arrivals, bytes) of barrier ``word`` of a CTA."""
+        """(initial count, phases that have ended, arrivals, bytes) of barrier ``word`` of a CTA."""
         barriers, offset = self.barriers, self.first() + 8 * word
         slot = barriers.slot_of[offset]
         key = (cta, offset)
@@ -49,7 +49,7 @@ class Observed:
 
 @contextlib.contextmanager
 def observing() -> Iterator[Observed]:
-    """Within it, the launch that is simulated fills what this yields."""
+    """Within this block, a simulated launch fills the yielded record."""
     seen = Observed()
     patch = pytest.MonkeyPatch()
     run, arrive, complete = cute_nvfp4.sim.run, Mbarriers.arrive, Mbarriers.complete_tx
@@ -60,7 +60,7 @@ def observing() -> Iterator[Observed]:
         return seen.results[-1]
 
     def arriving(self, where, cta, offset, count=1):
-        # arrivals at one barrier in several rows come back here one by one
+        # several arrivals at one barrier in one call come back here one by one
         before = seen.arrivals.copy()
         phase = arrive(self, where, cta, offset, count)
         seen.arrivals = before

@@ -1,9 +1,9 @@
-"""GEMM problems at random, and how an output is judged; the same for the simulator and for a GPU.
+"""Random GEMM problems, and the check of an output; the same for the simulator and for a GPU.
 
 Data is of full range: every E2M1 code, every finite code of E4M3 and E5M2, scales over the range that fp32 sums bear
-(those of NVFP4 not negative, as block-scaled MMAs read them). "exact" data is such that every sum has a few bits, so
-that any order of summation gives the same, exact result. Outputs start as NaN, among elements that must not change.
-Memory is exactly as large as the operand says, so that the simulator reports every byte read beyond.
+(those of NVFP4 not negative, as block-scaled MMAs read them). With "exact" data, sums have so few bits that any order
+of summation gives the same, exact result. Outputs start as NaN, among elements that must not change. Memory is exactly
+as large as the operand says, so that the simulator reports every byte read beyond.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 OUTPUTS = ("new", "rows", "strided", "sliced", "columns", "strided columns", "sliced columns")
 """The caller's output: none; contiguous; rows (or columns) with room between them, aligned or not to 16 bytes."""
 GUARD = 12345.0
-"""What lies around an output; it must stay."""
+"""The value around an output, which must stay."""
 TOLERANCE, CANCELLED = 2.0**-10, 2.0**-12
-"""Relative error of a sum, and the part of the sum of magnitudes that its value is never taken smaller than."""
+"""Relative error of a sum, and the least fraction of the sum of magnitudes that it is relative to."""
 FINISH_TOLERANCE = 2.0**-21
-"""Relative error of what follows in fp32: alpha, two global scales, bias."""
+"""Relative error of the later steps in fp32: alpha, two global scales, bias."""
 _UE8M0 = 117, 138
-"""Codes of scales drawn: 2⁻¹⁰ to 2¹⁰."""
+"""Range of random scale codes: 2⁻¹⁰ to 2¹⁰."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One problem and the plan to run it with; ``str`` and ``parse`` turn it into text and back.
+    """One problem and the plan to run it with; ``str`` and ``parse`` convert it to text and back.
 
-    batch 0: operands without a batch dimension. workers 0: no plan is given. pitch: bytes between rows of the operands
+    batch 0: operands without a batch dimension. workers 0: planning chooses. pitch: bytes between rows of the operands
     beyond K's. repeat_a, repeat_b: batch stride 0. alpha_tensor: alpha in memory. bias: "" | "n" | "batch".
     """
 
@@ -88,7 +88,7 @@ class Case:
     seed: int = 0
 
     def __str__(self) -> str:
-        """What differs from the defaults: ``m=3,k=64,out=sliced``."""
+        """The fields that differ from the defaults: ``m=3,k=64,out=sliced``."""
         changed = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
         return ",".join(f"{name}={value}" for name, value in changed)
 
@@ -103,7 +103,7 @@ class Case:
         return Case(**values)  # type: ignore[arg-type]
 
     def plan(self) -> Plan | None:
-        """The plan; the problem decides what this leaves out. None on sm_90a, which has other kernels."""
+        """The plan, whose other fields follow from the problem. None on sm_90a, which has other kernels."""
         if not self.workers or resolve(backends.backend(), backends.device()).arch.generation == "sm90":
             return None
         return Plan(self.tiling(), self.swap, self.workers)
@@ -119,7 +119,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Problem:
-    """Operands of a case; the caller's output or None, and the memory in which it lies."""
+    """Operands of a case, and the caller's output with the memory around it, or None."""
 
     case: Case
     a: BlockScaledTensor
@@ -131,7 +131,7 @@ class Problem:
 
     @functools.cached_property
     def expected(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """(result, most it may be off before it is rounded), float64."""
+        """(result, its tolerance before it is rounded), float64."""
         alpha = 1.0 if self.alpha is None else float(self.alpha)
         product = gemm_reference(self.a, self.b, alpha=alpha, out_dtype=torch.float64)
         bias = 0.0 if self.bias is None else self.bias.double().unsqueeze(-2)
@@ -145,13 +145,13 @@ class Problem:
 
     @functools.cached_property
     def bounds(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Lowest and highest right output, in the output's dtype."""
+        """The lowest and highest right output, in the output's dtype."""
         result, error = self.expected
         low, high = (rounded(x, DTYPES[self.case.dtype]) for x in (result - error, result + error))
         return low, high
 
     def run(self, backend: str = "") -> torch.Tensor:
-        """The output; it, and all scratch memory, is NaN before."""
+        """The output of the kernel; the output and all scratch memory are NaN before."""
         options = {
             "alpha": self.alpha,
             "bias": self.bias,
@@ -168,7 +168,7 @@ class Problem:
         return c
 
     def untouched(self) -> bool:
-        """Whether everything around the output is as it was."""
+        """Whether everything around the output is unchanged."""
         if self.room is None:
             return True
         inside = torch.zeros(self.room.shape, dtype=torch.bool, device=self.room.device)
@@ -178,7 +178,7 @@ class Problem:
 
 @contextlib.contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """Within it ``torch.empty`` gives NaNs."""
+    """Within this block ``torch.empty`` returns NaNs."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
@@ -209,7 +209,7 @@ def _elements(generator: np.random.Generator, fmt: Format, shape: tuple[int, ...
 
 def _scales(generator: np.random.Generator, fmt: Format, shape: tuple[int, ...], exact: bool) -> np.ndarray:
     if fmt.scale == "e4m3":
-        # 1, 2 and 4, or all there are
+        # scales 1, 2 and 4, or all scales
         return generator.choice(np.array([0x38, 0x40, 0x48], np.uint8), shape) if exact else \
             generator.integers(0, 0x7F, shape, dtype=np.uint8)  # fmt: skip
     low, high = (127, 130) if exact else _UE8M0
@@ -217,8 +217,8 @@ def _scales(generator: np.random.Generator, fmt: Format, shape: tuple[int, ...],
 
 
 def blocked_scales(scale: torch.Tensor, fmt: Format) -> torch.Tensor:
-    """Row-major scales (L, rows, columns) in the blocked layout: NaN in the rows of padding, the largest finite number
-    in its columns (K ends there, so that those scales multiply zeros)."""
+    """Row-major scales (L, rows, columns) in the blocked layout: NaN in padding rows, the largest finite value in
+    padding columns (K ends there, so that those scales multiply zeros)."""
     nan, large = (0x7F, 0x7E) if fmt.scale == "e4m3" else (0xFF, 0x8A)
     batch, rows, columns = scale.shape
     shape = (batch, -(-rows // 128) * 128, -(-columns // 4) * 4)
@@ -229,12 +229,12 @@ def blocked_scales(scale: torch.Tensor, fmt: Format) -> torch.Tensor:
 
 
 def k_multiple(a_format: str, b_format: str) -> int:
-    """What K is a multiple of."""
+    """What K must be a multiple of."""
     return UNPACKED_K if unpacked(a_format, b_format) else 32
 
 
 def unpacked(*formats: str) -> set[str]:
-    """Those of two formats whose elements TMA unpacks."""
+    """The formats among these whose elements TMA unpacks."""
     kind = kind_of(*formats)
     return {name for name in formats if kind and kind.unpacks(name)}
 
@@ -242,8 +242,8 @@ def unpacked(*formats: str) -> set[str]:
 def _operand(
     generator: np.random.Generator, case: Case, rows: int, fmt: Format, repeat: bool, value: float | None, device: str
 ) -> BlockScaledTensor:
-    """(L, rows, K) or (rows, K) with rows ``pitch`` bytes apart, or so many that they are aligned; memory ends with
-    the last row."""
+    """An operand (L, rows, K) or (rows, K). Rows are ``pitch`` bytes apart, rounded up to their alignment; memory ends
+    with the last row."""
     width, batch = fmt.data_columns(case.k), max(case.batch, 1)
     aligned = data_alignment(fmt.name in unpacked(case.a_format, case.b_format))
     row, matrices = width + -(-case.pitch // aligned) * aligned, 1 if repeat else batch
@@ -266,7 +266,7 @@ def _bias(generator: np.random.Generator, case: Case, device: str) -> torch.Tens
         return None
     size = (case.n,) if case.bias == "n" or case.batch == 0 else (case.batch, case.n)
     values = generator.integers(-64, 65, size) / 2 if case.exact else generator.standard_normal(size) * 100
-    # rows of a batch of biases lie three numbers apart
+    # rows of a batch of biases lie three elements apart
     room = torch.zeros((*size[:-1], case.n + 3), dtype=DTYPES[case.bias_dtype], device=device)
     bias = room[..., : case.n]
     bias.copy_(torch.from_numpy(values))
@@ -294,7 +294,7 @@ def _output(case: Case, device: str) -> tuple[torch.Tensor | None, torch.Tensor 
 
 
 def make(case: Case, device: str | None = None) -> Problem:
-    """The operands of ``case``, always the same, where kernels are tested or on ``device``."""
+    """The operands of ``case``, always the same, on the test's device or on ``device``."""
     device = device or str(backends.device())
     generator = np.random.default_rng([case.seed, case.m, case.n, case.k, case.batch])
     a = _operand(generator, case, case.m, FORMATS[case.a_format], case.repeat_a, case.a_global, device)
@@ -315,7 +315,7 @@ def _magnitudes(x: BlockScaledTensor) -> BlockScaledTensor:
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """float64 to ``dtype``, once: numpy has it for float16; ``bfloat16`` by way of float32 rounded to odd."""
+    """Rounds float64 to ``dtype`` once: by numpy to float16, through float32 rounded to odd to bfloat16."""
     if dtype is torch.float16:
         with np.errstate(over="ignore"):
             return torch.from_numpy(x.cpu().numpy().astype(np.float16)).to(x.device)
@@ -328,13 +328,13 @@ def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def wrong(problem: Problem, c: torch.Tensor) -> torch.Tensor:
-    """Which elements of the output are not right."""
+    """Which elements of the output are wrong."""
     low, high = (x.to(c.device) for x in problem.bounds)
     return ~((low <= c) & (c <= high))
 
 
 def check(problem: Problem, c: torch.Tensor) -> None:
-    """Raises unless every element of ``c`` is right, and everything around it as it was."""
+    """Raises AssertionError unless every element of ``c`` is right, and everything around it is unchanged."""
     case = problem.case
     shape = (case.m, case.n) if case.batch == 0 else (case.batch, case.m, case.n)
     assert c.shape == shape and c.dtype is DTYPES[case.dtype]

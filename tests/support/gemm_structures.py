@@ -1,8 +1,8 @@
-"""Every structure of GEMM kernel that can be compiled, and problems for them that wrap every ring and leave tails.
+"""Every GEMM kernel structure that compiles, and problems for them that wrap every ring and leave tails.
 
-A structure is what decides which instructions run and in which order: tile, pairs, cluster, split of K, scheduler,
-raster, stages, formats. What else a kernel is compiled for (output, bias, swap, …) is drawn so that all pairs of two
-choices come up.
+A structure decides which instructions run and in which order: tile, pairs, cluster, split of K, scheduler, raster,
+stages, formats. The other choices that a kernel is compiled for (output, bias, swap, …) are drawn so that all pairs of
+two choices occur.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def config_of(case: Case, arch: str = "sm_100a") -> GemmConfig:
 
 @functools.cache
 def structures(arch: str = "sm_100a") -> tuple[Case, ...]:
-    """Every structure of an architecture that ``can_implement`` accepts; asked once, for that takes seconds."""
+    """Every structure of an architecture that ``can_implement`` accepts; cached, because finding them takes seconds."""
     return tuple(_structures(arch))
 
 
@@ -62,8 +62,8 @@ def _structures(arch: str) -> Iterator[Case]:
 
 
 def fitting(case: Case, generator: np.random.Generator) -> Case:
-    """``case`` with sizes for its structure: one to three tiles of its cluster, most ragged; enough steps of K for what
-    splits it; often fewer clusters than tiles, so that rings wrap."""
+    """``case`` with sizes for its structure: one to three tiles of its cluster, mostly ragged; enough steps of K for a
+    split; often fewer clusters than tiles, so that rings wrap."""
     tile_m = 128 * max(case.cluster_m, 2 if case.pair else 1)
     tile_n = case.tile_n * case.cluster_n
     tile_k, unit = kind_of(case.a_format, case.b_format).tile_k, k_multiple(case.a_format, case.b_format)
@@ -76,7 +76,7 @@ def fitting(case: Case, generator: np.random.Generator) -> Case:
     rest_m, rest_n = tiles[generator.integers(len(tiles))]
     rows, columns = size(tile_m, rest_m), size(tile_n, rest_n)
     steps = case.split_k + int(generator.integers(0, 3)) if case.split_k > 1 else int(generator.integers(1, 5))
-    # the last step is whole, or ends anywhere
+    # the last step is whole or ragged
     k = steps * tile_k - unit * int(generator.integers(0, tile_k // unit))
     m, n = (columns, rows) if case.swap else (rows, columns)
     a, b = (case.b_format, case.a_format) if case.swap else (case.a_format, case.b_format)
@@ -85,12 +85,12 @@ def fitting(case: Case, generator: np.random.Generator) -> Case:
 
 
 def valid(case: Case) -> Case:
-    """``case`` without what its formats and numbers do not allow."""
+    """``case`` without options that its formats and sizes do not allow."""
     changes: dict[str, object] = {}
     if "nvfp4" not in (case.a_format, case.b_format):
         changes |= {"a_global": None, "b_global": None}
     elif case.exact:
-        # powers of two keep few bits few
+        # factors that are powers of two add no bits
         changes |= {"a_global": case.a_global and 0.5, "b_global": case.b_global and -2.0}
     if case.exact and case.alpha is not None:
         changes["alpha"] = 2.0**-13
@@ -102,7 +102,7 @@ def valid(case: Case) -> Case:
 
 
 class Pairs:
-    """Draws what lies outside the structure, the rarest combinations of two choices first."""
+    """Draws the choices outside the structure, the rarest combinations of two choices first."""
 
     def __init__(self, seed: int = 0) -> None:
         self.generator = np.random.default_rng(seed)
@@ -114,7 +114,7 @@ class Pairs:
         return set(itertools.combinations(values, 2)) - self.seen
 
     def complete(self, structure: Case, tries: int = 12, **fixed: object) -> Case:
-        """``structure`` with all else drawn but what is ``fixed``, and sizes that fit it."""
+        """``structure`` with all other choices drawn, except ``fixed`` ones, and with sizes that fit it."""
         drawn = []
         for _ in range(tries):
             outside = {name: choices[self.generator.integers(len(choices))] for name, choices in _OUTSIDE.items()}
@@ -128,7 +128,7 @@ class Pairs:
 def random_case(
     generator: np.random.Generator, every: Sequence[Case], max_mn: int = 700, max_k: int = 4096, **fixed: object
 ) -> Case:
-    """A problem of any size with any structure of ``every``, or with a plan chosen for it."""
+    """A problem of any size with any structure of ``every``, or with a plan that planning chooses for it."""
 
     def size(limit: int) -> int:
         return int(min(limit, 1 + generator.integers(0, 2 ** generator.integers(1, limit.bit_length() + 1))))

@@ -1,6 +1,6 @@
-"""GEMV problems at random, and how an output is judged; the same for the simulator and for a GPU.
+"""Random GEMV problems, and the check of an output; the same for the simulator and for a GPU.
 
-Data is of full range: every E2M1 code, every finite E4M3 code, negative scales and subnormals among them. Memory is
+Data is of full range: every E2M1 code, every finite E4M3 code, including negative and subnormal scales. Memory is
 exactly as large as the operand says, so that the simulator reports every byte read beyond.
 """
 
@@ -26,17 +26,19 @@ TEN_SHAPES = (
 )  # fmt: skip
 LAYOUTS = ("blocked", "flat", "rowmajor", "rowmajor strided")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-# fp32 sums of scaled blocks: a few units of the last place of the sum of magnitudes
+# fp32 sums of scaled blocks: a few units in the last place of the sum of magnitudes
 TOLERANCE = 2.0**-22
 
 
 @dataclass(frozen=True)
 class Case:
-    """One problem. ``pitch``: bytes between rows of A beyond K/2; ``alignment``: of A's rows (8, 16 or 32, exactly).
+    """One problem.
 
-    ``batch`` 0: operands without a batch dimension. ``repeat_a``, ``repeat_b``: batch stride 0. ``out``: "" for a new
-    tensor, else how the caller's lies in memory. ``cluster``: CTAs of one, of which there are two then; 0: as planned.
-    ``capacity``: elements of b that a CTA holds at a time then.
+    pitch: bytes between rows of A beyond K/2. alignment: of A's rows (8, 16 or 32, exactly).
+    batch: 0 for operands without a batch dimension. repeat_a, repeat_b: batch stride 0.
+    out: "" for a new tensor, else the memory layout of the caller's.
+    cluster: CTAs of a cluster, with two clusters a matrix; 0: as planned. capacity: elements of b that a CTA then
+        holds.
     """
 
     m: int
@@ -79,7 +81,7 @@ class Problem:
     out: torch.Tensor | None
 
     def run(self, backend: str = "") -> torch.Tensor:
-        """The output, which nothing had been written to before (NaN, if it is the caller's)."""
+        """The output of the kernel; the caller's output is NaN before."""
         options = {"alpha": self.case.alpha, "backend": backend or backends.backend(), "config": self.plan()}
         if self.out is not None:
             self.out.fill_(math.nan)
@@ -89,7 +91,7 @@ class Problem:
         return gemv(self.a, self.b, out_dtype=self.case.dtype, **options)
 
     def plan(self) -> GemvPlan | None:
-        """Two clusters for each matrix, if the case asks for clusters."""
+        """A plan with two clusters for each matrix, if the case sets ``cluster``."""
         if not self.case.cluster:
             return None
         tiling = {"cluster": self.case.cluster, "tiles": 16, "warps_m": 8, "warps_k": 2, "chunked": True}
@@ -99,7 +101,7 @@ class Problem:
 
 
 def exact_storage(num_bytes: int, alignment: int, device: str) -> torch.Tensor:
-    """``num_bytes`` at an address that ``alignment`` divides and its double does not."""
+    """``num_bytes`` at an address that ``alignment`` divides and ``2 * alignment`` does not."""
     room = torch.zeros(num_bytes + 2 * alignment + 64, dtype=torch.uint8, device=device)
     start = -room.data_ptr() % (2 * alignment) + alignment
     return room[start : start + num_bytes]
@@ -108,7 +110,7 @@ def exact_storage(num_bytes: int, alignment: int, device: str) -> torch.Tensor:
 def _data(
     generator: np.random.Generator, case: Case, rows: int, pitch: int, alignment: int, repeat: bool, device: str
 ) -> torch.Tensor:
-    """(L, rows, K/2) or (rows, K/2) bytes with rows ``K/2 + pitch`` apart; memory ends with the last row."""
+    """Bytes (L, rows, K/2) or (rows, K/2) with rows ``K/2 + pitch`` apart; memory ends with the last row."""
     row = case.k // 2 + pitch
     matrices = 1 if repeat else max(case.batch, 1)
     size = ((matrices - 1) * rows + rows - 1) * row + case.k // 2
@@ -142,7 +144,7 @@ def _scale(
             if layout == "flat"
             else storage.as_strided(blocked.shape, blocked.stride(), storage.storage_offset())
         )
-    # an odd pitch makes loads of four scales impossible
+    # an odd pitch rules out loads of four scales
     row = columns + (3 if layout.endswith("strided") else 0)
     size = ((matrices - 1) * rows + rows - 1) * row + columns
     flat = exact_storage(size, 4, device)
@@ -153,7 +155,7 @@ def _scale(
 
 
 def poisoned_blocked(scale: torch.Tensor) -> torch.Tensor:
-    """Row-major scales to the blocked layout, with NaN in all of its padding."""
+    """Row-major scales in the blocked layout, with NaN in all padding."""
     padding = to_blocked(torch.ones_like(scale)) == 0
     return torch.where(padding, torch.tensor(0x7F, dtype=torch.uint8), to_blocked(scale))
 
@@ -170,7 +172,7 @@ def _output(case: Case, device: str) -> torch.Tensor | None:
 
 
 def make(case: Case, device: str | None = None) -> Problem:
-    """The operands of ``case``, always the same, where kernels are tested or on ``device``."""
+    """The operands of ``case``, always the same, on the test's device or on ``device``."""
     device = device or str(backends.device())
     generator = np.random.default_rng([case.seed, case.m, case.k, case.batch])
     a_data = _data(generator, case, case.m, case.pitch, case.alignment, case.repeat_a, device)
@@ -184,7 +186,7 @@ def make(case: Case, device: str | None = None) -> Problem:
 
 
 def random_case(generator: np.random.Generator, max_m: int = 700, max_k: int = 5000) -> Case:
-    """A case of any kind; most are small, one in ten has a K beyond one chunk of shared memory."""
+    """A random case; most are small, one in ten has a K beyond one chunk of shared memory."""
 
     def pick(*choices):
         return choices[generator.integers(len(choices))]
@@ -196,10 +198,10 @@ def random_case(generator: np.random.Generator, max_m: int = 700, max_k: int = 5
         m, k = min(m, 40), 16384 + 16 * int(generator.integers(1, 1200))
     batch = int(pick(0, 1, 1, 2, 3, 4))
     alignment = int(pick(8, 16, 32))
-    # rows stay aligned: pitch mends what K leaves
+    # pitch makes up for K, so that rows stay aligned
     pitch = -(k // 2) % alignment + alignment * int(pick(0, 0, 1, 5))
     dtype = pick(*DTYPES)
-    # products reach 7e6: brought near one for 16-bit outputs, most of the time
+    # products reach 7e6: for 16-bit outputs, mostly scale them to about one
     alpha = pick(None, 1.0, -0.5, 3.7e-5) if dtype is torch.float32 else pick(2.0**-14, -(2.0**-17), 1e-4, 1e-6)
     return Case(
         m, k, batch, str(pick(*LAYOUTS)), str(pick(*LAYOUTS)),
@@ -223,26 +225,26 @@ def _magnitudes(x: BlockScaledTensor) -> BlockScaledTensor:
 
 
 def bounds(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lowest and highest right output in the output's dtype: the exact result ∓ the error allowed, rounded."""
+    """The lowest and highest right output in the output's dtype: the exact result ∓ the tolerance, rounded."""
     alpha = 1.0 if problem.case.alpha is None else problem.case.alpha
     a, b = problem.a, problem.b
     exact = gemv_reference(a, b, alpha=alpha, out_dtype=torch.float64)
     if not a.is_batched:
         a, b = (replace(x, data=x.data[None], scale=x.rowmajor_scale()) for x in (a, b))
     total = gemv_reference(_magnitudes(a), _magnitudes(b), alpha=abs(alpha), out_dtype=torch.float64)
-    # results near the bottom of fp32 lose bits there
+    # results near fp32's smallest values lose bits
     error = TOLERANCE * total.reshape(exact.shape) + 2.0**-149
     return (exact - error).to(problem.case.dtype), (exact + error).to(problem.case.dtype)
 
 
 def wrong(problem: Problem, c: torch.Tensor) -> torch.Tensor:
-    """Which elements of the output are not right."""
+    """Which elements of the output are wrong."""
     low, high = (x.to(c.device) for x in bounds(problem))
     return ~((low <= c) & (c <= high))
 
 
 def check(problem: Problem, c: torch.Tensor) -> None:
-    """Raises unless every element of ``c`` is right."""
+    """Raises AssertionError unless every element of ``c`` is right."""
     expected = (problem.case.m,) if problem.case.batch == 0 else (problem.case.batch, problem.case.m)
     assert c.shape == expected and c.dtype is problem.case.dtype
     bad = wrong(problem, c)

@@ -1,4 +1,4 @@
-"""Grouped GEMM problems at random, and how their outputs are judged: each group as ``gemm_problems`` judges a GEMM."""
+"""Random grouped GEMM problems, and the check of their outputs: each group as ``gemm_problems`` checks a GEMM."""
 
 from __future__ import annotations
 
@@ -31,9 +31,11 @@ TILINGS = (
 class Grouped:
     """A list of problems, or rows of groups with a stack of matrices, and the plan to run it with.
 
-    sizes: (m, n, k) of each group; m or n of 0: an operand of no rows. contiguous: sizes are (m, n, k) of equal n and
-    k. before, after: rows of A that no group has. maps: "" for the usual. alphas: "" | "number" | "one" | "each".
-    globals_: whether operands have global scales (in a list every second one has). workers 0: no plan is given.
+    sizes: (m, n, k) of each group; m or n of 0: an operand without rows.
+    contiguous: rows of groups with a stack; sizes then have equal n and equal k. before, after: rows of A outside all
+        groups.
+    maps: "" for the default. alphas: "" | "number" | "one" | "each".
+    globals_: whether operands have global scales (in a list every second one has). workers 0: planning chooses.
     """
 
     sizes: tuple[tuple[int, int, int], ...]
@@ -79,8 +81,8 @@ class Grouped:
 
 @dataclass(frozen=True)
 class GroupedProblem:
-    """groups: a GEMM each, None where an operand has no rows; alpha: what the call gets. For the contiguous form the
-    rows of A, the stack B, and the one output with the memory around it."""
+    """The operands of a ``Grouped``. groups: a GEMM each, None where an operand has no rows; alpha: the argument of the
+    call. The contiguous form also has the rows of A, the stack B, and the one output with the memory around it."""
 
     grouped: Grouped
     groups: list[Problem | None]
@@ -92,7 +94,7 @@ class GroupedProblem:
 
     @cached_property
     def pairs(self) -> list[tuple]:
-        """What ``grouped_gemm`` gets."""
+        """The list that ``grouped_gemm`` gets."""
         pairs = []
         for i, (problem, (m, n, k)) in enumerate(zip(self.groups, self.grouped.sizes)):
             if problem is None:
@@ -103,7 +105,7 @@ class GroupedProblem:
         return pairs
 
     def run(self, backend: str = "") -> list[torch.Tensor]:
-        """The outputs; they, and all scratch memory, are NaN before."""
+        """The outputs of the kernel; outputs and all scratch memory are NaN before."""
         options = {
             "alpha": self.alpha,
             "config": None if backend == "reference" else self.grouped.plan(),
@@ -132,7 +134,7 @@ class GroupedProblem:
         return results
 
     def check(self, results: list[torch.Tensor]) -> None:
-        """Raises unless every group is right, and everything around the outputs as it was."""
+        """Raises AssertionError unless every group is right, and everything around the outputs is unchanged."""
         assert len(results) == len(self.groups)
         for i, (problem, c, (m, n, _)) in enumerate(zip(self.groups, results, self.grouped.sizes)):
             if problem is None:
@@ -152,7 +154,7 @@ class GroupedProblem:
 def _case(grouped: Grouped, index: int, size: tuple[int, int, int], batch: int = 0) -> gemm_problems.Case:
     m, n, k = size
     single = grouped.globals_ and index % 2 == 0
-    # of one bit where sums have to be exact
+    # of one significant bit where sums must be exact
     a_global, b_global = (0.5, -(2.0 ** (index % 4))) if grouped.exact else (0.03 * (index + 1), -1.5 - index)
     return gemm_problems.Case(
         m, n, k, batch=batch, a_format=grouped.a_format, b_format=grouped.b_format, dtype=grouped.dtype,
@@ -162,7 +164,7 @@ def _case(grouped: Grouped, index: int, size: tuple[int, int, int], batch: int =
 
 
 def _alphas(grouped: Grouped) -> tuple[float | torch.Tensor | None, list[float]]:
-    """What the call gets, and the number of each group."""
+    """The argument of the call, and the alpha of each group."""
     count, unit = len(grouped.sizes), 2.0**-9 if grouped.dtype == "float16" or grouped.exact else 1.0
     if grouped.alphas == "each":
         values = torch.tensor([unit * (1 + i % 5) * (-1) ** i for i in range(count)], device=backends.device())
@@ -187,7 +189,7 @@ def make(grouped: Grouped) -> GroupedProblem:
 
 
 def padded(scale: torch.Tensor, edges: list[int], fmt) -> torch.Tensor:
-    """Row-major scales of groups of rows, each blocked by itself; NaN in the rows of padding."""
+    """Row-major scales of groups of rows, each group blocked by itself; NaN in padding rows."""
     atoms = [blocked_scales(scale[None, x:y], fmt) for x, y in pairwise(edges) if y > x]
     none = blocked_scales(scale[None, :1], fmt)
     return torch.cat([x.permute(5, 2, 4, 0, 1, 3).reshape(-1) for x in atoms or [none]])
@@ -219,10 +221,10 @@ def _make_contiguous(grouped: Grouped, alpha: float | torch.Tensor | None, numbe
 
 
 def random_grouped(generator: np.random.Generator, *, max_groups: int = 64, contiguous: bool | None = None) -> Grouped:
-    """Any kind of problem: 1 to 64 groups, a tenth of them empty, sizes that fit no tile, any tiling and form."""
+    """A random problem: 1 to 64 groups, a tenth of them empty, ragged sizes, any tiling and form."""
     g = generator
     count = int(g.integers(1, max_groups + 1))
-    # about as much work however many groups there are
+    # keep the work about equal for any number of groups
     limit = max(8, int(900 / math.sqrt(count)))
 
     def size(largest: int) -> int:
@@ -230,7 +232,7 @@ def random_grouped(generator: np.random.Generator, *, max_groups: int = 64, cont
 
     deal = bool(g.integers(3) == 0) if contiguous is None else contiguous
     pair, cluster, split_k = TILINGS[g.integers(len(TILINGS))]
-    # so many steps that every CTA along K has one
+    # enough steps for every CTA along K
     steps = 256 * (split_k - 1)
     n0, k0 = size(limit), steps + 32 * size(24)
     sizes = []

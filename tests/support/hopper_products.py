@@ -1,7 +1,8 @@
-"""Products on sm_90a at random, by the public functions: the same problem, bit for bit, on a GPU and in the simulator.
+"""Random products on sm_90a through the public functions: the same problem, bit for bit, on a GPU and in the simulator.
 
-Data comes from NumPy's generators, which are the same everywhere. "exact" data is such that every sum has few bits: the
-result does not depend on the order of sums. Other data is of full range. Chosen plans and others are drawn.
+Data comes from NumPy's generators, which give the same values everywhere. With "exact" data, sums have so few bits that
+the result does not depend on the order of summation. Other data is of full range. Some cases use planning's choice, and
+others a random plan.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ TILINGS = (
     {"tile_n": 256}, {"tile_n": 128, **MULTICAST, "stages": 3},
 )  # fmt: skip
 PLACES = 128
-"""Elements that are kept of a result that is not exact."""
+"""How many elements a recording keeps of a result that is not exact."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Case:
 
 
 def random_case(seed: int) -> Case:
-    """Small enough for the simulator: at most a few seconds."""
+    """Draws a case that the simulator computes in at most a few seconds."""
     rng = np.random.default_rng(seed)
     kind = str(rng.choice(KINDS))
     few = rng.random() < 0.4
@@ -79,7 +80,7 @@ def random_case(seed: int) -> Case:
 
 
 class Problem:
-    """Operands of a case on ``device``."""
+    """The operands of a case on ``device``."""
 
     def __init__(self, case: Case, device: str) -> None:
         self.case, self.device = case, device
@@ -105,7 +106,7 @@ class Problem:
         return 2 if self.case.kind == "gated" else 1
 
     def _normal(self, *shape: int) -> np.ndarray:
-        # steps of 2**-6: NumPy promises integers, not the last bits of its normal numbers
+        # multiples of 2**-6: NumPy guarantees its integers, but not the last bits of its normal values
         return self._rng.integers(-256, 257, shape) / 64
 
     def _on_device(self, x: np.ndarray) -> torch.Tensor:
@@ -130,7 +131,7 @@ class Problem:
         return BlockScaledTensor(self._on_device(data), scales, factor, format)
 
     def run(self) -> torch.Tensor:
-        """The kernels' result, float32 or as the case says; an element that they do not write is NaN."""
+        """The kernel's result, in float32 or the case's dtype; an element that the kernel does not write is NaN."""
         case, dtype = self.case, DTYPES[self.case.dtype]
         out = torch.full((case.m, case.n), float("nan"), dtype=DTYPES[case.out], device=self.device)
         if case.kind == "gated":
@@ -142,7 +143,7 @@ class Problem:
 
     @functools.cached_property
     def places(self) -> np.ndarray:
-        """Of the elements that are kept."""
+        """The indices of the elements that a recording keeps."""
         return np.random.default_rng(self.case.seed).integers(0, self.case.m * self.case.n, PLACES)
 
     def kept(self, out: torch.Tensor) -> np.ndarray:
@@ -156,19 +157,19 @@ class Problem:
 
     @property
     def totals(self) -> torch.Tensor:
-        """Of every element: the sum of absolute products, and the bias."""
+        """For every element: the sum of absolute products and the absolute bias."""
         x, weight, *_ = self.wide
         total = x.abs() @ weight.abs().t() * self.alpha
         return total if self.bias is None else total + self.bias.abs()
 
     def magnitudes(self) -> np.ndarray:
-        """Of the elements that are kept."""
+        """``totals`` of the elements that a recording keeps."""
         return self.kept(self.totals)
 
     def wrong(self, out: torch.Tensor) -> torch.Tensor:
-        """Elements that are not the exact result, rounded once; or, where sums may round, not within what tensor cores
-        may lose: 2⁻²³ of ``totals`` for each MMA, 16 of K. (That is 2⁻²⁰ at 128 of K. Of 1,000 random problems two had
-        an element that had lost 1.15 times as much, of longer K.)"""
+        """Which elements are wrong: not the exact result, rounded once; or, where sums may round, beyond what tensor
+        cores may lose: 2⁻²³ of ``totals`` for each MMA of 16 of K. (That is 2⁻²⁰ at 128 of K. Of 1,000 random problems
+        two had an element that lost 1.15 times as much, with longer K.)"""
         x, *weights = self.wide
         products = [x @ weight.t() for weight in weights]
         exact = products[0] * self.alpha if len(products) == 1 else products[0] * products[1] / 16
@@ -187,14 +188,15 @@ def bits(out: torch.Tensor) -> str:
 
 
 def digest(ptx: str) -> str:
-    """Of PTX as the DSL's libraries of CUDA 13 write it: those of CUDA 12 differ in the line of the version alone."""
+    """A digest of PTX. It skips the version's line, in which the DSL's libraries of CUDA 12 and CUDA 13 differ."""
     ptx = re.sub(r"^\.version .*$", ".version 9.4", ptx, count=1, flags=re.MULTILINE)
     return hashlib.sha256(ptx.encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager
 def kernels_of(device: str) -> Iterator[list[str]]:
-    """Within it, the PTX of what is launched on ``device``, which is sm_90a: filled when the block ends."""
+    """Within this block, collects the PTX of launches on ``device``, which is sm_90a; the list is filled when the block
+    ends."""
     found: list[str] = []
     if device == "cpu":
         with simulating("sm_90a") as runs:

@@ -1,4 +1,4 @@
-"""Which modules of the package import which, of their sources."""
+"""Finds which modules of the package import which, from their sources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ NAME = ROOT.name
 
 @dataclass(frozen=True)
 class Import:
-    """One import of one of our modules. ``when``: "import" where the module is loaded, "call", or "types"."""
+    """One import of a module of the package. when: "import" if it runs when the module is loaded, "call", or
+    "types"."""
 
     source: str
     target: str
@@ -53,7 +54,7 @@ def imports(module: str, text: str, is_package: bool, known: Iterable[str]) -> l
             base = module.split(".")
             base = base[: len(base) - node.level + is_package] if node.level else []
             source = ".".join([*base, *([node.module] if node.module else [])])
-            # a name may be a module of a package
+            # an imported name may be a module itself
             targets = [f"{source}.{a.name}" if f"{source}.{a.name}" in known else source for a in node.names]
         else:
             targets = []

@@ -1,5 +1,5 @@
-"""What a kernel is compiled from: its configuration, the DSL, and the source of its host function and of all that this
-imports. A digest of those tells whether a stored kernel is the one that would be compiled now."""
+"""What a kernel is compiled from: its configuration, the DSL, and the source of its host function and of all imports of
+that. A digest of these tells whether a stored kernel equals the one that would be compiled now."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from . import import_graph
 from .ptx_fingerprints import versions
 
 DECIDES = ("kernels", "ptx", "scale_layout", "formats", "target")
-"""Rooms whose modules decide what is traced. Besides them only how the compiler is called does:"""
+"""Rooms whose modules decide what is traced. Outside them, only the compiler's invocation decides:"""
 COMPILING = {"runtime.compile": ("build",), "runtime.kernel": ("Kernel",), "runtime.signature": ("*",)}
 
 Symbol = tuple[str, str]
-"""A module, and a name at its top level; no name stands for all that is neither a function nor a class."""
+"""A module, and a name at its top level; an empty name stands for all statements that are neither a function nor a
+class."""
 
 
 @functools.cache
@@ -32,12 +33,13 @@ def text_of(module: str) -> str:
 
 
 def digest(kernel: Kernel, config: Any, text_of: Callable[[str], str] = text_of) -> str:
-    """A digest of all that ``kernel`` is compiled from for configurations like ``config``, but for their values."""
+    """A digest of all that ``kernel`` is compiled from, for configurations of ``config``'s type, without their
+    values."""
     return _digest(host_of(kernel, config), kernel.arguments, type(config), text_of)
 
 
 def host_of(kernel: Kernel, config: Any) -> Callable:
-    """What makes the host function of a configuration."""
+    """The host function of a configuration."""
     return kernel.host.of(config) if isinstance(kernel.host, ByGeneration) else kernel.host
 
 
@@ -56,7 +58,7 @@ def _digest(host: Callable, arguments: type, config: type, text_of: Callable[[st
 def sources(
     host: Callable, arguments: type, config: type, text_of: Callable[[str], str] = text_of
 ) -> frozenset[Symbol]:
-    """The functions and classes, and the rest of their modules, that decide what is traced of a host function."""
+    """The functions and classes, and the other statements of their modules, that decide what a host function traces."""
     found: set[Symbol] = set()
     left = [(x.__module__, x.__name__) for x in (arguments, config)] + [*_named_by(host)]
     left += [(f"{import_graph.NAME}.{x}", name) for x, names in COMPILING.items() for name in names]
@@ -79,7 +81,7 @@ def _named_by(host: Callable) -> set[Symbol]:
 
 
 def _imported(nodes: Iterable[ast.AST], module: str, is_package: bool) -> dict[Symbol, str]:
-    """What the imports among ``nodes`` bring: (module, name), "*" of a whole module; and what it is called there."""
+    """What the imports among ``nodes`` bring, (module, name) or "*" for a whole module, and its name there."""
     package, found = import_graph.package(), {}
     for x in nodes:
         if isinstance(x, ast.ImportFrom):
@@ -115,19 +117,19 @@ class Module:
         return [self._defined[name]] if name in self._defined else [] if name else self._rest
 
     def text(self, name: str) -> str:
-        """The source of a function or a class; without a name of all that is none, but for imports. Comments and
+        """The source of a function or a class; for an empty name, of all other statements except imports. Comments and
         docstrings are left out."""
         numbers = [n for x in self._nodes(name) for n in range(_first_line(x), x.end_lineno + 1) if n not in self._said]
         lines = [self._lines[n - 1] for n in numbers]
         return "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
     def at(self, line: int) -> str:
-        """The function or class in which a line stands, or no name."""
+        """The function or class that has this line, or an empty name."""
         found = (name for name, x in self._defined.items() if _first_line(x) <= line <= x.end_lineno)
         return next(found, "")
 
     def uses(self, name: str) -> set[Symbol]:
-        """What it names: of this module, and of others. A name that was imported here is what it is there."""
+        """What ``name`` uses, of this module and of others. Imported names are resolved to where they are defined."""
         if name not in self._used:
             found = {self._names[name]} if name in self._names else set()
             for node in self._nodes(name):
@@ -147,7 +149,7 @@ def _first_line(node: Any) -> int:
 
 
 def _only_imports(node: ast.AST) -> bool:
-    """Whether it is an import, or a block of those that are for annotations."""
+    """Whether a statement is an import, or a block of imports for annotations."""
     return not isinstance(node, ast.If) or all(isinstance(x, (ast.Import, ast.ImportFrom)) for x in node.body)
 
 

@@ -1,4 +1,4 @@
-"""How many bytes of tensors are alive at once: of what torch's operations read and make, and of what is noted."""
+"""Counts how many bytes of tensors are alive at once, among the tensors that torch's operations read and make."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveStorages(TorchDispatchMode):
-    """Within it ``peak`` is the most bytes of storages that were alive after one of torch's operations."""
+    """A mode in which ``peak`` is the most bytes of storages that were alive after one of torch's operations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class LiveStorages(TorchDispatchMode):
         return result
 
     def note(self, *values: Any) -> None:
-        """Counts the tensors in ``values``, and forgets what is no more."""
+        """Counts the tensors in ``values``, and forgets storages that are gone."""
         self._live = {place: found for place, found in self._live.items() if not found[0].expired()}
         for x in tree_leaves(values):
             if isinstance(x, torch.Tensor) and not x.is_meta:

@@ -10,7 +10,8 @@ from cute_nvfp4 import PreparedWeight, grouped_gemm_contiguous
 def mixture_of_experts(
     x: torch.Tensor, router: torch.Tensor, gate_up: PreparedWeight, down: PreparedWeight, top: int
 ) -> torch.Tensor:
-    """The ``top`` experts of each row of x (T, K), weighed. Waits for no device; a CUDA graph can record it."""
+    """The weighted sum of ``top`` experts for each row of x (T, K). Never waits for the device; a CUDA graph can hold
+    it."""
     weights, chosen = (x.float() @ router).softmax(-1).topk(top)
     order = chosen.flatten().argsort(stable=True)
     token = order // top

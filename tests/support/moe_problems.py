@@ -23,9 +23,10 @@ GUARD = 64
 class Layer:
     """A mixture of ``experts`` experts of (hidden, inner), and ``tokens`` tokens that choose ``top`` of them.
 
-    routing: "random"; "crowded", where all tokens choose one or two of them; "same", where a token chooses one expert
-    several times. elsewhere: of how many experts before and after those here ids may be, too. quantized: whether x is
-    quantized by each call; fp8: whether weights are prepared for it, and rows quantized where they are not few.
+    routing: "random"; "crowded": all tokens choose among one or two experts; "same": a token chooses one expert several
+        times.
+    elsewhere: ids also name this many experts before and after the ones here.
+    quantized: whether each call quantizes x. fp8: whether weights are prepared for FP8, and rows quantized unless few.
     """
 
     tokens: int
@@ -55,7 +56,7 @@ class Layer:
 
 
 class Problem:
-    """The tensors of a layer, its experts, and what comes out by the definition."""
+    """The tensors of a layer, its experts, and its result by the definition."""
 
     def __init__(self, layer: Layer) -> None:
         self.layer, generator = layer, torch.Generator().manual_seed(layer.seed)
@@ -80,7 +81,7 @@ class Problem:
         self.rounds_rows = layer.quantized or (layer.fp8 and not stays)
 
     def _weight(self, values: torch.Tensor) -> Any:
-        """A stack, or, ``listed``, a matrix of each expert with a global scale of its own."""
+        """A stack of weights, or with ``listed`` a matrix for each expert with its own global scale."""
         if not self.layer.listed:
             return quantize(values, self.layer.format, backend="reference")
         return [
@@ -94,7 +95,7 @@ class Problem:
             return torch.randint(0, min(2, layer.experts), shape, generator=generator) + layer.elsewhere
         ids = torch.randint(0, every, shape, generator=generator)
         if layer.elsewhere:
-            # what vLLM and transformers write where there is none
+            # the id that vLLM and transformers write for a missing expert
             ids[torch.rand(shape, generator=generator) < 0.1] = -1
             ids[torch.rand(shape, generator=generator) < 0.1] = 2**31 - 1
         return ids[:, :1].expand(shape).contiguous() if layer.routing == "same" else ids
@@ -112,7 +113,7 @@ class Problem:
         )
 
     def run(self, **options: Any) -> torch.Tensor:
-        """The result of the operation, in memory that is poisoned and guarded."""
+        """The operation's result, in memory that is poisoned and guarded."""
         tokens, hidden = self.x.shape
         room = torch.full((tokens * hidden + 2 * GUARD,), float("nan"), dtype=self.x.dtype, device=self._device)
         out = room[GUARD:-GUARD].view(tokens, hidden)
@@ -121,8 +122,8 @@ class Problem:
         return out
 
     def run_in_stream_order(self) -> torch.Tensor:
-        """The result on a simulated sm_90a, whose checks know the launches of a stream: those that begin before others
-        have ended, too. Weights are not listed."""
+        """The result on a simulated sm_90a whose checks know the launches of a stream, including those that start
+        before others have ended. Weights are not listed."""
 
         def there(x: Any) -> Any:
             if isinstance(x, BlockScaledTensor):
@@ -158,7 +159,7 @@ class Problem:
         return first, found[1]
 
     def _rounded(self, rows: torch.Tensor) -> torch.Tensor:
-        """The values that the products see of rows in float64."""
+        """The values that the products read, of rows in float64."""
         rows = rows.to(self.layer.dtype)
         if self.layer.quantized:
             return quantize(rows, self.layer.format, backend="reference").dequantize(torch.float64)
@@ -167,7 +168,7 @@ class Problem:
         return rows.double()
 
     def exact(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The result in float64, (T, H), and the sums of the magnitudes of all that is added for each element.
+        """The result (T, H) in float64, and for each element the sum of the magnitudes of all terms.
 
         Rows are rounded where the operation rounds them, and nowhere else.
         """
@@ -206,9 +207,10 @@ class Problem:
         return gate * torch.sigmoid(1.702 * gate) * (up + 1)
 
     def right(self, out: torch.Tensor, roundings: int = 0) -> bool:
-        """Whether a result is near enough: each element by what is added for it; of quantized rows, whose codes may be
-        others where a sum is a tie, each row by its norm: a code more or less is up to an eighth of what an element
-        adds, however near to 0 the row comes. roundings: of sums, beside those of the deterministic way."""
+        """Whether a result is near enough. Without quantized rows each element counts, by the sum of its terms'
+        magnitudes. With them each row counts, by its norm: where a sum is a tie, a code may be another one, and that
+        changes an element by up to an eighth of a term, however near to 0 the row is. roundings: further roundings of
+        sums than in the deterministic way."""
         want, magnitudes = self.exact()
         error = (out.double() - want).abs()
         if self.rounds_rows:
@@ -227,7 +229,7 @@ def _products(rows: torch.Tensor, weights: torch.Tensor, expert: torch.Tensor) -
 
 
 def random_layer(seed: int, arch: str) -> Layer:
-    """A layer at random: every remainder of H and I that the format has, empty and crowded experts. On sm_100a x is
+    """A random layer: every remainder of H and I that the format has, empty and crowded experts. On sm_100a x is
     quantized to the weights' format, on sm_90a sometimes to FP8."""
     quantized = arch == "sm_100a"
     generator = torch.Generator().manual_seed(seed)

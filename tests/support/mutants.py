@@ -1,9 +1,9 @@
-"""Broken kernels, which tests must notice: changes at named sites of the compiled PTX, or of the traced source.
+"""Broken kernels that tests must notice: changes at named sites of the compiled PTX, or of the traced source.
 
-A site of PTX is what an instruction is (``at``: how its opcode begins, and which of those there are), a change is what
-becomes of it: ``drop``, ``become``, ``operand``, ``offset``, ``unguarded``, ``instead``, ``constant``. Registers,
+A site is a set of PTX instructions (``at``: the beginning of their opcode, and which of them); a change says what
+becomes of them: ``drop``, ``become``, ``operand``, ``offset``, ``unguarded``, ``instead``, ``constant``. Registers,
 labels, the notation of numbers and the order of other instructions do not matter. ``Source`` replaces a function or a
-constant of a module that is traced. :func:`outcome` runs either in the simulator and says what noticed it.
+constant of a traced module. :func:`outcome` runs a mutant in the simulator and says what noticed it.
 
 Mutants of every synchronising instruction at once, for the simulator's own tests, are in ``tests/simulator/mutation``.
 """
@@ -31,7 +31,7 @@ from support.scratch_flags import keeping_flags, lowered
 BOTH = ("sm_100a", "sm_90a")
 BLACKWELL, HOPPER = ("sm_100a",), ("sm_90a",)
 WRONG = "wrong"
-"""What :func:`outcome` says where the result is wrong and nothing was reported."""
+"""The answer of :func:`outcome` if the result is wrong and nothing was reported."""
 _INSTRUCTION = re.compile(
     r"(?<![\w.%$@])(?P<guard>@!?%?\w+[ \t]+)?(?P<opcode>[a-z][a-z0-9_]*(?:(?:\.|::)\w+)*)(?P<rest>[ \t]+[^;\n]*)?;"
 )
@@ -52,7 +52,7 @@ def twice(half: int) -> int:
 
 
 def bits(text: str) -> int | None:
-    """The 32 bits of a number in any of PTX's notations; None of anything else."""
+    """The 32 bits of a number in any of PTX's notations; None for any other text."""
     if re.fullmatch(r"-?\d+", text):
         return int(text) & 0xFFFFFFFF
     if re.fullmatch(r"0x[0-9a-fA-F]+", text):
@@ -62,7 +62,7 @@ def bits(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class Instruction:
-    """One instruction as it stands. Operands in brackets or braces are one each."""
+    """One instruction. An operand in brackets or braces counts as one."""
 
     guard: str
     opcode: str
@@ -70,19 +70,20 @@ class Instruction:
     text: str
 
     def __str__(self) -> str:
-        """As it would be written."""
+        """The instruction as PTX text."""
         return f"{self.guard}{self.opcode} {', '.join(self.operands)};"
 
 
 Edit = Callable[[Instruction], str | None]
-"""What an instruction becomes; None where it is not a site."""
+"""Maps an instruction to what replaces it; None where the instruction is not a site."""
 
 
 @dataclass(frozen=True)
 class Ptx:
-    """``edit`` of the instructions whose opcode begins with ``opcode``: of all that it changes, or of some of them.
+    """Applies ``edit`` to the instructions whose opcode begins with ``opcode``: to all that it changes, or to some of
+    them.
 
-    which: a slice of the sites in the order of the text. before: only those that stand before the first instruction
+    which: a slice of the sites in the order of the text. before: limits the sites to those before the first instruction
     whose opcode begins so.
     """
 
@@ -110,7 +111,7 @@ class Ptx:
 
 @dataclass(frozen=True)
 class Text:
-    """``new`` for the first ``count`` (0: all) matches of ``pattern``: where several instructions are the site."""
+    """Replaces the first ``count`` (0: all) matches of ``pattern`` by ``new``: for sites of several instructions."""
 
     pattern: str
     new: str
@@ -122,7 +123,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Source:
-    """``value`` in place of a function or a constant of ``module`` while kernels are traced."""
+    """Replaces a function or a constant of ``module`` by ``value`` while kernels are traced."""
 
     module: Any
     name: str
@@ -147,7 +148,7 @@ class Mutant:
 
 
 def split(text: str) -> list[str]:
-    """Operands: split at commas outside brackets."""
+    """Splits operands at commas outside brackets."""
     parts, depth, start = [], 0, 0
     for i, c in enumerate(text):
         depth += (c in "{[(") - (c in "}])")
@@ -167,32 +168,32 @@ def at(opcode: str, edit: Edit, which: slice = ALL, before: str = "") -> Ptx:
 
 
 def where(condition: Callable[[Instruction], bool], edit: Edit) -> Edit:
-    """``edit`` of those instructions for which the condition is true."""
+    """``edit`` for the instructions that meet the condition."""
     return lambda x: edit(x) if condition(x) else None
 
 
 def guarded(x: Instruction) -> bool:
-    """Whether it has the predicate of a load written inline."""
+    """Whether an instruction has the predicate of a load in inline PTX."""
     return x.guard == "@p "
 
 
 def without(index: int) -> Edit:
-    """One operand less."""
+    """Removes one operand."""
     return lambda x: str(replace(x, operands=(*x.operands[:index], *x.operands[index + 1 :])))
 
 
 def drop() -> Edit:
-    """Nothing in its place."""
+    """Removes the instruction."""
     return lambda x: ""
 
 
 def become(opcode: str, other: str) -> Edit:
-    """Another opcode: ``other`` for ``opcode`` in its name."""
+    """Replaces ``opcode`` in the opcode's name by ``other``."""
     return lambda x: str(replace(x, opcode=x.opcode.replace(opcode, other))) if opcode in x.opcode else None
 
 
 def instead(text: str) -> Edit:
-    """Other instructions: ``{0}``, ``{1}`` … are the operands, ``{this}`` is the instruction as it stands."""
+    """Replaces the instruction by others: ``{0}``, ``{1}`` … are its operands, ``{this}`` is the whole instruction."""
 
     def edit(x: Instruction) -> str | None:
         try:
@@ -204,7 +205,7 @@ def instead(text: str) -> Edit:
 
 
 def operand(index: int, new: str) -> Edit:
-    """Another operand: ``{0}``, ``{1}`` … are those that there are."""
+    """Replaces one operand: ``{0}``, ``{1}`` … are the present operands."""
 
     def edit(x: Instruction) -> str | None:
         if index >= len(x.operands):
@@ -216,7 +217,7 @@ def operand(index: int, new: str) -> Edit:
 
 
 def number(index: int, old: int, new: int) -> Edit:
-    """Another number as operand ``index``, where that is ``old``."""
+    """Replaces the number ``old`` in operand ``index`` by ``new``."""
 
     def edit(x: Instruction) -> str | None:
         if index >= len(x.operands) or bits(x.operands[index]) != old & 0xFFFFFFFF:
@@ -227,7 +228,7 @@ def number(index: int, old: int, new: int) -> Edit:
 
 
 def constant(old: int, new: int) -> Edit:
-    """Another number wherever 32 bits of an operand are ``old``, in the notation that stands there."""
+    """Replaces ``old`` wherever it is the 32 bits of an operand, and keeps the notation."""
 
     def edit(x: Instruction) -> str | None:
         if not any(bits(o) == old & 0xFFFFFFFF for o in x.operands):
@@ -245,7 +246,7 @@ def _like(old: str, new: int) -> str:
 
 
 def offset(by: int) -> Edit:
-    """Another address: the last operand in brackets, ``by`` bytes further."""
+    """Moves the address of the last operand in brackets by ``by`` bytes."""
 
     def edit(x: Instruction) -> str | None:
         places = [i for i, o in enumerate(x.operands) if o.startswith("[")]
@@ -261,7 +262,7 @@ def offset(by: int) -> Edit:
 
 
 def unguarded() -> Edit:
-    """Whatever its predicate says."""
+    """Removes the predicate."""
     return where(guarded, lambda x: str(replace(x, guard="")))
 
 
@@ -269,7 +270,7 @@ def unguarded() -> Edit:
 
 
 def plan_anew(patch: pytest.MonkeyPatch) -> None:
-    """Until ``patch`` is undone, operations find no call that was planned before; what they plan is for nobody else."""
+    """Until ``patch`` is undone, operations plan all calls again; these plans are discarded afterwards."""
     modules = [module for name, module in sys.modules.items() if name.startswith("cute_nvfp4.")]
     for owner in (*modules, *OPERATIONS.values()):
         for name, kept in [(name, kept) for name, kept in vars(owner).items() if isinstance(kept, Bounded)]:
@@ -278,10 +279,11 @@ def plan_anew(patch: pytest.MonkeyPatch) -> None:
 
 @contextlib.contextmanager
 def mutated(change: Change | None, arch: str | None = None, kernel: str = "", **options: Any) -> Iterator[list]:
-    """Within it kernels run in the simulator with ``change``: those called ``kernel``, or all; gives the launches.
+    """Within this block kernels run in the simulator with ``change``: those called ``kernel``, or all. Yields the
+    launches.
 
     Raises:
-        AssertionError: at its end, if PTX was changed nowhere, so that the mutant is none.
+        AssertionError: at its end, if ``change`` found no site in any PTX.
     """
     with contextlib.ExitStack() as stack:
         if isinstance(change, Source):
@@ -308,10 +310,10 @@ def mutated(change: Change | None, arch: str | None = None, kernel: str = "", **
 
 @contextlib.contextmanager
 def traced_with(change: Source) -> Iterator[None]:
-    """Within it kernels are traced with ``change``, wherever they run."""
+    """Within this block kernels are traced with ``change``, on any backend."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(change.module, change.name, change.value)
-        # nothing that was compiled before, and nothing for others
+        # use no earlier compilation, and leave none behind
         patch.setattr(compiling, "compile_cached", lambda key, build: build())
         plan_anew(patch)
         yield
@@ -320,8 +322,8 @@ def traced_with(change: Source) -> Iterator[None]:
 def outcome(
     change: Change | None, right: Callable[[], bool], arch: str | None = None, kernel: str = "", **options: Any
 ) -> str:
-    """What notices ``change``: the name of the simulator's error, ``WRONG`` where ``right()`` is false or a flag is
-    left raised, or ""."""
+    """What notices ``change``: the name of the simulator's error; ``WRONG`` if ``right()`` is false or a scratch flag
+    stays raised; or ""."""
     try:
         with mutated(change, arch, kernel, **options), keeping_flags() as flags:
             return "" if right() and lowered(flags) else WRONG
@@ -330,7 +332,7 @@ def outcome(
 
 
 def parameters(mutants: tuple[Mutant, ...]) -> list:
-    """For ``parametrize("mutant,arch", …)``: each mutant on each of its architectures."""
+    """The cases of ``parametrize("mutant,arch", …)``: each mutant on each of its architectures."""
     return [pytest.param(m, arch, id=f"{m}-{arch}") for m in mutants for arch in m.archs]
 
 

@@ -1,4 +1,4 @@
-"""Writes down every torch operation of a block: what a call costs, counted."""
+"""Records every torch operation of a block, so that tests can count what a call costs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Operations(TorchDispatchMode):
-    """``names``: the operations so far, ``aten.empty.memory_format`` and so on."""
+    """A mode that records operations. names: the operations so far, ``aten.empty.memory_format`` and so on."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -19,8 +19,8 @@ from support.packed_problems import operand, within
 
 @dataclass(frozen=True)
 class Case:
-    """Groups of ``sizes`` rows, each times an own (n, k), on ``workers`` CTAs with ``tiling``, which has ``slabs`` for
-    the streaming kernel, or as the planner says. before: rows before the first group."""
+    """Groups of ``sizes`` rows, each times its own (n, k). They run on ``workers`` CTAs with ``tiling`` (``slabs`` in
+    it selects the streaming kernel), or by planning's choice. before: rows before the first group."""
 
     sizes: tuple[int, ...]
     n: int
@@ -47,7 +47,7 @@ class Case:
 
 
 class Problem:
-    """Operands of a case, the exact result and the sums of the magnitudes of its products."""
+    """Operands of a case, the exact result, and the sums of the magnitudes of its products."""
 
     def __init__(self, case: Case) -> None:
         generator = torch.Generator().manual_seed(case.n + sum(case.sizes))
@@ -73,7 +73,7 @@ class Problem:
             self.magnitude[mine] = wide[mine].abs() @ values[e].abs().t() * self.alpha[e].double().abs()
 
     def run(self) -> torch.Tensor:
-        """The kernel's result; an element that it does not write is NaN."""
+        """The kernel's result; an element that the kernel does not write is NaN."""
         case = self.case
         out = torch.full(self.exact.shape, float("nan"), dtype=case.out, device=backends.device())
         offsets = None if case.quantized else self.offsets
@@ -85,5 +85,5 @@ class Problem:
         return out
 
     def right(self, out: torch.Tensor) -> bool:
-        """Rows of no group are not written."""
+        """Whether the groups' rows are right, and no other row is written."""
         return within(out, self.exact, self.magnitude)

@@ -1,4 +1,4 @@
-"""What tests of products with prepared weights have in common."""
+"""Operands, references and tolerances for tests of products with prepared weights."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cute_nvfp4.reference import GATES
 from support import backends
 
 STEEPEST = 1.13
-"""Of every gate."""
+"""The largest slope of any gate."""
 GATE_ERROR = 2e-5
-"""Of a gate, relative (``kernels.gemm.gates``)."""
+"""The relative error of a gate (``kernels.gemm.gates``)."""
 STEPS = {torch.float32: 2.0**-22, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 """Half a step of a dtype, relative, and a bit more for float32."""
 
@@ -26,12 +26,12 @@ class Runs(Protocol):
 
 
 SPECIAL = {MXFP8: 0x7F, MXFP8_E5M2: 0x7C}
-"""The first magnitude that is no number."""
+"""The first magnitude code that is not a finite number."""
 POWERS = {
     torch.bfloat16: {MXFP4: range(107, 138), MXFP8: range(107, 148), MXFP8_E5M2: range(97, 138)},
     torch.float16: {MXFP4: range(111, 136), MXFP8: range(110, 133), MXFP8_E5M2: range(107, 116)},
 }
-"""Scales of MX that take no global scale, and whose products fp32 has."""
+"""Scale codes of MX for weights without a global scale, with products that fp32 holds."""
 
 
 def operand(
@@ -41,8 +41,8 @@ def operand(
     format: Format = NVFP4,
     dtype: torch.dtype = torch.bfloat16,
 ) -> BlockScaledTensor:
-    """(…, rows, K) of every code but NaN and infinities; NVFP4's scales of every magnitude but NaN, and ``factor`` for
-    a global scale; those of MX as weights for ``dtype`` may have them."""
+    """An operand (…, rows, K) of every code but NaN and infinities. NVFP4's scales have every magnitude but NaN, with
+    ``factor`` as global scale; MX's scales have values that weights for ``dtype`` may have."""
     *rows, k = shape
     data = torch.randint(0, 256, (*rows, format.data_columns(k)), dtype=torch.uint8, generator=generator)
     device = backends.device()
@@ -56,7 +56,7 @@ def operand(
 
 
 def run(problem: Runs, arch: str = "sm_90a", **options: Any) -> torch.Tensor:
-    """The kernel's result on the GPU that there is, or in the simulator with its ``options``."""
+    """The kernel's result on the GPU, or in the simulator with its ``options``."""
     if backends.backend() == "cuda":
         return problem.run()
     with simulating(arch, **options):
@@ -64,7 +64,7 @@ def run(problem: Runs, arch: str = "sm_90a", **options: Any) -> torch.Tensor:
 
 
 def within(out: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor) -> bool:
-    """Whether sums are within 2**-20 of the magnitudes, then rounded once; NaN where the exact ones are."""
+    """Whether sums are within 2**-20 of the magnitudes, then rounded once; NaN where the exact sums are."""
     steps = STEPS[out.dtype]
     bound = magnitude * 2.0**-20 + exact.abs() * steps + 2.0**-24
     error = (out.double() - exact).abs()
@@ -74,7 +74,7 @@ def within(out: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor) -> b
 
 @dataclass(frozen=True)
 class Gated:
-    """gate(x · gateᵀ) · (x · upᵀ), and how far a kernel's may be from it before it is rounded."""
+    """gate(x · gateᵀ) · (x · upᵀ), and the tolerance of a kernel's result before it is rounded."""
 
     exact: torch.Tensor
     error: torch.Tensor
@@ -85,7 +85,8 @@ class Gated:
 
 
 def gated_product(x: torch.Tensor, weights: Sequence[torch.Tensor], alpha: float, gate: str) -> Gated:
-    """Of float64 ``x`` and two weights: both sums, times ``alpha``, are within 2**-20 of their magnitudes."""
+    """The gated product of float64 ``x`` and two weights: both sums, times ``alpha``, have a tolerance of 2**-20 of
+    their magnitudes."""
     a, b = (x @ weight.t() * alpha for weight in weights)
     errors = [(x.abs() @ weight.abs().t()) * (abs(alpha) * 2.0**-20) for weight in weights]
     gated = GATES[gate](a)

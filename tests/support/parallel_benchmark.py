@@ -1,4 +1,4 @@
-"""``benchmarks/parallel.py`` over processes without a GPU: all it does, with stand-ins for graphs and clocks."""
+"""Runs ``benchmarks/parallel.py`` over processes without a GPU, with stand-ins for graphs and clocks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MACHINE = {"gpu": "NVIDIA H0", "date": "2000-01-01", "driver": "0", "versions": 
 
 
 class Rank(parallel.Rank):
-    """A rank on the CPU. A graph writes its first result again; every time is another number."""
+    """A rank on the CPU. A graph writes its first result again; every time is a different number."""
 
     def __init__(self, rank: int) -> None:
         super().__init__(rank, 1, smoke=True)
@@ -38,7 +38,7 @@ class Rank(parallel.Rank):
 
 
 def grouped_mm(x: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
-    """torch's grouped product; rows of no group are NaN, as memory may be."""
+    """torch's grouped product; rows outside all groups are NaN, as uninitialized memory may be."""
     out = torch.full((len(x), weights.shape[-1]), float("nan"), dtype=x.dtype)
     for e, (a, b) in enumerate(pairwise([0, *offs.tolist()])):
         out[a:b] = x[a:b] @ weights[e]
@@ -47,7 +47,7 @@ def grouped_mm(x: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor) -> to
 
 @torch.inference_mode()
 def measured(rank: int, path: Path) -> None:
-    """Writes a record of small layers, as a rank of a group that is there."""
+    """Writes a record of small layers, as a rank of an existing group."""
     options = parallel.parse(["--rows", "2", "5", "--tokens", "3", "--output", str(path)])
     options.models = [SMALL_DENSE.model]
     stand_ins = {

@@ -1,14 +1,14 @@
-"""Records small checkpoints that ModelOpt and compressed-tensors write, and reads ours by their code.
+"""Records small checkpoints that ModelOpt and compressed-tensors write, and reads ours with their code.
 
     pip install nvidia-modelopt==0.47.0 compressed-tensors==0.20.0 scipy
     python tests/support/peer_checkpoints.py --write      # tests/data/peers
     python tests/support/peer_checkpoints.py --check      # our files of the same models, read by the peers
     python tests/support/peer_checkpoints.py --smollm2 SmolLM2-135M-Instruct.Q4_1.gguf      # both, with a real model
 
-Neither package is needed by the tests, which read what was recorded: a folder each with ``model.safetensors`` and
-``config.json`` as the publisher's own exporter wrote them, and ``decoded.safetensors``, what its own code makes of its
-file (float32 from ModelOpt, bfloat16 from compressed-tensors). ``source_llama`` and ``source_qwen3_moe`` are the models
-that were given, in 16 bits.
+The tests need neither package: they read the recorded folders. Each has ``model.safetensors`` and ``config.json`` as
+the publisher's own exporter wrote them, and ``decoded.safetensors``, decoded by the publisher's own code (float32 from
+ModelOpt, bfloat16 from compressed-tensors). ``source_llama`` and ``source_qwen3_moe`` are the models before
+quantization, in 16 bits.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def linears(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
 
 
 def by_modelopt(model: Any, recipe: str, folder: Path) -> None:
-    """ModelOpt's own calibration and exporter."""
+    """Quantizes and exports with ModelOpt."""
     import modelopt.torch.quantization as mtq
     from modelopt.torch.export import export_hf_checkpoint
 
@@ -69,7 +69,7 @@ def by_modelopt(model: Any, recipe: str, folder: Path) -> None:
 
 
 def by_compressed_tensors(model: Any, preset: str, folder: Path) -> None:
-    """compressed-tensors' own scales and compressor, as LLM Compressor calls them for weights to nearest."""
+    """Computes scales and compresses with compressed-tensors, as LLM Compressor does for weights rounded to nearest."""
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config, preset_name_to_scheme
     from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
@@ -98,7 +98,7 @@ def by_compressed_tensors(model: Any, preset: str, folder: Path) -> None:
 
 
 def decoded(folder: Path) -> dict[str, torch.Tensor]:
-    """What the publisher's code makes of the packed weights of a folder."""
+    """The packed weights of a folder, decoded by the publisher's code."""
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     tensors = safetensors.load_file(folder / "model.safetensors")
     found = {}
@@ -164,8 +164,9 @@ def check(name: str) -> None:
 
 @torch.no_grad()
 def check_smollm2(path: Path, name: str) -> None:
-    """A checkpoint of SmolLM2 that a peer writes: loaded, generated from, saved with equal bits, read back by the peer,
-    and by the other one from its layout. Logits are those of the weights that the peer decodes."""
+    """Checks a checkpoint of SmolLM2 that a peer writes: it is loaded, generates, is saved with equal bits, and is read
+    back by the peer, and by the other peer from its layout. Logits must be those of the weights that the peer
+    decodes."""
     sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests")]
     from smollm2 import load
 

@@ -1,4 +1,4 @@
-"""NVFP4 operands with codes and scales of all kinds, and how far a result is from another."""
+"""NVFP4 operands with codes and scales of all kinds, and the distance of a result from a reference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from . import backends
 
 
 def operand(rows: int, k: int, seed: int, batched: bool = False) -> BlockScaledTensor:
-    """Every code and every scale but NaN, negative ones, zeros and subnormals among them; padding holds anything."""
+    """An operand with every code and every scale but NaN, including negative ones, zeros and subnormals; its padding is
+    random."""
     generator = torch.Generator().manual_seed(seed)
     data = torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, generator=generator)
     scale = torch.randint(0, 256, (rows, k // 16), dtype=torch.uint8, generator=generator)
@@ -24,5 +25,5 @@ def operand(rows: int, k: int, seed: int, batched: bool = False) -> BlockScaledT
 
 
 def off(found: torch.Tensor, exact: torch.Tensor) -> float:
-    """The norm of the difference over that of the exact result; NaN if anything was not written."""
+    """The norm of the difference over that of the exact result; NaN if an element was not written."""
     return float((found.double() - exact.double()).norm() / exact.double().norm())

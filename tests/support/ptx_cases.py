@@ -17,7 +17,8 @@ F16_EDGES = np.array([s | x for x in _FINITE_EDGES + _SPECIAL for s in (0, 0x800
 
 @dataclass(frozen=True)
 class Case:
-    """``inputs()`` gives words (threads, ins) and memory or None; ``expected(words, memory)`` what must come out."""
+    """A case of a device helper. ``inputs()`` gives words (threads, ins) and memory or None; ``expected(words,
+    memory)`` gives the right output."""
 
     body: str
     inputs: Callable[[], tuple[np.ndarray, np.ndarray | None]]
@@ -34,12 +35,12 @@ def _words(generator: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def _pad(words: np.ndarray) -> np.ndarray:
-    """Repeated up to a whole number of CTAs."""
+    """Repeats words up to a whole number of CTAs."""
     return np.resize(words, (-(-len(words) // BLOCK) * BLOCK, words.shape[1]))
 
 
 def every_byte(ins: int = 1) -> np.ndarray:
-    """Every byte in every position of the first word, among random others: (1024, ins)."""
+    """Words (1024, ins) with every byte in every position of the first word, among random other bytes."""
     words = _words(rng(1), 1024, ins)
     position = np.repeat(np.arange(4, dtype=np.uint32), 256) * np.uint32(8)
     byte = np.tile(np.arange(256, dtype=np.uint32), 4)
@@ -48,7 +49,7 @@ def every_byte(ins: int = 1) -> np.ndarray:
 
 
 def f16_words(generator: np.random.Generator, *shape: int, finite: bool = False) -> np.ndarray:
-    """f16x2 of every kind: random bits, and of magnitudes that meet."""
+    """f16x2 of every kind: random bits, and values of similar magnitudes."""
     bits = generator.integers(0, 2**16, (*shape, 2), dtype=np.uint32)
     near = generator.normal(0, 4, (*shape, 2)).astype(np.float16).view(np.uint16)
     tiny = generator.integers(0, 1 << 11, (*shape, 2), dtype=np.uint32)
@@ -105,13 +106,13 @@ def _float_bits() -> tuple[np.ndarray, None]:
 
 
 def _fma_inputs() -> tuple[np.ndarray, None]:
-    """Every pair of edge cases with a third at random, and random triples."""
+    """Every pair of edge cases with a random third operand, and random triples."""
     generator = rng(4)
     a, b = (x.ravel() for x in np.meshgrid(F16_EDGES, F16_EDGES))
     low = np.stack([a, b, generator.choice(F16_EDGES, len(a))], 1)
     pairs = low | generator.permutation(low) << np.uint32(16)
     generated = f16_words(generator, 6000, 3)
-    # products that almost cancel the addend, and sums that are ties
+    # products that nearly cancel the addend, and sums that are ties
     generated[:2000, 2] = oracle.mul_f16x2(generated[:2000, 0], generated[:2000, 1]) ^ np.uint32(0x80008000)
     return _pad(np.concatenate([pairs, generated]).astype(np.uint32)), None
 
@@ -126,12 +127,12 @@ def _fused_inputs(words: int) -> Callable:
         generator = rng(5)
         codes = [every_byte()[:, 0]]
         codes += [_words(generator, 1024) for _ in range(words - 1)]
-        if words == 2:  # every byte in every position of the second word too
+        if words == 2:  # every byte in every position of the second word, too
             codes = [np.concatenate(codes), np.concatenate(codes[::-1])]
         n = len(codes[0])
         acc = f16_words(generator, n, finite=True)
         b = f16_words(generator, n, 4 * words, finite=True)
-        # in half of them what the kernel has: b of E2M1 values and an accumulator of zero, exact sums
+        # half of the cases are as in the kernel: b of E2M1 values and an accumulator of zero, so that sums are exact
         acc[::2] = 0
         b[::2] = oracle.e2m1_pairs(_words(generator, len(b[::2]), words)).reshape(-1, 4 * words)
         return np.concatenate([acc[:, None], np.stack(codes, 1), b], 1), None
@@ -143,7 +144,7 @@ def _fused(words: int) -> Callable:
     def expected(given: np.ndarray, _: object) -> np.ndarray:
         acc, codes, b = given[:, 0], given[:, 1 : 1 + words], given[:, 1 + words :]
         out = oracle.fused(acc, codes, b)
-        # the exact half once more, by plain sums: even elements in the low half, odd ones in the high half
+        # check the exact half again by plain sums: even elements in the low half, odd ones in the high half
         values = oracle.E2M1[oracle.nibbles(codes[::2])].reshape(-1, 8 * words)
         other = oracle.halves(b[::2]).astype(np.uint16).view(np.float16).astype(np.float64).reshape(-1, 8 * words)
         sums = (values * other).reshape(len(values), -1, 2).sum(1)
@@ -164,7 +165,7 @@ def _memory_inputs(num_bytes: int, predicated: bool) -> Callable:
         offsets = np.concatenate([np.arange(64), generator.integers(0, 64, 64)]).astype(np.uint32) * num_bytes
         words = [offsets.astype(np.uint32)]
         if predicated:
-            # any number but zero is true; all lanes of the second warp are off
+            # any value but zero is true; all lanes of the second warp are off
             on = generator.choice(np.array([0, 1, 2, 0x80000000, 0xFFFFFFFF], np.uint32), BLOCK)
             on[32:64] = 0
             words.append(on)
@@ -266,7 +267,7 @@ def _shuffle_inputs() -> tuple[np.ndarray, None]:
     words = _words(generator, 16 * BLOCK, 3)
     bounds = generator.integers(0, 32, (64, 2), dtype=np.uint32)
     bounds[:8] = [[31, 0], [0, 0], [31, 16], [31, 24], [0, 24], [7, 24], [3, 28], [31, 31]]
-    # the bounds are the same in all lanes of a warp, the lane or distance is not
+    # all lanes of a warp have the same bounds, but each has its own lane or distance
     words[:, 2] = np.repeat(bounds[:, 0] | bounds[:, 1] << np.uint32(8), 32)
     return words, None
 

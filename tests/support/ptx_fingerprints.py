@@ -1,15 +1,15 @@
 """Fingerprints of the PTX of kernels: one for each of the kernels of ``fingerprint_kernels``.
 
-A change that is to alter no kernel leaves them as they are; one that is to alter some shows which, and by how many
-instructions of each kind.
+A change that should alter no kernel leaves them unchanged; for another change they show which kernels it alters, and by
+how many instructions of each kind.
 
     python -m tests.support.ptx_fingerprints                compile all, compare, say what changed
     python -m tests.support.ptx_fingerprints --write        make these the recorded ones
     python -m tests.support.ptx_fingerprints --dump FOLDER  keep the normalised PTX, for a diff
 
-Names of kernels, and the numbers of parameters, registers and labels, are not part of a fingerprint. With
-another DSL than the record's kernels are compared too; what differs is listed, and the exit code is 0, for the compiler
-may be the reason.
+Names of kernels, and the numbers of parameters, registers and labels, are not part of a fingerprint. With another DSL
+than the record's, kernels are compared too, and differences are listed; but the exit code is 0, since the compiler may
+be the reason.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ _MANGLED = re.compile(r"\bkernel_cutlass_\w+|\b__internal_\w+")
 
 
 def normalised(ptx: str) -> str:
-    """PTX without comments, names and numbering: registers, labels and parameters count in the order of their use."""
+    """PTX without comments, names and numbering: registers, labels and parameters are numbered in the order of their
+    use."""
     lines = []
     for line in ptx.splitlines():
         line = _MANGLED.sub("kernel", _PARAMETER.sub(r"param#\1", line.split("//")[0])).strip()
         if line and not line.startswith((".reg", ".loc", ".file")):
             lines.append(re.sub(r"\s+", " ", line))
     declared = sorted(re.sub(r"param#\d+", "param", x).rstrip(",") for x in lines if x.startswith(".param"))
-    # what a parameter is loaded into gets its number where it is first used, whatever the order of the loads
+    # a register that a parameter is loaded into gets its number on first use, whatever the order of the loads
     loads = {}
     for line in lines:
         found = re.fullmatch(r"(?:ld\.param|mov)\.\w+ (%\w+), (\[?param#\d+(?:\+\d+)?\]?);", line)
@@ -63,7 +64,7 @@ def normalised(ptx: str) -> str:
 
 
 def opcodes(text: str) -> Counter[str]:
-    """How often each instruction stands in normalised PTX."""
+    """How often each opcode occurs in normalised PTX."""
     found: Counter[str] = Counter()
     for line in text.splitlines():
         match = re.match(r"(?:@!?%\S+ )?([a-z][a-z0-9_]*(?:\.\S+)?)(?: |;)", line)
@@ -73,14 +74,14 @@ def opcodes(text: str) -> Counter[str]:
 
 
 def versions() -> dict[str, str]:
-    """What the PTX depends on besides the kernels."""
+    """The versions, besides the kernels, that the PTX depends on."""
     installed = {dist.name for dist in metadata.distributions()}
     toolkits = [name for name in ("cu12", "cu13") if f"nvidia-cutlass-dsl-libs-{name}" in installed]
     return {"nvidia-cutlass-dsl": metadata.version("nvidia-cutlass-dsl"), "libraries": "+".join(toolkits)}
 
 
 def of_another_dsl() -> str:
-    """Says with which other DSL the record was made, or nothing."""
+    """A sentence that names the record's DSL if it is another one; otherwise empty."""
     known, installed = recorded()["versions"], versions()
     if known == installed:
         return ""
@@ -89,19 +90,19 @@ def of_another_dsl() -> str:
 
 
 def compiled(name: str) -> tuple[str, str]:
-    """(name, normalised PTX)."""
+    """(name, normalised PTX) of a kernel, compiled now."""
     return name, normalised(configurations()[name]().ptx)
 
 
 def fingerprint(text: str) -> dict:
-    """What is recorded of a kernel."""
+    """The record of a kernel."""
     counts = opcodes(text)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return {"sha256": digest, "instructions": counts.total(), "opcodes": dict(sorted(counts.items()))}
 
 
 def difference(old: dict, new: dict) -> str:
-    """How two fingerprints differ, in words; empty where they do not."""
+    """How two fingerprints differ, in words; empty if they do not."""
     if old["sha256"] == new["sha256"]:
         return ""
     names = sorted({*old["opcodes"], *new["opcodes"]})
@@ -117,7 +118,7 @@ def recorded() -> dict:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="record what is compiled now")
+    parser.add_argument("--write", action="store_true", help="record the fingerprints of the present kernels")
     parser.add_argument("--dump", type=Path, metavar="FOLDER", help="keep the normalised PTX")
     parser.add_argument("--only", default="", metavar="TEXT", help="configurations whose name contains TEXT")
     parser.add_argument("--jobs", type=int, default=2)

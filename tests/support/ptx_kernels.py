@@ -1,6 +1,6 @@
 """Small DSL kernels around single device helpers: every thread reads its words, applies a body, writes its words.
 
-The same kernels run in the simulator and on a GPU: :func:`run`. Their cases and oracles are in ``ptx_cases``.
+The same kernels run in the simulator and on a GPU: :func:`run`. ``ptx_cases`` has their cases and oracles.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ L2_POLICIES = ("", "evict_first")
 LANE_SUMS = (1, 2, 4, 8, 16, 32)
 PRMT_MODES = ("", ".f4e", ".b4e", ".rc8", ".ecl", ".ecr", ".rc16")
 SHUFFLES = ("up", "down", "bfly", "idx")
-# where a pointer must not be followed: far from anything that is mapped
+# an address for pointers that must not be followed: far from all mapped memory
 NOWHERE = 1 << 44
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a body may use besides its words: an address in global memory, and SHARED_BYTES of its own."""
+    """What a body may use besides its words: an address in global memory, and SHARED_BYTES of shared memory of its
+    own."""
 
     arch: Architecture
     memory: Any
@@ -62,7 +63,7 @@ def _e2m1_f16x2_table(place: Place, words: list) -> list:
 
 
 def _e2m1_s8_apart(place: Place, words: list) -> list:
-    # the table as constants, and in registers
+    # with the table as constants, and in registers
     apart = convert.e2m1x8_to_s8x4_signs_apart
     return apart(words[0]) + apart(words[0], words[1:3])
 
@@ -128,7 +129,7 @@ def _byte_if(place: Place, words: list) -> list:
 
 
 def _shared(place: Place, words: list) -> list:
-    """Four words stored in one, two and four pieces, each read back in pieces of every width."""
+    """Stores four words in one, two and four parts, and reads each back in parts of every width."""
     results: list = []
     for i, width in enumerate((4, 8, 16)):
         base = place.shared + 16 * i
@@ -142,7 +143,7 @@ def _shared(place: Place, words: list) -> list:
 
 def _copy_async(num_bytes: int) -> Callable:
     def body(place: Place, words: list) -> list:
-        """Slots of sixteen bytes, filled with ones before: whole copies and masked ones, each with both policies."""
+        """Slots of sixteen bytes, filled with ones in advance: whole and masked copies, each with both policies."""
         valid = Int32(words[1])
         away = cutlass.select_(valid == 0, Int64(NOWHERE), Int64(0))
         whole = place.memory + Int64(Int32(words[0]))
@@ -178,7 +179,7 @@ def _prmt(place: Place, words: list) -> list:
 
 
 def _shuffle(place: Place, words: list) -> list:
-    """Value and whether the source lane was in range, for each mode; words: value, lane or distance, bounds."""
+    """The value, and whether the source lane was in range, for each mode; words: value, lane or distance, bounds."""
     results: list = []
     for mode in SHUFFLES:
         text = f"{{ .reg .pred p; shfl.sync.{mode}.b32 $0|p, $2, $3, $4, -1; selp.b32 $1, 1, 0, p; }}"
@@ -188,7 +189,7 @@ def _shuffle(place: Place, words: list) -> list:
 
 @dataclass(frozen=True)
 class Body:
-    """``apply(place, words)`` takes ``ins`` words and returns ``outs``."""
+    """A body: ``apply(place, words)`` takes ``ins`` words and returns ``outs``."""
 
     apply: Callable[[Place, list], list]
     ins: int
@@ -260,7 +261,7 @@ def compiled(name: str, arch: str) -> CompiledKernel:
 
 
 def template(kernel: CompiledKernel, blocks: int) -> Template:
-    """The launch of ``blocks`` CTAs; what varies are the addresses x, y and data."""
+    """The launch of ``blocks`` CTAs; the addresses x, y and data vary."""
     return capture(kernel, ARGUMENT_TYPES, (0, 0, 0, blocks, 0), (0, 1, 2))
 
 
@@ -285,7 +286,7 @@ def run_kernel(
     x = torch.from_numpy(np.ascontiguousarray(words).view(np.int32)).to(device)
     y = torch.full((len(words), outs), 0x5A5A5A5A, dtype=torch.int32, device=device)
     given = torch.zeros(32, dtype=torch.uint8) if data is None else torch.from_numpy(data)
-    # a base that is 32-byte aligned, and nothing after the last byte
+    # the base is 32-byte aligned, and memory ends with the last byte
     room = torch.empty(given.numel() + 32, dtype=torch.uint8, device=device)
     start = -room.data_ptr() % 32
     place = room[start : start + given.numel()]

@@ -1,37 +1,37 @@
-"""What the device helpers must return, in numpy and Python integers; nothing here is shared with the simulator."""
+"""Oracles of the device helpers, in numpy and Python integers; they share nothing with the simulator."""
 
 from __future__ import annotations
 
 import numpy as np
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-NAN_F16 = 0x7FFF  # what PTX arithmetic gives for NaN
+NAN_F16 = 0x7FFF  # the NaN of PTX arithmetic
 _SCALE = 48  # f16 numbers are multiples of 2⁻²⁴, their products of 2⁻⁴⁸
 
 
 def nibbles(words: np.ndarray) -> np.ndarray:
-    """(…) words of eight codes to (…, 8) codes, the low nibble first."""
+    """Splits (…) words of eight codes into (…, 8) codes, the low nibble first."""
     return (words[..., None] >> np.arange(0, 32, 4, dtype=np.uint32)) & np.uint32(15)
 
 
 def halves(words: np.ndarray) -> np.ndarray:
-    """(…) f16x2 words to (…, 2) halves as bits, the low half first."""
+    """Splits (…) f16x2 words into (…, 2) halves as bits, the low half first."""
     return np.stack([words & np.uint32(0xFFFF), words >> np.uint32(16)], -1)
 
 
 def pack_halves(bits: np.ndarray) -> np.ndarray:
-    """(…, 2n) bits of halves to (…, n) words."""
+    """Packs (…, 2n) bits of halves into (…, n) words."""
     bits = bits.astype(np.uint32)
     return bits[..., 0::2] | bits[..., 1::2] << np.uint32(16)
 
 
 def pack_bytes(values: np.ndarray) -> np.ndarray:
-    """(…, 4n) bytes (signed or not) to (…, n) words, the first in the low byte."""
+    """Packs (…, 4n) bytes (signed or not) into (…, n) words, the first in the low byte."""
     return np.ascontiguousarray(values.astype(np.uint8)).view("<u4")
 
 
 def e4m3_value(code: int) -> float:
-    """The E4M3 number ``code``, from its definition: sign, four bits of exponent (bias 7), three of mantissa."""
+    """The value of the E4M3 code ``code``, by definition: sign, four bits of exponent (bias 7), three of mantissa."""
     sign = -1.0 if code & 0x80 else 1.0
     exponent, mantissa = code >> 3 & 15, code & 7
     if exponent == 15 and mantissa == 7:
@@ -40,7 +40,7 @@ def e4m3_value(code: int) -> float:
 
 
 def f16_bits(values: np.ndarray) -> np.ndarray:
-    """Bits of numbers that f16 holds exactly; NaN is the NaN of PTX."""
+    """The bits of values that f16 holds exactly; NaN becomes the NaN of PTX."""
     with np.errstate(over="raise"):
         half = np.asarray(values, np.float64).astype(np.float16)
     assert np.array_equal(half.astype(np.float64), values, equal_nan=True)
@@ -63,7 +63,7 @@ def _is_inf(bits: int) -> bool:
 
 
 def _round(total: int) -> int:
-    """Bits of ``total`` · 2⁻⁴⁸ (not zero) rounded to f16, to nearest, ties to even."""
+    """The bits of ``total`` · 2⁻⁴⁸ (not zero) rounded to f16, to nearest, ties to even."""
     sign, magnitude = (0x8000, -total) if total < 0 else (0, total)
     # eleven bits, or the last place of the subnormals, 2⁻²⁴
     shift = max(magnitude.bit_length() - 11, _SCALE - 24)
@@ -79,7 +79,7 @@ def _round(total: int) -> int:
 
 
 def fma_f16(a: int, b: int, c: int) -> int:
-    """Bits of a · b + c, rounded once."""
+    """The bits of a · b + c, rounded once."""
     if _is_nan(a) or _is_nan(b) or _is_nan(c):
         return NAN_F16
     product_sign = (a ^ b) & 0x8000
@@ -92,32 +92,32 @@ def fma_f16(a: int, b: int, c: int) -> int:
     product = _integer(a) * _integer(b)
     total = product + (_integer(c) << 24)
     if total == 0:
-        # equal signs keep theirs; otherwise zero is positive
+        # zeros of equal sign keep it; otherwise zero is positive
         both_zero = product == 0 and c & 0x7FFF == 0
         return 0x8000 if both_zero and product_sign and c & 0x8000 else 0
     return _round(total)
 
 
 def mul_f16(a: int, b: int) -> int:
-    """Bits of a · b, rounded once."""
+    """The bits of a · b, rounded once."""
     # adding a zero of the product's sign changes nothing
     return fma_f16(a, b, (a ^ b) & 0x8000)
 
 
 def fma_f16x2(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Elementwise on f16x2 words."""
+    """``fma_f16`` for both halves of f16x2 words."""
     triples = zip(*(halves(x).ravel().tolist() for x in (a, b, c)))
     return pack_halves(np.array([fma_f16(*t) for t in triples]).reshape(*a.shape, 2))[..., 0]
 
 
 def mul_f16x2(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Elementwise on f16x2 words."""
+    """``mul_f16`` for both halves of f16x2 words."""
     pairs = zip(*(halves(x).ravel().tolist() for x in (a, b)))
     return pack_halves(np.array([mul_f16(*t) for t in pairs]).reshape(*a.shape, 2))[..., 0]
 
 
 def e2m1_pairs(words: np.ndarray) -> np.ndarray:
-    """(…) words of eight E2M1 codes to (…, 4) f16x2."""
+    """Decodes (…) words of eight E2M1 codes to (…, 4) f16x2."""
     return pack_halves(f16_bits(E2M1[nibbles(words)]))
 
 
@@ -130,7 +130,7 @@ def fused(acc: np.ndarray, codes: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def mma_f16(words: np.ndarray) -> np.ndarray:
-    """(warps, 32, 7) registers a[2], b, c[4] to (warps, 32, 4): the fragments of m16n8k8, of sums that are exact."""
+    """Maps (warps, 32, 7) registers a[2], b, c[4] to (warps, 32, 4): the fragments of m16n8k8, for exact sums."""
     warps = len(words)
     halves = np.ascontiguousarray(words[..., :3]).view(np.float16).reshape(warps, 8, 4, 3, 2).astype(np.float64)
     a = np.concatenate([halves[:, :, :, i].reshape(warps, 8, 8) for i in (0, 1)], 1)
@@ -142,7 +142,7 @@ def mma_f16(words: np.ndarray) -> np.ndarray:
 
 
 def mma_s8(words: np.ndarray) -> np.ndarray:
-    """(warps, 32, 10) registers a[4], b[2], c[4] to (warps, 32, 4): the fragments of m16n8k32, put together."""
+    """Maps (warps, 32, 10) registers a[4], b[2], c[4] to (warps, 32, 4): the fragments of m16n8k32."""
     warps = len(words)
     group, quad = np.arange(32) // 4, np.arange(32) % 4
     quads = np.ascontiguousarray(words).view(np.int8).reshape(warps, 32, 10, 4).astype(np.int64)
@@ -165,7 +165,7 @@ def mma_s8(words: np.ndarray) -> np.ndarray:
 
 
 def sum_lanes(bits: np.ndarray, width: int) -> np.ndarray:
-    """Bits of the sums over groups of ``width`` of (32 · n) fp32, added pairwise: neighbours first."""
+    """The bits of the sums over groups of ``width`` lanes of (32 · n) fp32, added pairwise: neighbours first."""
     value, lane = bits.view(np.float32), np.arange(len(bits))
     distance = 1
     while distance < width:
@@ -175,7 +175,7 @@ def sum_lanes(bits: np.ndarray, width: int) -> np.ndarray:
 
 
 def prmt(a: int, b: int, c: int, mode: str) -> int:
-    """``prmt.b32``: bytes of {b, a} chosen by the nibbles of c, or by a mode."""
+    """``prmt.b32``: the nibbles of c, or a mode, choose bytes of {b, a}."""
     source = [(b << 32 | a) >> 8 * i & 0xFF for i in range(8)]
     n = c & 3
     if mode == "":
@@ -195,7 +195,7 @@ def prmt(a: int, b: int, c: int, mode: str) -> int:
 
 
 def shuffle(value: np.ndarray, by: np.ndarray, bounds: np.ndarray, mode: str) -> tuple[np.ndarray, np.ndarray]:
-    """One warp of ``shfl.sync``: (values, whether the source was in range)."""
+    """``shfl.sync`` of one warp: (values, whether the source was in range)."""
     lane = np.arange(32)
     clamp, segment = bounds & 31, bounds >> 8 & 31
     limit = lane & segment | clamp & ~segment

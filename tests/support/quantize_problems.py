@@ -1,4 +1,4 @@
-"""Inputs and the comparison that the tests of the fused quantization kernels share, in the simulator and on a GPU."""
+"""Inputs and the comparison for tests of the fused quantization kernels, in the simulator and on a GPU."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ VIEWS = {
     "from 1": lambda x: x[:, 1:129],
     "columns apart": lambda x: x[:, ::2],
 }
-"""Of a matrix with at least 132 columns: strides and alignments that are not those of whole rows."""
+"""Views of a matrix with at least 132 columns, with strides and alignments that whole rows do not have."""
 SWEEP = pytest.mark.sweep(shared=("arch", "format,rule", "rule", "dtype", "layout", "cluster"))
-"""A sweep of the kernels of quantization: the tests of a module cover these axes together."""
+"""A sweep of the quantization kernels: the tests of a module cover these axes together."""
 FORMATS = ("nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2")
 TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
@@ -60,7 +60,7 @@ def golden_inputs() -> dict[str, torch.Tensor]:
 
 
 def edges(rows: int, k: int, seed: int = 0) -> torch.Tensor:
-    """Random numbers with blocks of everything that rounds, overflows, vanishes or is not a number."""
+    """Random values with blocks of everything that rounds, overflows, vanishes or is not a number."""
     x = torch.randn(rows, k, generator=torch.Generator().manual_seed(seed))
     blocks = x.view(-1, 16)
     ties = torch.tensor([0.0, *TIES, 6.0, *[-tie for tie in TIES]])
@@ -88,8 +88,8 @@ def edges(rows: int, k: int, seed: int = 0) -> torch.Tensor:
 
 
 def near_ties(dtype: torch.dtype, global_scale: float) -> torch.Tensor:
-    """(127, 512): for each E4M3 scale a row whose blocks get that scale from rule ``max``, with elements on both sides
-    of every tie, as near as ``dtype`` has them, and on it."""
+    """(127, 512): for each E4M3 scale a row whose blocks get that scale from rule ``max``, with elements exactly on
+    every tie and on both sides of it, as near as ``dtype`` allows."""
     factor = torch.tensor(global_scale, dtype=torch.float32).double()
     scale = decode_e4m3(torch.arange(1, 127, dtype=torch.uint8)).double() * factor
     ties = torch.tensor(TIES, dtype=torch.float64) * torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
@@ -104,8 +104,8 @@ def near_ties(dtype: torch.dtype, global_scale: float) -> torch.Tensor:
 
 
 def nearly_equal(rule: str, global_scale: float, dtype: torch.dtype, rows: int = 64, in_row: int = 32) -> torch.Tensor:
-    """(rows, 512): of random blocks, ``in_row`` in each row, those whose errors under the two scales of 4/6 are the
-    most alike; the others are those whose errors differ most."""
+    """(rows, 512) of random blocks. In each row, ``in_row`` blocks have the most similar errors under the two scales of
+    4/6; the others have the most different ones."""
     x, order = _by_likeness(rule, global_scale, dtype)
     chosen = torch.cat([order[: rows * in_row].view(rows, -1), order.flip(0)[: rows * (32 - in_row)].view(rows, -1)], 1)
     places = torch.rand(rows, 32, generator=torch.Generator().manual_seed(10)).argsort(1)
@@ -114,7 +114,7 @@ def nearly_equal(rule: str, global_scale: float, dtype: torch.dtype, rows: int =
 
 @functools.lru_cache(maxsize=4)
 def _by_likeness(rule: str, global_scale: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """(16, 2**17) random blocks, and their order: the most alike first."""
+    """(16, 2**17) random blocks, and their order by similarity of the two errors, most similar first."""
     resolved = resolve_format("nvfp4")
     factor = GlobalScale.of(torch.tensor(global_scale))
     request = Request(resolved, resolve_rule(rule, resolved), factor)
@@ -130,8 +130,8 @@ def _by_likeness(rule: str, global_scale: float, dtype: torch.dtype) -> tuple[to
 
 
 def fused(x: torch.Tensor, format: str, rule: str, **options: object) -> BlockScaledTensor:
-    """``x`` (MN, K) or (L, MN, K) quantized by the kernels; ``seed`` for stochastic rounding, or options of
-    ``quantize``, without a global scale if none is given."""
+    """``x`` (MN, K) or (L, MN, K) quantized by the kernels. options: of ``quantize``; the default is no global scale,
+    and ``seed`` means stochastic rounding."""
     return _quantized(x, format, rule, **{"backend": backends.backend(), **options})
 
 
@@ -150,7 +150,7 @@ def _placed(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def differences(x: torch.Tensor, format: str, rule: str, **options: object) -> list[str]:
-    """What the kernels and the reference do not agree on, every byte of the scales' padding included."""
+    """Where the kernels and the reference disagree, including every byte of the scales' padding."""
     got = fused(x, format, rule, **options)
     want = _quantized(x, format, rule, **{**options, "backend": "reference"})
     parts = [("data", got.data, want.data), ("scale", got.scale, want.scale)]

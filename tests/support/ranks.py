@@ -1,4 +1,4 @@
-"""Processes over gloo, forked from one that has imported torch: a rank each."""
+"""Runs ranks over gloo, each in a process that is forked from one that has already imported torch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from support.forked import _context
 
 
 def ranks(work: Callable[..., None], *arguments: Any, count: int = 2, seconds: float = 120) -> None:
-    """Runs ``work(rank, *arguments)`` in ``count`` processes of one group; raises unless all of them end well.
+    """Runs ``work(rank, *arguments)`` in ``count`` processes of one group; raises AssertionError unless all end with 0.
 
-    work: a function of a module that can be imported; it is imported once, by the process that forks the ranks.
+    work: a function of an importable module; the process that forks the ranks imports it once.
     """
     with tempfile.TemporaryDirectory() as folder:
         given = Path(folder) / "store", count, list(sys.path), work, arguments
@@ -45,7 +45,7 @@ def _all(codes: Path, seconds: float, given: tuple) -> None:
 def _rank(
     rank: int, store: Path, count: int, path: list[str], work: Callable[..., None], arguments: tuple[Any, ...]
 ) -> None:
-    """What the process of a rank does."""
+    """Runs in the process of a rank."""
     import torch
     import torch.distributed as dist
 

@@ -1,8 +1,8 @@
-"""What a GPU computed, kept bit for bit: launches with their PTX, memory before and memory after.
+"""Keeps what a GPU computed, bit for bit: launches with their PTX, memory before and memory after.
 
-A recording is one ``.npz``: a JSON header (what was run, where, when), the PTX of every kernel (LZMA), and for each
-launch the bytes of the tensors it was given and of the one it wrote. :func:`replay` executes a launch again, in the
-simulator, from the recorded PTX, so that it stays true whatever becomes of the kernels.
+A recording is one ``.npz``: a JSON header (what ran, where, when), the PTX of every kernel (LZMA), and for each launch
+the bytes of the tensors it was given and of the one it wrote. :func:`replay` executes a launch again in the simulator,
+from the recorded PTX, so that a recording stays valid when kernels change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Tensors = Mapping[str, tuple[torch.Tensor, bool]]
 
 @dataclass(frozen=True)
 class Tensor:
-    """How a tensor lies in its recorded bytes. ``alignment``: power of two that divides its address."""
+    """How a tensor lies in its recorded bytes. alignment: the power of two that divides its address."""
 
     name: str
     dtype: str
@@ -37,7 +37,7 @@ class Tensor:
     written: bool
 
     def restore(self, data: np.ndarray) -> torch.Tensor:
-        """The tensor, in memory exactly as large."""
+        """The tensor, in memory of exactly its size."""
         dtype = getattr(torch, self.dtype)
         flat = exact_storage(len(data), max(self.alignment, dtype.itemsize), "cpu")
         flat.copy_(torch.from_numpy(data.copy()))
@@ -46,7 +46,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Entry:
-    """One launch. ``pointers``: (parameter, tensor) by index; ``parameters``: bytes of each, in hexadecimal."""
+    """One launch. pointers: (parameter, tensor) by index; parameters: the bytes of each, in hexadecimal."""
 
     name: str
     arch: str
@@ -67,7 +67,7 @@ class Entry:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> np.ndarray:
-    """The bytes from a tensor's first element to its last, what lies between included."""
+    """The bytes from a tensor's first element to its last, including those between."""
     count = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride())) + 1
     flat = tensor.as_strided((count,), (1,))
     return flat.cpu().view(torch.uint8).numpy().copy()
@@ -90,7 +90,7 @@ class Recorder:
         launch: Any,
         **notes: Any,
     ) -> None:
-        """Records ``found``, which is the launch that ``launch()`` makes, its inputs before and its output after."""
+        """Records ``found``, the launch that ``launch()`` makes: its inputs before it and its output after it."""
         places = {tensor.data_ptr(): i for i, (tensor, _) in enumerate(tensors.values())}
         pointers = []
         for i, parameter in enumerate(found.params):
@@ -142,12 +142,12 @@ class Recording:
         return [tensor.restore(self.arrays[f"{index}.{i}"]) for i, tensor in enumerate(entry.tensors)]
 
     def after(self, entry: Entry) -> np.ndarray:
-        """The bytes of its output after the launch."""
+        """The bytes of the output of ``entry`` after the launch."""
         return self.arrays[f"{self.entries.index(entry)}.{entry.tensors.index(entry.output)}.after"]
 
 
 def replay(recording: Recording, entry: Entry, ptx: str | None = None) -> np.ndarray:
-    """The bytes of the output when the simulator executes the launch; ``ptx``: instead of the recorded one."""
+    """The bytes of the output when the simulator executes the launch. ptx: replaces the recorded PTX."""
     tensors = recording.tensors(entry)
     memory = GlobalMemory()
     for described, tensor in zip(entry.tensors, tensors):

@@ -1,4 +1,4 @@
-"""Bad input over both roads of a call: where nothing is planned yet, and where a good call was planned before."""
+"""Tries bad input on both roads of a call: without a plan, and after a good call was planned."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def table(test: Callable[..., Any]) -> list[tuple]:
 
 
 class Roads:
-    """The plans of one operation: none, or those of the ``good`` calls, which are made once. more: what else is kept
-    of calls, and found by a road of its own."""
+    """The plans of one operation: none, or those of the ``good`` calls, which are made once. more: other caches of
+    calls, which have a road of their own."""
 
     def __init__(self, calls: dict, good: Iterable[Callable[[], Any]], *more: dict) -> None:
         self._calls = (calls, *more)
         for kept in self._calls:
             kept.clear()
-        # what is planned does not depend on what is run
+        # plans do not depend on what runs, so nothing needs to run
         with mock.patch.object(SimLauncher, "__call__", lambda *args: None):
             for call in good:
                 call()
@@ -34,7 +34,7 @@ class Roads:
         assert all(self._warm), "no good call was planned"
 
     def refused(self, bad: Callable[[], Any]) -> str:
-        """What both roads say of ``bad``: the same type and message, but for addresses."""
+        """What both roads say of ``bad``: the same type and message, except for addresses."""
         said = []
         for roads in ([{}] * len(self._calls), self._warm):
             for kept, plans in zip(self._calls, roads):

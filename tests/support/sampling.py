@@ -1,12 +1,12 @@
-"""Which tests of a sweep the default run takes: so many that every value of every axis occurs in one of them.
+"""Chooses the tests of a sweep for the default run: enough that each value of each axis occurs in one of them.
 
-A sweep is a test function whose mark says so: ``@pytest.mark.sweep``, of its module or its own. Its axes are what
+A sweep is a test function marked ``@pytest.mark.sweep``, by itself or with its module. Its axes are what
 ``parametrize`` (and fixtures with parameters) give it; names that one ``parametrize`` sets together are one axis.
-``sweep(n)``: where the only axis is one of cases, mutants for instance, one in n is taken. ``sweep(shared=(axis, …))``:
-functions of a module that have one of these axes cover it together, each with one test at least.
-``sweep(n, draws=(axis, …))``: values of these axes are draws, seeds or schedules; one in n of them has to occur.
+``sweep(n)``: where the only axis is one of cases, such as mutants, one in n runs. ``sweep(shared=(axis, …))``:
+functions of a module with one of these axes cover it together, each with one test at least. ``sweep(n, draws=(axis,
+…))``: values of these axes are draws, seeds or schedules; one in n of them must occur.
 
-What is taken depends on the tests' ids alone: not on their order, nor on the process or the machine.
+The choice depends on the tests' ids alone: not on their order, nor on the process or the machine.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ Values = frozenset[tuple[object, object]]
 """The values of one test: (axis, value)."""
 
 SWEEPS = pytest.StashKey[list[tuple[list[pytest.Item], list[pytest.Item]]]]()
-"""In the configuration: the tests of each sweep, and those of them in this run."""
+"""Key of the configuration: the tests of each sweep, and those of them in this run."""
 
 
 def rank(name: str) -> int:
-    """A number that depends on ``name`` alone, evenly spread."""
+    """A number that depends on ``name`` alone, evenly distributed."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
 
 
 def covering(tests: Mapping[str, Values]) -> set[str]:
-    """Names of tests that together have every value; each next one has the most that are new."""
+    """Names of tests that together have every value. Greedy: each next test has the most new values."""
     left = set().union(*tests.values())
     order = sorted(tests, key=rank)
     taken: set[str] = set()
@@ -56,7 +56,7 @@ def values(item: pytest.Item) -> Values:
 
 
 def names(mark: pytest.Mark) -> tuple[str, ...]:
-    """What a ``parametrize`` sets."""
+    """The names that a ``parametrize`` sets."""
     argument: str | Sequence[str] = mark.args[0]
     return tuple(x.strip() for x in argument.split(",")) if isinstance(argument, str) else tuple(argument)
 
@@ -71,7 +71,7 @@ def sweeps(items: list[pytest.Item]) -> list[list[pytest.Item]]:
 
 
 def wanted(item: pytest.Item) -> Values:
-    """What a test has of that which must occur: its function, its values of shared axes, and of its function's axes."""
+    """The values of a test that must occur: its function, its values of shared axes, and of its function's axes."""
     function, mark = item.nodeid.split("[")[0], item.get_closest_marker("sweep")
     shared, draws, n = mark.kwargs.get("shared", ()), mark.kwargs.get("draws", ()), (*mark.args, 1)[0]
     must = [x for x in values(item) if ",".join(x[0]) not in draws or rank(f"{function} {x}") % n == 0]
@@ -80,7 +80,7 @@ def wanted(item: pytest.Item) -> Values:
 
 
 def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The tests of sweeps that the default run does not take."""
+    """The tests of sweeps that the default run leaves out."""
     covered: dict[str, dict[str, Values]] = {}
     taken: set[str] = set()
     for tests in sweeps(items):
@@ -95,6 +95,6 @@ def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def part(item: pytest.Item) -> int:
-    """One in how many tests of its function is taken: ``n`` of its mark, or 1 where there are several axes."""
+    """The n of "one in n tests of this function": the mark's ``n``, or 1 where the function has several axes."""
     (n,) = item.get_closest_marker("sweep").args or (1,)
     return n if len(values(item)) == 1 else 1

@@ -1,4 +1,4 @@
-"""Flags in scratch memory that a launch must leave as it found them, zero: the next launch on the stream uses them."""
+"""Checks flags in scratch memory. A launch must leave them at zero, because the next launch on the stream uses them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cute_nvfp4.ops.scratch import Scratch
 
 @contextmanager
 def keeping_flags() -> Iterator[list[torch.Tensor]]:
-    """Gives the flags of the scratch memory that launches within the block have had."""
+    """Within this block, collects the flags of the scratch memory that launches use."""
     init, kept = Scratch.__init__, []
 
     def keep(self: Scratch, sums: torch.Tensor, flags: torch.Tensor) -> None:
@@ -26,5 +26,5 @@ def keeping_flags() -> Iterator[list[torch.Tensor]]:
 
 
 def lowered(flags: list[torch.Tensor]) -> bool:
-    """Whether all are zero."""
+    """Whether all flags are zero."""
     return not any(bool(each.any()) for each in flags)

@@ -1,13 +1,14 @@
-"""Compiled kernels that tests need not compile again: each is used as long as the sources it was compiled from stay.
+"""Stores compiled kernels for tests. A stored kernel is used as long as the sources that it was compiled from are
+unchanged.
 
-A digest of what a kernel is compiled from (``kernel_sources``) is stored with it. After a change of that a kernel is
-compiled as ever, until it is stored anew:
+Each kernel is stored with a digest of what it was compiled from (``kernel_sources``). After a change of these sources,
+tests compile the kernel, until it is stored again:
 
     python -m tests.support.stored_kernels            how many are up to date
     python -m tests.support.stored_kernels --write    compile the others, and store them
 
-``pytest --note-kernels FOLDER`` notes which kernels a run of tests asks for; ``--write --noted FOLDER`` stores those
-and no others, with ``--keep`` those that are stored too.
+``pytest --note-kernels FOLDER`` notes which kernels a run of tests requests; ``--write --noted FOLDER`` stores those
+and no others; with ``--keep`` also those that are already stored.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ _ESCAPES = {x: f"\\{x:02X}" for x in range(256) if x not in _PLAIN} | {ord("\\")
 
 
 class Stored(NamedTuple):
-    """A stored kernel. configuration: pickled; sources: the digest of what it was compiled from; kernel: with its host
-    function ``without`` the cubin."""
+    """A stored kernel. configuration: pickled; sources: the digest of what it was compiled from; kernel: its host
+    function is stored ``without`` the cubin."""
 
     configuration: bytes
     sources: str
@@ -55,7 +56,7 @@ class Stored(NamedTuple):
 
 @functools.cache
 def stored(name: str) -> dict[str, Stored]:
-    """The stored kernels called ``name``, by the words of their configurations."""
+    """The stored kernels called ``name``, by their configurations' text."""
     path = FOLDER / f"{name}.tar.xz"
     if not path.exists():
         return {}
@@ -70,7 +71,8 @@ def stored(name: str) -> dict[str, Stored]:
 
 
 def write(name: str, kernels: dict[str, Stored]) -> None:
-    """Stores these kernels called ``name``, and no others. Parts of a kind stand together, as one is like the next."""
+    """Stores these kernels called ``name``, and no others. Parts of one kind are adjacent, because they compress well
+    together."""
     ordered = sorted(kernels.items())
     index = [
         (words, base64.b64encode(x.configuration).decode(), x.sources, x.kernel.arch, x.kernel.entry)
@@ -91,13 +93,13 @@ def write(name: str, kernels: dict[str, Stored]) -> None:
             info = tarfile.TarInfo(part)
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
-    # a process that is killed leaves the file of before
+    # a killed process leaves the earlier file
     (FOLDER / f"{name}.new").write_bytes(written.getvalue())
     (FOLDER / f"{name}.new").replace(FOLDER / f"{name}.tar.xz")
 
 
 def without(kernel: CompiledKernel) -> CompiledKernel:
-    """The host function without the cubin, which stands beside it."""
+    """The kernel with a host function that lacks the cubin, which is stored beside it."""
     return replace(kernel, host_ir=kernel.host_ir.replace(escaped(kernel.cubin), _CUBIN))
 
 
@@ -106,16 +108,16 @@ def whole(kernel: CompiledKernel) -> CompiledKernel:
 
 
 def escaped(cubin: bytes) -> str:
-    """A cubin as it stands in MLIR."""
+    """A cubin in MLIR's notation."""
     return cubin.decode("latin-1").translate(_ESCAPES)
 
 
 # ---- use -------------------------------------------------------------------------------------------------------------
 
 NOTE = "NOTE_KERNELS"
-"""The environment's variable for the folder of ``note``, for processes that are forked."""
+"""The environment variable with the folder of ``note``, for forked processes."""
 noted: dict[tuple[str, str], bytes] = {}
-"""What was asked for: by the kernel's name and the words of a configuration the configuration, pickled."""
+"""The requested kernels: the pickled configuration, by the kernel's name and the configuration's text."""
 _ask = compile._from_disk_or_build
 
 
@@ -126,25 +128,24 @@ def find(kernel: Kernel, config: Any) -> CompiledKernel | None:
 
 
 def _ask_stored(key: tuple, builder: Callable[[], CompiledKernel]) -> CompiledKernel:
-    """The kernel that this process does not have yet: from disk, stored, or built now."""
+    """The kernel for a key that this process lacks: from disk, from the stored kernels, or built now."""
     return _ask(key, lambda: _usable(key) or builder())
 
 
 def _usable(key: tuple) -> CompiledKernel | None:
-    """The stored kernel of a name and a configuration that can be; none where caches are off, for there the compiler is
-    what a test is about."""
+    """The stored kernel of a name and a configuration. None if caches are off, where a test is about the compiler."""
     kernel = kernels().get(key[0]) if cache.enabled() else None
     found = None if kernel is None else find(kernel, key[1])
     return None if found is None or kernel.can_implement(key[1]) else found
 
 
 def install() -> None:
-    """Has this process use stored kernels before it compiles. ``Kernel.build`` asks for none."""
+    """Makes this process use stored kernels before it compiles. ``Kernel.build`` uses none."""
     compile._from_disk_or_build = _ask_stored
 
 
 def load() -> None:
-    """Reads all stored kernels, and of what those of each name are compiled."""
+    """Reads all stored kernels, and parses the sources that they were compiled from."""
     for name, kernel in kernels().items():
         configs = (restored(x.configuration, words) for words, x in stored(name).items())
         for config in {(type(x), x.arch): x for x in configs if x is not None}.values():
@@ -152,8 +153,8 @@ def load() -> None:
 
 
 def note(folder: Path, process: str) -> None:
-    """Has this process, and those that it forks, note which kernels they are asked for, in a file of ``folder`` each,
-    whenever there is another one."""
+    """Makes this process and its forks note the kernels that they request. Each process rewrites its file of ``folder``
+    for each new kernel."""
     ask = compile._from_disk_or_build
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -161,7 +162,7 @@ def note(folder: Path, process: str) -> None:
         kernel = ask(key, builder)
         if key[0] in kernels() and (key[0], repr(key[1])) not in noted:
             noted[key[0], repr(key[1])] = pickle.dumps(key[1])
-            # a judge's worker may write nothing
+            # a judge's worker may not be allowed to write
             with contextlib.suppress(PermissionError):
                 (folder / f"{process}-{os.getpid()}").write_bytes(pickle.dumps(noted))
         return kernel
@@ -179,8 +180,8 @@ def kernels() -> dict[str, Kernel]:
 
 
 def _wanted(folder: Path | None, keep: bool) -> dict[tuple[str, str], bytes]:
-    """What is to be stored: what was noted, or else (or to ``keep``) what is stored already; tests' own kernels are
-    not, nor is what no longer exists."""
+    """The kernels to store: the noted ones, or else (or with ``keep`` also) those that are already stored. Tests' own
+    kernels and kernels that no longer exist are left out."""
     found = {}
     if folder is None or keep:
         found = {(name, words): x.configuration for name in kernels() for words, x in stored(name).items()}
@@ -194,9 +195,9 @@ def _wanted(folder: Path | None, keep: bool) -> dict[tuple[str, str], bytes]:
 
 
 def restored(configuration: bytes, words: str) -> Any:
-    """The configuration as its class is now: fields that the class has got since have their defaults, fields that it
-    has lost are left out, and an architecture has the figures of today. None, and a line that says why, where the class
-    is gone or a new field has no default."""
+    """The configuration with the present fields of its class: new fields get their defaults, removed fields are left
+    out, and an architecture has its present figures. None, with a printed reason, if the class is gone or a new field
+    has no default."""
     try:
         return _as_it_is_now(pickle.loads(configuration))
     except (AttributeError, ImportError, TypeError, ValueError) as error:
@@ -211,18 +212,18 @@ def _as_it_is_now(value: Any) -> Any:
         return architecture(value.name)
     if not dataclasses.is_dataclass(value):
         return value
-    # what the class says by default is no attribute of the object itself
+    # a default of the class is no attribute of the object itself
     kept = {x.name: _as_it_is_now(vars(value)[x.name]) for x in dataclasses.fields(value) if x.name in vars(value)}
     return type(value)(**kept)
 
 
 def _renewed(name: str, pickled: bytes) -> Stored | None:
-    """A kernel compiled now; None of a configuration that can no longer be."""
+    """A kernel compiled now; None if its configuration can no longer exist."""
     kernel, config = kernels()[name], pickle.loads(pickled)
     try:
         compiled = kernel.compile(config)
         if "\n\t.file\t" in compiled.ptx:
-            # it was compiled to tell source lines, and names this machine's folders
+            # a kernel with source lines names this machine's folders
             compiled = kernel.build(config)
     except (OperandError, CompileError) as error:
         print(f"dropped: {config} ({error})")
@@ -231,15 +232,15 @@ def _renewed(name: str, pickled: bytes) -> Stored | None:
 
 
 def stale(wanted: dict[tuple[str, str], bytes]) -> list[tuple[str, str]]:
-    """Those that are not stored, or were compiled from other sources."""
+    """The kernels that are not stored, or were compiled from other sources."""
     return [key for key, pickled in wanted.items() if find(kernels()[key[0]], pickle.loads(pickled)) is None]
 
 
 def main(arguments: Iterable[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="compile those that are not up to date")
-    parser.add_argument("--noted", type=Path, metavar="FOLDER", help="store what was noted there, and nothing else")
-    parser.add_argument("--keep", action="store_true", help="with --noted: and what is stored already")
+    parser.add_argument("--write", action="store_true", help="compile and store kernels that are not up to date")
+    parser.add_argument("--noted", type=Path, metavar="FOLDER", help="store the kernels noted there, and no others")
+    parser.add_argument("--keep", action="store_true", help="with --noted: keep those that are already stored")
     parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args(arguments)
     wanted = _wanted(args.noted, args.keep)

@@ -25,7 +25,8 @@ ALPHA, FACTOR = 0.75, 2.5
 
 @dataclass(frozen=True)
 class Case:
-    """out (m, n) of x (m, k) on ``ctas`` CTAs; ``tiling``: of the configuration; ``padded``: rows of out lie apart."""
+    """out (m, n) of x (m, k) on ``ctas`` CTAs. tiling: of the configuration; padded: whether rows of out have a larger
+    stride."""
 
     m: int
     n: int
@@ -43,7 +44,7 @@ class Case:
 
     @property
     def config(self) -> StreamConfig:
-        """``tiling`` may also say that x is NVFP4."""
+        """The configuration. ``tiling`` may also say that x is NVFP4."""
         columns = 8 if self.m <= 8 else 16 if self.m <= 16 else 32
         vector = self.n % 4 == 0 or self.padded
         return replace(
@@ -62,7 +63,7 @@ class Problem:
     magnitude: torch.Tensor
 
     def run(self) -> torch.Tensor:
-        """The kernel's result; every element that it does not write is NaN."""
+        """The kernel's result; every element that the kernel does not write is NaN."""
         case = self.case
         device = self.packed.device
         wide = -(-case.n // 8) * 8 + 8 if case.padded else case.n
@@ -91,13 +92,13 @@ class Problem:
         return out
 
     def wrong(self, out: torch.Tensor) -> torch.Tensor:
-        """Elements beyond 2⁻²⁰ of the sum of magnitudes, and the rounding of the output."""
+        """Which elements are off by more than 2⁻²⁰ of the sum of magnitudes plus the rounding of the output."""
         bound = 2.0**-20 * self.magnitude + self.exact.abs() * torch.finfo(DTYPES[self.case.out]).eps
         return ~((out.double() - self.exact).abs() <= bound)
 
 
 def make(case: Case) -> Problem:
-    """Every code and every scale but NaN, x normal."""
+    """The problem of a case: weights of every code and every scale but NaN, x normal."""
     generator = torch.Generator().manual_seed(case.seed)
     dtype, packing = DTYPES[case.dtype], case.config.weights
     codes = torch.randint(0, 16, (1, case.n, case.k), dtype=torch.uint8, generator=generator)
@@ -115,7 +116,7 @@ def make(case: Case) -> Problem:
 
 
 def on_device(x: torch.Tensor | BlockScaledTensor) -> torch.Tensor | BlockScaledTensor:
-    """``x`` where kernels are tested."""
+    """Moves ``x`` to the tests' device."""
     if isinstance(x, BlockScaledTensor):
         return BlockScaledTensor(backends.place(x.data), backends.place(x.scale))
     return x.to(backends.device())

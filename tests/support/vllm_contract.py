@@ -1,7 +1,7 @@
-"""Holds the plug-in of vLLM against vLLM's own classes: ``python -m tests.support.vllm_contract vllm-0.30.0-….whl``.
+"""Compares the plug-in of vLLM with vLLM's own classes: ``python -m tests.support.vllm_contract vllm-0.30.0-….whl``.
 
-The base class of NVFP4 kernels and the registry come from the wheel: three files, which are read where they lie in it.
-All else of vLLM that they import is a stub, and nothing of it is installed.
+The base class of NVFP4 kernels and the registry come from the wheel: three files, which are read inside it. Everything
+else of vLLM that they import is a stub; nothing is installed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TAKEN = {
 
 
 class Stub(type):
-    """A class with every attribute: its own name and the attribute's."""
+    """A class with every attribute; the value joins its name and the attribute's."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -37,7 +37,7 @@ class Stub(type):
 
 
 class StubModule(types.ModuleType):
-    """A module with every name: a class of its own for each."""
+    """A module with every name; each is its own class."""
 
     __path__ = ()
 
@@ -52,7 +52,7 @@ class StubModule(types.ModuleType):
 
 
 class Wheel(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds what is imported of vLLM: ``TAKEN`` in the wheel, stubs for the rest."""
+    """An import finder for vLLM: ``TAKEN`` from the wheel, stubs for the rest."""
 
     def __init__(self, path: Path) -> None:
         self._files = zipfile.ZipFile(path)
@@ -72,7 +72,7 @@ class Wheel(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def differences(kernel: type) -> list[str]:
-    """What of a kernel's methods is not as its base class has them."""
+    """Where a kernel's methods differ from those of its base class."""
     base = kernel.__mro__[1]
     found = [f"{name} is missing" for name in sorted(getattr(kernel, "__abstractmethods__", ()))]
     for name, own in inspect.getmembers(kernel, callable):
@@ -87,7 +87,7 @@ def differences(kernel: type) -> list[str]:
 
 
 def held(wheel: Path) -> list[str]:
-    """What does not fit between the plug-in and the classes of a wheel: nothing, if it does."""
+    """The mismatches between the plug-in and the classes of a wheel; empty if it fits."""
     finder, before = Wheel(wheel), os.environ.get(plugin.SWITCH)
     kept = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "vllm"}
     sys.meta_path.insert(0, finder)
