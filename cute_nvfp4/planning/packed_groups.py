@@ -32,19 +32,20 @@ Sizes: TypeAlias = tuple[tuple[int, int, int], ...]
 SPREADS = 0.25, 0.5, 0.75
 """Standard deviations of the logarithms of sizes, for sizes that are not known yet."""
 STREAMED = {"slabs": 8, "warps_m": 4, "warps_k": 2, "stage_tiles": 2, "stages": 8, "ctas_per_sm": 2}
-"""The tiling of the streaming kernel. Of two CTAs on an SM one streams while the other stores and adds up."""
+"""The tiling of the streaming kernel. Of two CTAs on an SM, one streams while the other adds up and stores."""
 HALVED = {"slabs": 4, "warps_m": 2, "warps_k": 4, "stage_tiles": 2, "stages": 16, "ctas_per_sm": 2}
-"""Its tiling where one CTA would have one work tile of ``STREAMED`` and the next CTA none: halves of them are more even
-(one token of Qwen3-30B-A3B: 18.8 µs, and 20.2 by whole ones with one CTA an SM; H200, 2026-11-28)."""
+"""The tiling of the streaming kernel where, with ``STREAMED``, some CTAs would have one work tile and others none: half
+as large tiles are more even (one token of Qwen3-30B-A3B: 18.8 µs, and 20.2 by whole ones with one CTA an SM; H200,
+2026-11-28)."""
 EIGHT_COLUMNS, FEW_ROWS = 4.5, 8.5
 """The most rows of a used expert, on average, up to which its products stream by eight columns, and by 16. With eight
 rows both kernels take as long; with 16, tiles take 0.82 of the time (H200, 2026-11-28)."""
 FEW_ROWS_FP8 = 1.1
-"""The most rows for experts packed for FP8: fewer rows stream in 16 bits. More rows are quantized, since decoding these
-weights to 16 bits takes 1.6 times the instructions (one token of Qwen3-30B-A3B: 23.2 µs, and 26.4 by tiles; sixteen
-tokens 102 and 87; H200, 2026-11-28)."""
+"""The same bound for experts packed for FP8. Up to it rows stream in 16 bits; more rows are quantized, since decoding
+these weights to 16 bits takes 1.6 times the instructions (one token of Qwen3-30B-A3B: 23.2 µs, and 26.4 by tiles;
+sixteen tokens 102 and 87; H200, 2026-11-28)."""
 STREAM_TILING = "columns", "cut_bytes"
-"""The fields that a plan of the streaming kernel decides for groups, besides those without groups."""
+"""The fields that a plan of the streaming kernel decides for groups, besides those of ``TILING``."""
 GROUPED_TILING = "tile_n", "narrower", "warpgroups", "ctas_per_sm", "stage_tiles", "stages"
 """The fields that a plan of the kernel by tiles decides."""
 WIDTHS = (

@@ -1,16 +1,16 @@
 """GEMM of packed weights on 16-bit tcgen05, for any number of rows of x: ``sm90/wgmma`` with weights decoded into
 tensor memory.
 
-A warpgroup decodes 128 rows of the weight; each of its warps decodes two slabs of sixteen. A slab's registers, as
-``wgmma`` reads operand A, are what ``tcgen05.st`` of shape 16x128b stores to sixteen lanes. ``tcgen05.ld`` of shape
-16x256b loads the sums of sixteen lanes as the accumulator registers of ``wgmma``. Loads, shares of the work, gates and
-stores therefore are those of sm_90a, and the epilogue treats one warpgroup's rows as those of two.
+A warpgroup decodes 128 rows of the weight; each of its warps decodes two slabs of sixteen. ``tcgen05.st`` of shape
+16x128b stores to sixteen lanes the registers of a slab in the order of ``wgmma``'s operand A. ``tcgen05.ld`` of shape
+16x256b loads the sums of sixteen lanes in the order of ``wgmma``'s accumulator registers. Loads, shares of the work,
+gates and stores therefore are those of sm_90a, and the epilogue treats one warpgroup's rows as those of two.
 
 Lane 32w + 16h + r of tensor memory has row 64h + 16w + r of the warpgroup's 128 rows: the slab of half h of warp w.
 
 A thread issues the MMAs of a packed tile once its warpgroup has decoded the tile. They run while the next tile is being
-decoded to other columns, and commit the stage to the loading warps. A stage's decoded weights are overwritten once the
-MMAs of the stage ``decoded_stages`` before it are committed, which the ring's barriers show.
+decoded to other columns, and commit the stage to the loading warps. A stage overwrites the decoded weights of the stage
+``decoded_stages`` before it once the MMAs of that stage are complete, which the ring's barriers show.
 """
 
 from __future__ import annotations

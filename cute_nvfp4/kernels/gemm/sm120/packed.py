@@ -1,9 +1,9 @@
 """GEMM of packed weights on 16-bit ``mma.sync``, for any number of rows of x: ``sm90/wgmma`` with warp-level MMAs.
 
 A warp decodes the same slab of sixteen rows of the weight as on sm_90a, to the same registers: operand A of an
-``m16n8k16`` is one warp's part of a ``wgmma``'s. By ``ldmatrix`` it reads all rows of x of the stage, operand B of one
-instruction for each eight rows. Accumulators lie in registers as those of a ``wgmma`` do, so that loads, shares of the
-work, sums over CTAs, gates and stores are the same.
+``m16n8k16`` is one warp's part of a ``wgmma``'s. It reads all rows of x of the stage by ``ldmatrix``: eight rows are
+operand B of one instruction. Accumulators have the register layout of ``wgmma``, so that loads, shares of the work,
+sums over CTAs, gates and stores are the same.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ shared memory, by st.async, into one slot each. It adds the slots in a fixed ord
 Sums arrive by epilogue tile, each with its own barrier: a warpgroup stores one while the next ones are in flight. A CTA
 has one work tile, so it uses no slot or barrier twice.
 
-``sm100/reduction`` has slots of the same layout, each of which holds a row of the tile in tensor memory for each
-thread. There one barrier completes for all sums, every work tile uses it again, and so it has an *empty* barrier too;
-the sums are those of two products. What both modules do with a slot is in ``ptx.cluster``.
+``sm100/reduction`` has slots of the same layout, in which a thread's sums are those of its row of the tile in tensor
+memory, for each product. There all sums of a work tile arrive at one barrier, and since every work tile reuses the
+slots, a second barrier says when they are empty. What both modules do with a slot is in ``ptx.cluster``.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ class GroupedWgmma(WgmmaGemm):
         self.end(memory, warp)
 
     def wait_for_groups(self) -> None:
-        """Waits for the launch that writes the groups' offsets or table. A subclass overrides it where there is one."""
+        """A hook: waits for the launch that writes the groups' offsets or table, where there is one."""
 
     def loads_x(self, warp: Int32) -> cutlass.Boolean:
         """Whether the warp loads x."""

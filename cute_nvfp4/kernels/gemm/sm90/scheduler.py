@@ -19,7 +19,8 @@ from ..tile_scheduler import CursorRange, Share, StaticScheduler, StreamKSchedul
 
 
 class _OneColumn:
-    """A mixin without divisions for one column of tiles along x: divisions would delay the first copies."""
+    """A mixin that finds work tiles without divisions if one column of tiles covers the rows of x: divisions would
+    delay the first copies."""
 
     @cute.jit
     def _placed(self, index: Int32, k: Share) -> WorkTile:
