@@ -49,8 +49,7 @@ class GatheredX:
 
     def places(self, tile: GroupTile) -> list[Int32]:
         """The offsets in x, in chunks, of the rows whose index this lane loads. The eight lanes of a row take turns:
-        each loads the index for every eighth copy, for all eight. For rows beyond the group's last it is that of the
-        last row."""
+        each loads the index for every eighth copy, for all eight. Rows beyond the group's last repeat the last row."""
         groups, routed, x = self.groups, self.groups.arguments.routed, self.groups.arguments.one.x
         lane, found = mod(self.thread, CHUNKS), []
         row_chunks = Int32(x.row_stride * groups.config.x_item // CHUNK)

@@ -27,7 +27,8 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
         the ids of their experts.
     capacity: groups that the table has room for, a multiple of 32.
     routed: what the kernel does where rows are slots of a mixture of experts.
-    of_fp8: whether weights are packed for FP8; their rows have factors, and decoding to x's 16 bits is exact.
+    of_fp8: whether weights are packed for FP8, which decode exactly to x's 16 bits. The factors of their rows are
+        applied only where rows are slots (``routed.of_slots``).
     cut_bytes: bytes of weights that an SM streams in the time that adding up the parts of a work tile takes.
     programmatic: whether the kernel may start while the launch before it still runs. "": no. "all": it waits for that
         launch before it reads anything. "x": it waits before it reads x and writes; that launch must itself have waited

@@ -3,8 +3,8 @@
 ``produce`` reads a lane's words of a stage, ``multiply`` decodes those of one packed tile and adds its products, and
 ``between`` is what else a warp does while these are in flight. WGMMA is asynchronous: warps read the words of the next
 stage, and decode the next packed tile, while the tensor cores multiply. They release a stage once they have started the
-products of the tile after it. With ``mma.sync`` the steps follow one another. So they do with tcgen05, but its products
-are in flight while the next tile is decoded, and release the stage themselves.
+products of the tile after it. With ``mma.sync`` the steps follow one another, and so they do with tcgen05. But products
+of tcgen05 are in flight while warps decode the next tile, and release the stage when they complete.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ class OperandMemory:
 class Products:
     """The operands and accumulators of a thread. Each architecture adds its registers, and ``multiply``.
 
-    row_tile, slab: where the slab of the thread's warp is in a stage. thread: the thread among those that read the same
-    stages.
+    row_tile, slab: where the slab of the thread's warp is in a stage. thread: its index among the readers of a stage.
     """
 
     asynchronous: ClassVar[bool]

@@ -59,7 +59,7 @@ class LaneOfX:
         return self.config.tile_n // SLAB_ROWS // DECODING_WARPS
 
     def rows(self, tile: WorkTile) -> list[LaneRows]:
-        """The lane's two rows in each slab of a work tile. For a row beyond the last it is the last row."""
+        """The lane's two rows in each slab of a work tile. Rows beyond the last repeat the last row."""
         x, found, data, scale = self.x, [], self.x.data.toint(), self.x.scale.toint()
         if self.config.batched:
             data, scale = data + Int64(tile.batch) * x.batch.codes, scale + Int64(tile.batch) * x.batch.scales
