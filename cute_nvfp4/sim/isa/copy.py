@@ -170,8 +170,7 @@ def _arrive(i: Instruction, m: Mods) -> Op:
         if not keep:
             slot = wave.mbarriers.find(i.where(), cta, offset)
             np.add.at(wave.mbarriers.pending, (cta, slot), 1)
-        for k in range(len(warps)):
-            copies = held.open_copies(warps[k : k + 1], cols[k : k + 1])
+        for k, copies in enumerate(held.open_copies(warps, cols)):
             held.when_done(
                 copies, functools.partial(wave.mbarriers.arrive, i.where(), cta[k : k + 1], offset[k : k + 1])
             )

@@ -56,11 +56,16 @@ class CopyGroups:
             np.minimum.at(out, (warps, lanes), group)
         return out
 
-    def open_copies(self, warps: np.ndarray, lanes: np.ndarray) -> dict[Pending, None]:
-        """Copies in flight of the threads (warps, lanes) (k,), in the order of their issue."""
-        mine = np.zeros(self.committed.shape, bool)
-        mine[warps, lanes] = True
-        return dict.fromkeys(p for p, (w, lane, _) in self.in_flight.items() if mine[w, lane].any())
+    def open_copies(self, warps: np.ndarray, lanes: np.ndarray) -> list[dict[Pending, None]]:
+        """The copies in flight of each of the threads (warps, lanes) (k,), in the order of their issue."""
+        row = np.full(self.committed.shape, -1)
+        row[warps, lanes] = np.arange(len(warps))
+        found: list[dict[Pending, None]] = [{} for _ in warps]
+        for pending, (w, lane, _) in self.in_flight.items():
+            for k in row[w, lane].tolist():
+                if k >= 0:
+                    found[k][pending] = None
+        return found
 
     def when_done(self, copies: dict[Pending, None], then) -> None:
         """Calls ``then`` when all of ``copies`` are complete, at once if they are."""

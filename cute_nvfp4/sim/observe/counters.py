@@ -102,7 +102,8 @@ class Counters(Listener):
             self._memory[key] = MemoryCounter(i.text, i.line, i.loc, space, a.kind, a.total, a.policy)
         counter = self._memory[key]
         lanes = g.lanes(mask)
-        counter.requests += int(lanes.any(axis=1).sum())
+        takes_part = lanes.any(axis=1)
+        counter.requests += int(takes_part.sum())
         counter.bytes += int(lanes.sum()) * a.total if size is None else size
         full = np.broadcast_to(host, (g.n, 32))
         if space in ("shared", "cluster"):
@@ -111,12 +112,13 @@ class Counters(Listener):
             counter.ideal_passes += int(ideal.sum())
         if space != "global":
             return
-        # Lanes that do not take part repeat the sector of one that does.
-        held = full[np.arange(g.n), lanes.argmax(axis=1)][:, None]
-        sectors = np.sort(np.where(lanes, full, held) // SECTOR, axis=1)
-        distinct = (np.diff(sectors, axis=1) != 0).sum(axis=1) + 1
-        counter.sectors += int(distinct[lanes.any(axis=1)].sum())
-        self._touch(a.kind, np.unique(sectors[lanes.any(axis=1)]))
+        if not lanes.all():
+            # Lanes that do not take part repeat the sector of one that does.
+            held = full[np.arange(g.n), lanes.argmax(axis=1)][:, None]
+            full = np.where(lanes, full, held)[takes_part]
+        sectors = np.sort(full // SECTOR, axis=1)
+        counter.sectors += len(sectors) + int((sectors[:, 1:] != sectors[:, :-1]).sum())
+        self._touch(a.kind, distinct(sectors.ravel()))
 
     def issued(self, pending: Pending, queued: bool) -> None:
         if not queued:
@@ -165,11 +167,13 @@ class Counters(Listener):
         if not len(sectors):
             return
         self._l2.access(kind, sectors)
+        low, high = int(sectors[0]), int(sectors[-1])
         for region in self._regions.regions:
             first, last = region.base // SECTOR, (region.end - 1) // SECTOR
-            if last < sectors[0] or first > sectors[-1]:
+            if last < low or first > high:
                 continue
-            inside = sectors[(sectors >= first) & (sectors <= last)]
+            whole = first <= low and high <= last
+            inside = sectors if whole else sectors[(sectors >= first) & (sectors <= last)]
             if len(inside):
                 key = (kind, region.base)
                 if key not in self._touched:
@@ -203,6 +207,14 @@ class Counters(Listener):
 def by_line(table: dict[Any, Any]) -> list[Any]:
     """The counters of ``table`` in the order of their lines."""
     return sorted(table.values(), key=lambda c: c.line)
+
+
+def distinct(sectors: np.ndarray) -> np.ndarray:
+    """(m,) the sectors that occur, in increasing order."""
+    ordered = np.sort(sectors)
+    first = np.ones(len(ordered), bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return ordered[first]
 
 
 def footprint_bytes(f: Footprint) -> int:
