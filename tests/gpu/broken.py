@@ -1,4 +1,4 @@
-"""Kernels that are wrong on purpose, each in one way that one tool of compute-sanitizer must notice."""
+"""Deliberately wrong kernels, each with one fault that one tool of compute-sanitizer must notice."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class BrokenArguments(NamedTuple):
 
 @dataclass(frozen=True)
 class BrokenConfig:
-    """fault: "memcheck", "racecheck" or "synccheck", the tool that notices it; or "ring", which racecheck does."""
+    """fault: the tool that notices it, "memcheck", "racecheck" or "synccheck"; or "ring", which racecheck notices."""
 
     fault: str
     arch: Architecture
 
 
 class Broken:
-    """out[i] = i + 1, one CTA."""
+    """Computes out[i] = i + 1 in one CTA, with the fault of its configuration."""
 
     def __init__(self, config: BrokenConfig) -> None:
         self.fault = config.fault
@@ -56,7 +56,7 @@ class Broken:
         shared = cute.make_tensor(cute.arch.alloc_smem(Float32, THREADS), cute.make_layout(THREADS))  # (THREADS)
         shared[thread] = Float32(thread)
         if cutlass.const_expr(self.fault == "synccheck"):
-            # the upper lanes are not in the mask
+            # the mask lacks the upper lanes
             cute.arch.sync_warp(mask=0xFFFF)
         if cutlass.const_expr(self.fault != "racecheck"):
             cute.arch.sync_threads()
@@ -74,7 +74,7 @@ class RingArguments(NamedTuple):
 
 
 class Ring:
-    """A warp fills a stage by a bulk copy, another gives it back before it has read it; one CTA."""
+    """One warp fills a stage by a bulk copy, another releases the stage before it has read it; one CTA."""
 
     stage_bytes = 512
 
@@ -106,7 +106,7 @@ class Ring:
                     copy_bulk(stage, address, Int32(self.stage_bytes), full)
             else:
                 mbarrier.wait(full, parity)
-                mbarrier.arrive(empty)  # too early
+                mbarrier.arrive(empty)  # the fault: too early
                 for word in load_shared(stage + lane * 16, 16):
                     total = total + word
             parity = parity ^ 1
@@ -119,7 +119,7 @@ RING = Kernel("broken_ring", RingArguments, Ring)
 
 
 def run(fault: str, device: str) -> None:
-    """Launches the kernel with this fault, on a tensor of its own."""
+    """Launches the kernel with this fault, on its own tensor."""
     target = resolve("auto", device)
     out = torch.empty(THREADS, dtype=torch.float32, device=device)
     config = BrokenConfig(fault, target.arch)

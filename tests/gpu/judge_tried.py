@@ -1,4 +1,5 @@
-"""``eval`` on the GPU that is there: each problem in mode leaderboard, a benchmark, and cheats; a line for each.
+"""Tries ``eval`` on this machine's GPU: each problem in mode leaderboard, a benchmark, and cheats; prints a line for
+each.
 
 ``python tests/gpu/judge_tried.py`` takes some minutes.
 """

@@ -1,10 +1,10 @@
-"""Records what a GPU of compute capability 9.0 makes of the kernels in ``async_kernels``, bit for bit.
+"""Records the results of the kernels in ``async_kernels`` on a GPU of compute capability 9.0, bit for bit.
 
     python tests/gpu/record_async.py --out tests/data/h200_async.npz [--matrix tests/data/h200_wgmma.npz]
 
-Needs the CUDA driver and numpy, and nothing of the package. Every case runs twice, at different addresses; a case whose
-two runs differ, or that differs from what the PTX ISA says where that is known, is reported and not recorded. A kernel
-that traps or never ends takes its process with it: the work is done in processes that are started again behind it.
+It needs the CUDA driver and numpy, and nothing of the package. Every case runs twice, at different addresses. A case
+whose two runs differ, or that contradicts the PTX ISA where that defines the result, is reported and not recorded. A
+kernel that traps or never ends kills its process: another process then continues with the next case.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from async_kernels.device import Device, DriverError
 from async_kernels.recording import Writer, describe, masked
 
 PATIENCE = 60.0
-"""Seconds without a sign of life after which a process is killed."""
+"""Seconds without progress after which a process is killed."""
 
 
 def work(cases: list[Case], first: int, out: Path) -> None:
-    """Runs the cases from ``first`` on, leaving a file for each."""
+    """Runs the cases from ``first`` on, and writes a file for each."""
     device = Device()
     for i, case in enumerate(cases[first:], first):
         print(i, flush=True)
@@ -51,14 +51,14 @@ def work(cases: list[Case], first: int, out: Path) -> None:
         except DriverError as error:
             result["error"] = str(error)
         (out / f"{i}.pickle").write_bytes(pickle.dumps(result))
-        # illegal addresses, instructions, traps and the like end the context
+        # illegal addresses and instructions, traps and similar errors end the context
         if "cuCtxSynchronize" in result.get("error", "") or "cuMemcpy" in result.get("error", ""):
             sys.exit(3)
     print("done", flush=True)
 
 
 def supervise(kind: str, count: int, out: Path) -> None:
-    """Starts workers until every case has had its turn."""
+    """Starts workers until every case has run."""
     first = 0
     while first < count:
         command = [sys.executable, __file__, "--worker", kind, "--first", str(first), "--out", str(out)]
@@ -83,7 +83,7 @@ def supervise(kind: str, count: int, out: Path) -> None:
 
 
 def judge(case: Case, after: list[np.ndarray]) -> str:
-    """What is wrong with the result, by the ISA; empty where nothing is, or nothing is known."""
+    """What is wrong with the result by the ISA; empty if nothing is wrong or nothing is defined."""
     if case.expected is None:
         return ""
     wrong = {}
@@ -96,7 +96,7 @@ def judge(case: Case, after: list[np.ndarray]) -> str:
 
 
 def collect(kind: str, path: Path, about: dict, descriptors: list[list]) -> None:
-    """Runs and saves one set of cases, and prints what became of them."""
+    """Runs and saves one set of cases, and prints their outcomes."""
     cases = matrix_cases() if kind == "matrix" else all_cases()
     with tempfile.TemporaryDirectory() as folder:
         supervise(kind, len(cases), Path(folder))

@@ -1,9 +1,9 @@
-"""Records what a GPU computes, bit for bit, for the simulator to be compared with: see ``recordings``.
+"""Records what a GPU computes, bit for bit, as a reference for the simulator: see ``recordings``.
 
     python tests/gpu/record_gemv.py --out tests/data/h200_gemv.npz
 
-GEMV problems over full-range data, and single instructions over random bits. ``--backend sim`` is a dry run that
-needs no GPU. A recording counts once its name is in ``RECORDINGS`` of tests/simulator/test_recorded.py.
+It records GEMV problems over full-range data, and single instructions over random bits. ``--backend sim`` is a dry run
+without a GPU. A recording counts once ``RECORDINGS`` of tests/simulator/test_recorded.py has its name.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PROBLEMS = (
     Case(140, 128, 1, dtype=_BF16, alpha=2.0**-10, out="contiguous"),
     Case(40, 16, 3, "blocked", "rowmajor", alignment=8, repeat_b=True, out="contiguous"),
 )
-# rows of words of each: the edge cases that lead the inputs, and some of the random ones
+# rows of words for each body: the edge cases, which come first, and some of the random ones
 INSTRUCTIONS = {
     "fma_f16x2": 1024, "f16x2_f32": 512, "e4m3_f16x2": 512, "e2m1_s8": 256, "e2m1_s8_apart": 256,
     "e2m1_f16x2": 256, "fma_e2m1x16": 128, "mma_s8": 128, "sum_lanes": 128, "prmt": 256, "shuffle": 256,
@@ -59,11 +59,11 @@ NAMES = {
     "a.data": "a", "a.scale": "sfa", "a.global_scale": "a_global", "out": "c",
     "b.data": "b", "b.scale": "sfb", "b.global_scale": "b_global",
 }  # fmt: skip
-"""What a recording calls the tensors of a launch."""
+"""The names of a launch's tensors in a recording."""
 
 
 def record_gemv(recorder: Recorder, case: Case, backend: str) -> None:
-    """Runs gemv() with its launch recorded; the result is checked as well."""
+    """Records the launch of gemv(), and checks its result."""
     problem: Problem = make(case, "cuda" if backend == "cuda" else "cpu")
 
     actual = Kernel.launcher
@@ -86,10 +86,10 @@ def record_gemv(recorder: Recorder, case: Case, backend: str) -> None:
 
 
 def record_instructions(recorder: Recorder, body: str, rows: int, backend: str, arch: str) -> None:
-    """Runs the kernel of one device helper or instruction on its cases."""
+    """Records the kernel of one device helper or instruction on its cases."""
     case = ptx_cases.BY_BODY[body]
     words, data = case.inputs()
-    # the first rows, and random ones of the rest; warps stay whole
+    # take the first rows and random later ones, in whole warps
     if len(words) > rows:
         warps = len(words) // 32
         later = np.random.default_rng(0).permutation(np.arange(rows // 64, warps))[: rows // 32 - rows // 64]
@@ -114,7 +114,7 @@ def record_instructions(recorder: Recorder, body: str, rows: int, backend: str, 
 
 
 def about(backend: str) -> dict[str, Any]:
-    """Where and with what the recording is made."""
+    """The machine and the versions of the recording."""
     versions = {}
     for package in (
         "torch",
@@ -143,7 +143,7 @@ def about(backend: str) -> dict[str, Any]:
 
 
 def record(path: Path, backend: str, arch: str) -> Recorder:
-    """Records everything into ``path``. Results that the oracles do not agree with are errors."""
+    """Records everything into ``path``. Raises AssertionError if a result contradicts its oracle."""
     recorder = Recorder()
     with mock.patch.dict(os.environ, {"CUTE_NVFP4_ARCH": arch}):
         for case in PROBLEMS:
@@ -159,7 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--backend", choices=("cuda", "sim"), default="cuda")
-    parser.add_argument("--arch", default="sm_90a", help="of the GPU; what is compiled for")
+    parser.add_argument("--arch", default="sm_90a", help="the GPU's architecture")
     arguments = parser.parse_args()
     recorder = record(arguments.out, arguments.backend, arguments.arch)
     print(f"{len(recorder.entries)} launches, {arguments.out.stat().st_size} bytes: {arguments.out}")

@@ -1,12 +1,13 @@
-"""Records what a Hopper GPU gives for random products, for the simulator to be compared with.
+"""Records a Hopper GPU's results for random products, as a reference for the simulator.
 
     python tests/gpu/record_products.py tests/data/h200_products.npz             on the GPU: runs and records them
     python tests/gpu/record_products.py tests/data/h200_products.npz --check     anywhere: runs all in the simulator
 
-With ``--part I/N`` it records every Nth problem: N processes compile side by side; ``--check`` takes all their files.
+With ``--part I/N`` it records every Nth problem: N processes compile in parallel; ``--check`` takes all their files.
 
-Problems are drawn by their seeds (``hopper_products``); the file has digests of their data and of the PTX that ran, of
-all bits of exact results, and some elements of the others. Those agree within 2⁻²⁰ of their sums of absolute products.
+Seeds determine the problems (``hopper_products``). The file has digests of their data and of the PTX that ran, digests
+of all bits of exact results, and some elements of other results, which must agree within 2⁻²⁰ of their sums of absolute
+products.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from support.hopper_products import PLACES, Case, Problem, bits, digest, kernels
 
 
 class Outcome(NamedTuple):
-    """Of one problem. error: why they differ, or "". same_ptx: whether the simulator ran what the GPU ran."""
+    """The comparison of one problem. error: the difference, or "". same_ptx: whether the simulator ran the GPU's
+    PTX."""
 
     case: Case
     error: str
@@ -35,7 +37,7 @@ class Outcome(NamedTuple):
 
 
 def record(path: Path, count: int, device: str, only: Container[int] | None = None) -> None:
-    """Runs problems 0 … count − 1, or some of them, and writes ``path``."""
+    """Runs problems 0 … count − 1, or only some of them, and writes ``path``."""
     problems, kept = [], np.zeros((count, PLACES), np.float32)
     for seed in range(count):
         if only is not None and seed not in only:
@@ -55,7 +57,7 @@ def record(path: Path, count: int, device: str, only: Container[int] | None = No
 
 
 class Recorded:
-    """What ``record`` wrote: a file with all problems, or files with parts of them."""
+    """The content of a recording: a file with all problems, or files with parts of them."""
 
     def __init__(self, *paths: Path) -> None:
         self.problems: list[dict[str, Any]] = []
@@ -85,7 +87,7 @@ class Recorded:
 
 
 def check(*paths: Path) -> int:
-    """Compares, says what differs, and counts it."""
+    """Runs problem ``seed`` in the simulator, and compares it with the recording."""
     recorded = Recorded(*paths)
     outcomes = [recorded.check(seed) for seed, found in enumerate(recorded.problems) if found]
     for outcome in outcomes:

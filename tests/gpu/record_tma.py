@@ -1,11 +1,12 @@
-"""Records what a GPU of compute capability 9.0 makes of the copies in ``tma_cases``, byte for byte, and its faults.
+"""Records the results of the copies in ``tma_cases`` on a GPU of compute capability 9.0, byte for byte, and their
+faults.
 
     python tests/gpu/record_tma.py --out tests/data/h200_tma.npz [--compare tests/data/h200_tma.npz]
 
-Needs the CUDA driver and numpy, and nothing of the package. A fault ends the context, and with it the process: the work
-goes on in another one. ``--compare`` says which cases differ from those of an earlier recording.
+It needs the CUDA driver and numpy, and nothing of the package. A fault ends the context, and with it the process:
+another process continues. ``--compare`` says which cases differ from those of an earlier recording.
 
-The recording has, for case n: ``n.map``, words 0 to 7 of the tensor map, the address less that of the tensor;
+For case n the recording has ``n.map``, words 0 to 7 of the tensor map, with addresses relative to the tensor;
 ``n.out``, what a load leaves in shared memory, a reduction in memory, tensormap.replace in the map; for a reduction
 ``n.before`` and ``n.src``; for a store ``n.change``, memory before xor after.
 """
@@ -62,7 +63,8 @@ def _list(values: list[int]) -> str:
 
 
 def load_kernel(case: dict) -> Case:
-    """Shared memory is filled, one box comes, shared memory goes to buffer 0; the tensor is buffer 1."""
+    """The kernel of a load: it fills shared memory, loads one box, and copies shared memory to buffer 0; buffer 1 is
+    the tensor."""
     rank, im = len(case["dims"]), "im2col" in case
     mode, info = ("im2col", f", {_list(case['offs'])}") if im else ("tile", "")
     data = noise(_NOISE, 1)
@@ -83,13 +85,13 @@ def load_kernel(case: dict) -> Case:
 
 
 def _paired(pairs: list, size: int, before: int, source: int) -> tuple[np.ndarray, np.ndarray]:
-    """(what memory holds, what is stored): the pairs over and over."""
+    """(what memory holds, what is stored): the pairs, repeated."""
     values = np.array(pairs, np.uint64).astype(f"u{size}")
     return tuple(np.resize(values[:, i], n // size).view(np.uint8).copy() for i, n in enumerate((before, source)))
 
 
 def store_kernel(case: dict) -> Case:
-    """Buffer 0 comes to shared memory, and one box of it goes to the tensor, which is buffer 1."""
+    """The kernel of a store: it copies buffer 0 to shared memory, and stores one box of it to the tensor, buffer 1."""
     total, size = case.get("total", _LOADED), case.get("gbytes", _STORED)
     data, source = noise(size, 2), noise(total, 3)
     if "pairs" in case:
@@ -102,7 +104,7 @@ def store_kernel(case: dict) -> Case:
 
 
 def reduction_kernel(case: dict) -> Case:
-    """Buffer 0 is reduced into buffer 1 without a tensor map."""
+    """The kernel of a reduction: it reduces buffer 0 into buffer 1 without a tensor map."""
     size = -(-len(case["pairs"]) * case["size"] // 16) * 16
     data, source = _paired(case["pairs"], case["size"], size, size)
     line = f"cp.reduce.async.bulk.global.shared::cta.bulk_group.{case['op']} [%p1], [%base], {size};"
@@ -117,7 +119,8 @@ def _out(name: str, size: int, lines: list[str], buffers: list, arguments: list,
 
 
 def replace_kernel(case: dict) -> Case:
-    """The map comes to shared memory, one field is replaced, and it goes to buffer 0."""
+    """The kernel of tensormap.replace: it copies the map to shared memory, replaces one field, and copies it to buffer
+    0."""
     values = "mov.u32 %r9, 0x1234; mov.u64 %rd9, 0x123456789AB0; mov.u32 %r4, %base;"
     body = [text.bring(0, 128, "%m0").replace("ld.global", "ld"), "bar.sync 0;", "{ .reg .b64 %rd<10>;", values]
     body += [text.elected(f"tensormap.replace.{case['ins']};"), "}", "bar.sync 0;", text.dump(0, 128)]
@@ -129,14 +132,14 @@ KERNELS = {"load": load_kernel, "store": store_kernel, "bulkred": reduction_kern
 
 
 def _words(raw: bytes, base: int) -> np.ndarray:
-    """Words 0 to 7 of a map, the address from that of the tensor on."""
+    """Words 0 to 7 of a map, its address relative to the tensor's."""
     words = np.frombuffer(raw, np.uint64)[:8].copy()
     words[0] -= np.uint64(base)
     return words
 
 
 def record(device: Device, case: dict) -> dict[str, np.ndarray]:
-    """What belongs to one case; raises ``DriverError`` where it faults."""
+    """The arrays of one case. Raises ``DriverError`` if the case faults."""
     if case["kind"] == "encode":
         address = device.base.value
         spec = tensor_map(case, 0)
@@ -190,7 +193,7 @@ def collect(out: Path) -> tuple[list[dict], dict[str, np.ndarray]]:
 
 
 def differences(cases: list[dict], arrays: dict[str, np.ndarray], path: Path) -> list[str]:
-    """Cases and arrays that are not as in the recording at ``path``."""
+    """The cases and arrays that differ from the recording at ``path``."""
     with np.load(path) as old:
         before = json.loads(bytes(old["cases"]))["cases"]
         wrong = [f"case {n}: {a} was {b}" for n, (a, b) in enumerate(zip(cases, before)) if a != b]

@@ -1,4 +1,4 @@
-"""Every Hopper kernel once, at small sizes, for compute-sanitizer:
+"""Runs every Hopper kernel once, at small sizes, for compute-sanitizer:
 
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1
     for tool in memcheck racecheck synccheck; do
@@ -7,12 +7,12 @@
         $check python tests/gpu/sanitize.py --broken $tool && echo "$tool notices nothing"
     done
 
-Every tensor is an allocation of its own then: an access beyond one is not one within torch's pool. (A driver call that
-ends a list with an error is no fault: API errors are left out.) ``--broken`` runs a kernel that the tool must notice
-(``broken.py``; ``ring`` is for racecheck). How many kernels ran, and that the filter takes all of them, is said at the
-end.
+With this variable every tensor is a separate allocation, so that an access beyond it does not stay within torch's pool.
+(API errors are not reported: a driver call may end a list with an error, which is no fault.) ``--broken`` runs a kernel
+that the tool must notice (``broken.py``; ``ring`` is for racecheck). At the end the script prints how many kernels ran,
+and exits with 1 if the filter misses one.
 
-Without a GPU the simulator runs the same launches. Right results are the business of the tests.
+Without a GPU the simulator runs the same launches. The tests check results; this script does not.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ N, K = 320, 1024
 
 
 def plans() -> dict[str, PackedPlan]:
-    """Of the WGMMA kernel: every scheduler, clusters along rows and along K, two CTAs on a multiprocessor; and the
-    streaming one. Rings have so few stages that each is filled more than once."""
+    """Plans of the WGMMA kernel: every scheduler, clusters along rows and along K, two CTAs on a multiprocessor; and
+    one of the streaming kernel. Rings have so few stages that each is filled more than once."""
     static: dict[str, Any] = {"schedule": WholeTiles(), "stages": 2}
     shared = static | {"tile_n": 32, "schedule": SharedTiles(split_k=2)}
     configs: dict[str, tuple[dict[str, Any], int]] = {
@@ -160,8 +160,8 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
 
 
 def layers(device: str) -> dict[str, Callable[[], object]]:
-    """Small mixtures of experts, with SwiGLU and with what gpt-oss has, some ids out of range: products of tiles, of
-    few rows, and of FP8."""
+    """Small mixtures of experts, with SwiGLU and with gpt-oss's activation, some ids out of range: with products of
+    tiles, of few rows, and of FP8."""
     top, experts, hidden, inner = 3, 5, 160, 96
     pair = [torch.randn(experts, n, k, device=device) for n, k in ((2 * inner, hidden), (hidden, inner))]
     biases = {"gate_up_bias": torch.randn(pair[0].shape[:2]), "down_bias": torch.randn(pair[1].shape[:2])}
@@ -190,7 +190,8 @@ def layers(device: str) -> dict[str, Callable[[], object]]:
 
 
 def sums_of_peers(device: str) -> Callable[[], object]:
-    """Five calls of one of two ranks, through all slots and back; the other's rows are there before."""
+    """Five calls of one of two ranks, which use all slots and start over; the other rank's rows are there in
+    advance."""
     elements, ranks = 1000 * 8, 2
     made = [
         empty_memory(elements, ranks, lambda *size: torch.empty(*size, dtype=torch.bfloat16, device=device))
@@ -226,7 +227,7 @@ def main() -> None:
     parser.add_argument(
         "--broken", choices=["memcheck", "racecheck", "synccheck", "ring"], help="run a wrong kernel instead"
     )
-    parser.add_argument("--only", metavar="TEXT", default="", help="the launches with this in their names")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only launches whose names contain TEXT")
     options = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     device = "cuda" if on_gpu else "cpu"

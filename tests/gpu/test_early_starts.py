@@ -1,4 +1,4 @@
-"""Products that start while the launch before them still runs: the bits of those that do not, on a GPU."""
+"""Products that start while the preceding launch still runs give the same bits as those that wait for it, on a GPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.kernels("sm_90a")]
 
 @pytest.mark.parametrize("rows", [1, 16, 128, 300])
 def test_a_chain_of_products(rows: int) -> None:
-    """Twelve products, each of what the one before gives, in a stream and in a graph that is replayed."""
+    """Twelve products, each with the preceding result as input, in a stream and in a graph that is replayed."""
     generator = torch.Generator("cuda").manual_seed(rows)
 
     def drawn(n: int, k: int):

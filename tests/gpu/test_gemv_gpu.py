@@ -1,6 +1,6 @@
 """gemv() and what only a GPU has: streams, graphs, allocations, devices, and problems too large for the simulator.
 
-That it is right is in ``tests/kernels/gemv/test_gemv.py``, which ``--backend cuda`` runs on the GPU.
+``tests/kernels/gemv/test_gemv.py`` checks its results; ``--backend cuda`` runs that on the GPU.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def test_benchmark_shapes(shape: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("first", range(0, COUNT, CHUNK))
 def test_random(first: int) -> None:
-    """The simulator's generator of cases, with more rows."""
+    """Random cases of the simulator's generator, with more rows."""
     for case in random_cases(CHUNK, 1000 + first, max_m=3000):
         check(case)
 
 
 @pytest.mark.parametrize("case", [Case(2432, 4608, 2), Case(71, 16400, 1, "rowmajor", alignment=8)], ids=str)
 def test_repeats_bit_for_bit(case: Case) -> None:
-    """Whatever the GPU does first."""
+    """A repeated call gives the same bits, whatever the GPU does first."""
     problem = make(case)
     first = problem.run()
     for _ in range(20):
@@ -49,7 +49,7 @@ def test_repeats_bit_for_bit(case: Case) -> None:
 
 
 def test_current_stream() -> None:
-    """The kernel runs behind what the current stream already has to do."""
+    """The kernel runs after the work that the current stream already has."""
     problem = make(Case(512, 2048))
     expected = problem.run()
     data = problem.a.data.clone()
@@ -66,7 +66,7 @@ def test_current_stream() -> None:
 
 
 def test_a_second_call_only_allocates_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It compiles nothing, waits for nothing, and takes memory once."""
+    """A second call compiles nothing, waits for nothing, and allocates once."""
     problem = make(Case(512, 2048))
     expected = problem.run()
     monkeypatch.setattr(Kernel, "build", lambda *_: pytest.fail("compiled again"))
@@ -82,7 +82,7 @@ def test_a_second_call_only_allocates_its_output(monkeypatch: pytest.MonkeyPatch
 
 
 def test_in_a_cuda_graph() -> None:
-    """Nothing but a launch happens, so a graph can hold it; replaying sees new data."""
+    """A call only launches, so that a graph can hold it; a replay reads new data."""
     problem = make(Case(256, 1024, out="contiguous"))
     problem.run()
     graph = torch.cuda.CUDAGraph()
@@ -117,7 +117,7 @@ def test_reference_on_the_gpu() -> None:
 
 
 def test_second_device() -> None:
-    """Runs where the operands are, whatever device is current."""
+    """A call runs where the operands are, whatever device is current."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     problem = make(Case(512, 512), "cuda:1")

@@ -20,7 +20,7 @@ M, K = 512, 1024
 
 
 class Tensors:
-    """Operands and outputs on the GPU, the same each time."""
+    """Operands and outputs on the GPU, always the same."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(7)
@@ -57,7 +57,7 @@ def calls(t: Tensors) -> dict[str, tuple[Callable[[], object], int]]:
 
 @contextmanager
 def no_waiting() -> Iterator[None]:
-    """Within it a wait for the device is an error."""
+    """Within this block a wait for the device raises an error."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -73,14 +73,14 @@ def test_a_warm_call_allocates_its_result_and_waits_for_nothing(given: Tensors) 
         with no_waiting():
             kept.append(call())
         assert torch.cuda.memory_stats()["allocation.all.allocated"] - before == allocations, name
-    # the scale is computed: nothing is waited for
+    # a kernel computes the scale: the host waits for nothing
     nv.quantize(given.x, out=given.out)
     with no_waiting():
         nv.quantize(given.x, out=given.out)
 
 
 def captured(call: Callable[[], object]) -> tuple[torch.cuda.CUDAGraph, object]:
-    """``call`` in a graph, after a warm call; and what it returned there."""
+    """A graph of ``call``, captured after a warm call, and what ``call`` returned in the capture."""
     call()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -125,7 +125,7 @@ def test_gemv_in_a_graph(given: Tensors, kind: str) -> None:
     ("kind", "scale"), [("out", "given"), ("new", "given"), ("prepared", "given"), ("out", "auto"), ("new", "auto")]
 )
 def test_quantize_in_a_graph(given: Tensors, kind: str, scale: str) -> None:
-    """The global scale, too, is computed anew in each replay."""
+    """Each replay computes the result anew, including the global scale."""
     t = given
     factor = t.out.global_scale if scale == "given" else "auto"
     out = t.out if kind == "out" else None
@@ -147,7 +147,7 @@ def test_quantize_in_a_graph(given: Tensors, kind: str, scale: str) -> None:
 
 
 def test_a_large_matrix_in_a_graph() -> None:
-    """Whose global scale a launch of its own finds."""
+    """A separate launch computes the global scale of a large matrix."""
     x = torch.randn(4096, 4096, device="cuda").bfloat16()
     graph, result = captured(lambda: nv.quantize(x))
     x.copy_(x.flip(-1) * 3)
@@ -168,7 +168,7 @@ def test_a_first_call_within_a_capture_is_refused(given: Tensors, operation: str
     run()
     (call,) = plans.values()
     torch.cuda.synchronize()
-    # as in a process that has not called it yet
+    # as in a process that has not made this call yet
     plans.clear()
     call.owner.launch.kernel.loaded.clear()
     mark, graph = torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph()
@@ -177,7 +177,7 @@ def test_a_first_call_within_a_capture_is_refused(given: Tensors, operation: str
             mark.add_(1)
             run()
     assert not plans
-    # what was captured before it is there
+    # the graph holds what was captured before the error
     replayed(graph)
     assert (mark == 1).all()
     again, _ = captured(run)
@@ -227,7 +227,8 @@ def test_prepared_weight_under_inductor(given: Tensors) -> None:
 @HOPPER
 @pytest.mark.parametrize("rows", [1, 16])
 def test_partial_sums_in_the_graphs_of_torch_compile(rows: int) -> None:
-    """Scratch memory, which outlasts a call, is none of the graphs': torch refuses graphs that leave some allocated."""
+    """Scratch memory outlasts a call, so it must not come from a graph's pool: torch refuses graphs that leave memory
+    allocated."""
     wide = 16 * M
     weight = nv.prepare_weight(nv.quantize(torch.randn(M, wide).bfloat16().cuda()))
 
@@ -238,7 +239,7 @@ def test_partial_sums_in_the_graphs_of_torch_compile(rows: int) -> None:
     counters = torch._dynamo.utils.counters["inductor"]
     counters.clear()
     compiled = torch.compile(function, fullgraph=True, mode="reduce-overhead")
-    for _ in range(4):  # it is run, recorded, and replayed
+    for _ in range(4):  # torch runs it, records it, and replays it
         x = torch.randn(rows, wide).bfloat16().cuda()
         torch.compiler.cudagraph_mark_step_begin()
         assert compiled(x).equal(function(x))

@@ -1,7 +1,6 @@
 """``NVFP4Linear`` of one row, and what only a GPU has: graphs, streams of several threads, allocations.
 
-That it is right is in ``tests/kernels/prepared_weight/test_one_row_linear.py``, which ``--backend cuda`` runs on the
-GPU.
+``tests/kernels/prepared_weight/test_one_row_linear.py`` checks its results; ``--backend cuda`` runs that on the GPU.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def layer() -> NVFP4Linear:
 
 
 def check(layer: NVFP4Linear, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Within the roundings of float16: of the product, and of the sum with the bias."""
+    """Asserts y within the roundings of float16: one of the product, and one of the sum with the bias."""
     a = quantize(x, global_scale=layer.input_global_scale, backend="reference").dequantize(torch.float64)
     exact = a @ layer.weight.dequantize(torch.float64).T
     error = (y.double() - exact - layer.bias.half().double()).abs()
@@ -47,7 +46,7 @@ def test_eager(layer: NVFP4Linear) -> None:
 
 @torch.no_grad()
 def test_a_graph_with_new_contents(layer: NVFP4Linear) -> None:
-    """Of the activations, and then of the weights; twice in one graph, each with memory of its own."""
+    """A replay reads new activations and new weights; two calls in one graph have their own memory."""
     first, second = normal(1, K, seed=4), normal(1, K, seed=5)
     layer(first)
     torch.cuda.synchronize()
@@ -72,7 +71,7 @@ def test_a_graph_with_new_contents(layer: NVFP4Linear) -> None:
 
 
 def test_threads(layer: NVFP4Linear) -> None:
-    """Calls of one layer on streams of their own share nothing that is written."""
+    """Calls of one layer on several streams share no memory that they write."""
     inputs = [normal(1, K, seed=20 + i) for i in range(4)]
     with torch.no_grad():
         want = [layer(x).clone() for x in inputs]
@@ -98,7 +97,7 @@ def test_threads(layer: NVFP4Linear) -> None:
 
 @torch.no_grad()
 def test_a_second_call(layer: NVFP4Linear, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It compiles nothing, waits for nothing, and takes memory for the quantized row, the product and the sum."""
+    """A second call compiles nothing, waits for nothing, and allocates the quantized row, the product and the sum."""
     x = normal(1, K, seed=30)
     layer(x)
     monkeypatch.setattr(Kernel, "build", lambda *_: pytest.fail("compiled again"))

@@ -1,6 +1,6 @@
 """moe on a GPU: against float64, twice the same bits, and in a CUDA graph whose tokens and routing change.
 
-``tests/kernels/moe`` runs on a GPU, too; these are the layers that the simulator is too slow for.
+``tests/kernels/moe`` runs on a GPU, too; this file has layers that the simulator is too slow for.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_layer(name: str) -> None:
-    """Numbers, the same bits twice, and a graph."""
+    """A layer's values, the same bits twice, and a graph."""
     problem = Problem(LAYERS[name])
     out = problem.run()
     assert problem.right(out)
@@ -36,7 +36,7 @@ def test_layer(name: str) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = moe(problem.x, problem.ids, problem.topk_weights, problem.experts, offset=problem.offset)
-    # another batch where the graph finds its inputs
+    # write another batch into the graph's inputs
     problem.x.copy_(problem.x.roll(1, 0) * 1.5)
     problem.ids.copy_(problem.ids.flip(0))
     result.fill_(torch.nan)

@@ -30,15 +30,16 @@ class TwoStreams:
         self.load(new)
 
     def load(self, new: Callable[..., torch.Tensor]) -> None:
-        """Calls each rank's kernel once where all has come already: while a kernel waits for another, none can be
-        loaded on its GPU: the driver may wait for it first. Ranks on GPUs of their own need no such call."""
+        """Calls each rank's kernel once when all terms have already arrived. The driver may wait for a running kernel
+        before it loads another, so that no kernel can be loaded while one waits for the other. Ranks on separate GPUs
+        need no such call."""
         come, x = tuple(new(SLOTS, 2, VECTOR_BYTES).zero_() for _ in range(2)), new(VECTOR_BYTES).zero_() * 0.5
         for memory in self.memory:
             peer_sum(x, replace(memory, received=come, state=state_of(x.device)))
         torch.cuda.synchronize()
 
     def sums(self, rows: list[torch.Tensor], calls: int = 1) -> list[torch.Tensor]:
-        """What each rank gets; of several calls each adds what the one before gave, halved."""
+        """The result of each rank; of several calls, each adds the halved result of the preceding one."""
         here, found = torch.cuda.current_stream(), list(rows)
         for rank, stream in enumerate(self.streams):
             stream.wait_stream(here)
@@ -53,7 +54,7 @@ class TwoStreams:
 def drawn(count: int, seed: int) -> list[torch.Tensor]:
     generator = torch.Generator("cuda").manual_seed(seed)
     both = torch.randn(2, count, device="cuda", generator=generator).bfloat16()
-    # words of all ones are what received memory is before anything comes
+    # received memory holds words of all ones before anything arrives
     both.view(torch.int32)[:, :: 1 + seed % 7] = -1
     return list(both)
 

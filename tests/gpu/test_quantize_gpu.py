@@ -1,7 +1,7 @@
 """The fused quantization kernels and what only a GPU has: streams, graphs, memory, and matrices of many rows.
 
-That they give the bits of torch's backend is in ``tests/kernels/quantize/test_quantize*.py``, which ``--backend
-cuda`` runs too.
+``tests/kernels/quantize/test_quantize*.py`` compare their bits with torch's backend; ``--backend cuda`` runs those,
+too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def random(rows: int, k: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("format,rule", PAIRS)
 def test_many_rows(format: str, rule: str, dtype: torch.dtype) -> None:
-    """More than one work tile for each CTA; rotated; read where K is strided."""
+    """Matrices with more than one work tile for each CTA; with rotation; with a strided K."""
     check(random(3000, 4096, dtype), format, rule)
     check(random(4096, 1500, dtype).t(), format, rule)
     check(random(1500, 4096, dtype), format, rule, hadamard=Hadamard.from_seed(2))
@@ -46,7 +46,8 @@ def test_many_tiles(format: str, rule: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rule", rules("nvfp4"))
 def test_global_scales(rule: str, dtype: torch.dtype) -> None:
-    """Many, and elements on and beside every tie: reciprocals and roundings of the device are those of IEEE 754."""
+    """Many global scales, with elements on and beside every tie: the device's reciprocals and roundings follow IEEE
+    754."""
     for value in (
         torch.rand(40, generator=torch.Generator().manual_seed(6), dtype=torch.float64).mul(20).exp2().tolist()
     ):
@@ -55,7 +56,7 @@ def test_global_scales(rule: str, dtype: torch.dtype) -> None:
 
 
 def test_two_to_the_thirty_one_bytes() -> None:
-    """Offsets need 64 bits."""
+    """A matrix whose offsets need 64 bits."""
     x = torch.randn(40000, 32768, device="cuda", dtype=torch.bfloat16)
     got = fused(x, "nvfp4", "max", global_scale=torch.tensor(0.002))
     part = fused(x[-128:], "nvfp4", "max", global_scale=torch.tensor(0.002))
@@ -104,7 +105,7 @@ def test_many_rows_of_fused_kernels(rows: int, k: int) -> None:
 
 
 def test_fused_kernels_in_a_cuda_graph() -> None:
-    """The residual in place, codes in the same memory: a step of decoding, replayed with other numbers."""
+    """A decoding step, replayed with other values: the residual in place, codes in the same memory."""
     x, residual = (torch.randn(16, 4096, device="cuda").bfloat16() for _ in range(2))
     weight, scale = torch.rand(4096, device="cuda").bfloat16(), torch.tensor(0.004, device="cuda")
     first = rmsnorm_quantize(x, weight, residual=residual, global_scale=scale)
@@ -132,7 +133,7 @@ def test_fused_kernels_in_a_cuda_graph() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_one_launch_many_times(dtype: torch.dtype) -> None:
-    """Clusters meet in many orders: a decoding step in a CUDA graph, with new contents each time, on small and large
+    """Clusters run in many orders: a decoding step in a CUDA graph, with new contents each time, on small and large
     grids."""
     for rows in (1, 16, 130):
         x = random(rows, 4096, dtype).cuda()

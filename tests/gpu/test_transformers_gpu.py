@@ -1,7 +1,7 @@
-"""Checkpoints that transformers loads, on a GPU: logits beside float32's on the CPU, every packed byte saved again,
-memory while they are loaded, and generation in CUDA graphs.
+"""Checkpoints that transformers loads, on a GPU: logits against float32 on the CPU, every packed byte saved again,
+memory while loading, and generation in CUDA graphs.
 
-What else loading does is in ``tests/integrations``, and needs no GPU.
+``tests/integrations`` tests the rest of loading, without a GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.gpu
 
 
 def far(x: torch.Tensor, y: torch.Tensor) -> float:
-    """|x − y| / |y|."""
+    """The relative distance |x − y| / |y|."""
     return float((x.float().cpu() - y.float().cpu()).norm() / y.float().cpu().norm())
 
 
@@ -47,7 +47,8 @@ def test_logits_and_bytes(publish, layout: str, tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_generation_in_cuda_graphs(tmp_path: Path) -> None:
-    """With a static cache transformers compiles the model, and torch replays graphs: the logits are those without."""
+    """With a static cache transformers compiles the model, and torch replays graphs: the logits equal those without
+    graphs."""
     published(tmp_path / "given", "modelopt", mixed=False)
     model = load(tmp_path / "given", dtype=torch.bfloat16, device_map={"": "cuda"})
     options = {"max_new_tokens": 8, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
@@ -56,7 +57,7 @@ def test_generation_in_cuda_graphs(tmp_path: Path) -> None:
     torch._dynamo.reset()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         got = model.generate(ids, cache_implementation="static", **options)
-    # a step is run, one recorded
+    # one step runs, the next is recorded
     assert sum(x.count for x in seen.key_averages() if "GraphLaunch" in x.key) >= 4
     for step, (x, y) in enumerate(zip(got.logits, want.logits)):
         assert far(x, y) < 0.05
@@ -67,8 +68,8 @@ def test_generation_in_cuda_graphs(tmp_path: Path) -> None:
 
 @torch.inference_mode()
 def test_memory_while_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most 1.05 times the file's bytes, packing included. A layer is a small part of the model, as in one of
-    billions, and so is what is unpacked at a time."""
+    """At most 1.05 times the file's bytes, including packing. Each layer is a small part of the model, as in one of
+    billions of parameters, and so is the part that is unpacked at a time."""
     monkeypatch.setattr(released, "_SLAB", 1 << 17)
     config = transformers.LlamaConfig(
         vocab_size=128,

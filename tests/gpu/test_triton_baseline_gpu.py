@@ -20,7 +20,7 @@ pytestmark = pytest.mark.gpu
 
 
 def random_weight(n: int, k: int) -> tuple[Weight, torch.Tensor]:
-    """All codes, all finite scales; repacked, and the values in bf16."""
+    """A weight of all codes and all finite scales: repacked, and its values in bf16."""
     data = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, device="cuda")
     scale = torch.randint(0, 254, (n, k // 16), dtype=torch.uint8, device="cuda")
     scale += (scale >= 0x7F).to(torch.uint8)  # 254 codes: all but the two NaN

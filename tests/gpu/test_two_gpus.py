@@ -1,9 +1,9 @@
-"""Layers and experts over two GPUs, by NCCL and by stores into the peer's memory, in CUDA graphs: what one GPU gives.
+"""Layers and experts over two GPUs, by NCCL and by stores into the peer's memory, in CUDA graphs, against one GPU.
 
-What two processes give without GPUs is in ``tests/unit/test_parallel.py``. ``python tests/gpu/test_two_gpus.py`` runs
-the same without pytest, and ``--smoke`` over two processes without a GPU: no graphs, no stores into another's memory.
+``tests/unit/test_parallel.py`` tests two processes without GPUs. ``python tests/gpu/test_two_gpus.py`` runs this file's
+checks without pytest; with ``--smoke`` over two processes without a GPU: no graphs, no stores into another's memory.
 
-Each rank prints what it has done, and when: run pytest with ``-s`` to see it. Most of the time goes into compiling.
+Each rank prints what it has done, and when: run pytest with ``-s`` to see it. Most of the time is spent on compilation.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
 ]
 BOUND = 0.02
-"""Of |difference| / |wanted|: two roundings to bfloat16 more, and other orders of sums."""
+"""The largest relative distance |difference| / |wanted|: two more roundings to bfloat16, and other orders of sums."""
 ROUNDED = 0.25
-"""The same where rows travel in NVFP4."""
+"""The largest relative distance where rows travel in NVFP4."""
 SECONDS = 200
-"""After which the processes are ended; a rank waits for another one for ``PATIENCE``."""
+"""Time limit of the processes; a rank waits ``PATIENCE`` for another one."""
 PATIENCE = timedelta(seconds=90)
 
 
 @dataclass
 class Rank:
-    """A process: its number, its device, and since when it runs."""
+    """A process: its number, its device, and its start time."""
 
     rank: int
     device: torch.device
@@ -51,12 +51,12 @@ class Rank:
         return torch.randn(*shape, device=self.device, generator=torch.Generator(self.device).manual_seed(seed))
 
     def replayed(self, call: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """The result of a graph of ``call``, replayed a hundred times over NaN: all of its results are equal."""
+        """The result of a graph of ``call``, replayed a hundred times over NaN; all replays must give equal results."""
         if self.device.type == "cpu":
             return call()
         call()
         torch.cuda.synchronize()
-        # every rank has compiled before any captures: a collective waits for a short while only
+        # all ranks compile before any captures: a collective waits only for a short while
         dist.barrier()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
@@ -75,7 +75,8 @@ def distance(found: torch.Tensor, want: torch.Tensor) -> float:
 
 
 def sums(r: Rank) -> None:
-    """Sums through the peer's memory, of any sizes in turn: to the bit what both ranks' rows are, NaN included."""
+    """Sums through the peer's memory, of any sizes in turn, equal the sum of both ranks' rows to the bit, including
+    NaN."""
     from cute_nvfp4.nn import PeerSums
 
     for early in (False, True):
@@ -84,7 +85,7 @@ def sums(r: Rank) -> None:
         for call, count in enumerate((8, 4096, 1 << 20, 5120, 1 << 19, 640, 8, 1 << 20) * 4):
             both = [r.random(count, seed=2 * call + rank).bfloat16() for rank in range(2)]
             for x in both:
-                # words of all ones are what received memory is before anything comes
+                # received memory holds words of all ones before anything arrives
                 x.view(torch.int32)[:: 1 + call] = -1
             found = sums(both[r.rank])
             want = (both[0].float() + both[1].float()).bfloat16()
@@ -99,7 +100,7 @@ def sums(r: Rank) -> None:
 
 
 def dense(r: Rank) -> None:
-    """Prepared layers, as they are sharded by the styles; W4A16, and NVFP4 rows with a common global scale."""
+    """Prepared layers, sharded by the parallel styles; W4A16, and NVFP4 rows with a common global scale."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import parallelize_module
 
@@ -128,7 +129,7 @@ def dense(r: Rank) -> None:
 
 
 def early(r: Rank) -> None:
-    """Products that start while the launches before them run, with sums between them, and one GPU."""
+    """Products that start while the preceding launches run, with sums between them, against one GPU."""
     from cute_nvfp4 import gemm, prepare_weight, quantize
     from cute_nvfp4.nn import PeerSums
     from cute_nvfp4.planning.packed import PackedProblem, choose
@@ -209,7 +210,8 @@ def _rank(rank: int, store: str, device: str) -> None:
 
 
 def exit_codes(device: str, seconds: float = SECONDS) -> list[int | None]:
-    """Of the two processes. When one fails the other is ended soon: what it waits for will not come."""
+    """The exit codes of the two processes. When one fails, the other is ended soon, since it may wait for the failed
+    one."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = str(Path(folder) / "store"), device
         processes = torch.multiprocessing.spawn(_rank, arguments, nprocs=2, join=False).processes

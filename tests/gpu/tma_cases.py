@@ -1,9 +1,10 @@
-"""What ``record_tma.py`` records: tensor copies at edges and beyond, reductions value by value, tensormap.replace.
+"""The cases of ``record_tma.py``: tensor copies at edges and beyond, reductions value by value, tensormap.replace.
 
-A case is a dictionary that goes into the recording as it is. ``type`` is a CUtensorMapDataType, ``swz``, ``l2`` and
-``oob`` are the driver's enumerators, ``estr`` the element strides; ``coords`` of the box, ``offs`` of im2col, ``off``
-the byte of shared memory, ``tx`` the bytes that complete_tx must count. ``values`` are the elements that a load finds;
-``pairs`` (what memory holds, what is stored) those of a reduction. Other bytes are noise.
+A case is a dictionary that goes unchanged into the recording. ``type`` is a CUtensorMapDataType; ``swz``, ``l2`` and
+``oob`` are the driver's enumerators; ``estr`` has the element strides, ``coords`` the box's coordinates, ``offs`` the
+offsets of im2col, ``off`` the byte offset in shared memory, ``tx`` the bytes that complete_tx must count. ``values``
+are the elements that a load finds; ``pairs`` (what memory holds, what is stored) those of a reduction. Other bytes are
+noise.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ def _replacements() -> Iterator[Case]:
 
 
 def _second() -> Iterator[Case]:
-    """Most of the first loads are off the grid of 16 bytes and fault; these are on it."""
+    """Yields aligned loads: most loads of the first list are off the grid of 16 bytes and fault."""
     plane, volume = {"kind": "encode", "type": F16} | _PLANE, {"kind": "encode", "type": F16} | _VOLUME
     yield volume | {"im2col": _im2col([-1, -2, -3], [1, 2, 3], 32, 16)}
     yield volume | {"im2col": _im2col([-16, -7, -3], [15, 6, 5], 32, 16)}

@@ -1,4 +1,4 @@
-"""The command: see ``tests.long``."""
+"""The command ``python -m tests.long``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 if __name__ == "__main__":
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # with a driver and no device the DSL asks for the architecture to say that there is none, without end
+    # with a driver but no device, the DSL would ask for the architecture in an endless loop
     os.environ.setdefault("CUTE_DSL_ARCH", "sm_100a")
-    # a compile for each structure: nobody needs them again
+    # no disk cache: each structure is compiled once, and nobody needs it again
     os.environ.setdefault("CUTE_NVFP4_CACHE", "0")
 
 import argparse
@@ -34,13 +34,13 @@ from tests.long.worker import Ended, Task, Worker, perform
 LEDGER = ROOT / ".long" / "ledger.jsonl"
 KEPT = ROOT / "tests" / "data" / "long_run.jsonl.xz"
 LIMIT, LIMIT_OF_SCHEDULE = 120.0, 15.0
-"""Seconds of CPU time that a case may take, and for each schedule more, before it counts as hung."""
+"""CPU seconds that a case may take, and that each schedule adds, before it counts as hung."""
 EVERY = 30.0
-"""Seconds between two lines that say how far the run is."""
+"""Seconds between two progress lines."""
 
 
 class Run:
-    """Takes cases one by one, by several workers, until the time is over."""
+    """Runs cases one by one in several workers, until the time is over."""
 
     def __init__(self, ledger: Ledger, given: argparse.Namespace) -> None:
         self.ledger, self.given = ledger, given
@@ -54,7 +54,7 @@ class Run:
         self.records: list[Record] = []
 
     def take(self) -> Work | None:
-        """What is to be done next."""
+        """The next work."""
         while time.monotonic() < self.end:
             with self.lock:
                 if self.given.count and self.ran >= self.given.count:
@@ -70,7 +70,7 @@ class Run:
         return None
 
     def loop(self) -> None:
-        """One worker's share."""
+        """The work of one worker."""
         worker = Worker()
         try:
             while (work := self.take()) is not None:
@@ -82,7 +82,7 @@ class Run:
             worker.close()
 
     def list(self, worker: Worker, stream: Stream) -> None:
-        """Asks which cases a stream has."""
+        """Asks a worker for the cases of a stream."""
         ended = worker.run(Task(stream.family.name, "", stream.arch, 1, part=stream.part), 10 * LIMIT, self.end)
         if ended.outcome != "listed" and ended.outcome != "unfinished":
             self.say(f"{ended.outcome.upper()} {ended.error}\n  listing {stream.name}")
@@ -118,7 +118,7 @@ class Run:
             self.say(f"{ended.outcome.upper()} {ended.error}\n  under {ended.schedule}\n  {record.command}")
 
     def tell(self, over: threading.Event) -> None:
-        """How far it is, until ``over``."""
+        """Prints progress until ``over``."""
         begin = time.monotonic()
         while not over.wait(EVERY):
             done = ", ".join(f"{name} {count}" for name, count in sorted(self.done.items()))
@@ -154,26 +154,26 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=[], choices=FAMILIES, metavar="FAMILY", help=", ".join(FAMILIES))
     parser.add_argument("--archs", nargs="*", default=[], metavar="ARCH", help="of these alone")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
-    parser.add_argument("--seed", type=int, default=0, help="another order, and other cases")
+    parser.add_argument("--seed", type=int, default=0, help="selects the order and the random cases")
     parser.add_argument("--count", type=int, default=0, metavar="N", help="at most N cases")
-    parser.add_argument("--schedules", type=int, default=0, metavar="N", help="at most N for each structure")
+    parser.add_argument("--schedules", type=int, default=0, metavar="N", help="at most N schedules for each structure")
     parser.add_argument(
         "--shrink", type=float, default=120.0, metavar="S", help="seconds to look for a smaller failure"
     )
-    how = "the same time for each kind of cases, cheapest first; a new ledger begins with the committed one"
+    how = "give each kind of cases equal time, cheapest first; a new ledger begins with the committed one"
     parser.add_argument("--cheapest", action="store_true", help=how)
-    parser.add_argument("--done", type=Path, metavar="FILE.xz", help="write there at the end what this run did")
-    parser.add_argument("--again", action="store_true", help="also what has passed before")
-    parser.add_argument("--new", action="store_true", help="not what has passed with other sources of the package")
+    parser.add_argument("--done", type=Path, metavar="FILE.xz", help="write the records of this run there at the end")
+    parser.add_argument("--again", action="store_true", help="also run cases that have passed before")
+    parser.add_argument("--new", action="store_true", help="skip cases that passed with other sources of the package")
     parser.add_argument(
-        "--known", action="store_true", help="compile again what has passed with this simulator, run what has other PTX"
+        "--known", action="store_true", help="compile cases that passed with this simulator, run those with other PTX"
     )
-    parser.add_argument("--case", nargs=2, metavar=("FAMILY", "CASE"), help="this one, in this process")
+    parser.add_argument("--case", nargs=2, metavar=("FAMILY", "CASE"), help="run this case, in this process")
     parser.add_argument("--arch", default="sm_100a", help="of --case")
-    parser.add_argument("--merge", nargs="*", type=Path, metavar="LEDGER", help="run nothing, add what these have")
+    parser.add_argument("--merge", nargs="*", type=Path, metavar="LEDGER", help="run nothing, add records of these")
     parser.add_argument("--keep", type=Path, metavar="FILE.xz", help="run nothing, write the ledger there, compressed")
-    parser.add_argument("--summary", action="store_true", help="run nothing, tell what the ledger holds")
-    parser.add_argument("--write", action="store_true", help="with --summary: not told, but written into the record")
+    parser.add_argument("--summary", action="store_true", help="run nothing, summarize the ledger")
+    parser.add_argument("--write", action="store_true", help="with --summary: write it into the record instead")
     return parser.parse_args()
 
 

@@ -1,11 +1,11 @@
-"""What a case depends on: files of the package whose functions it executes, and constants that those import.
+"""What a case depends on: files of the package whose functions it executes, and constants that these files import.
 
-A fingerprint is of code: comments, docstrings and blank lines are not in it, and the same file has the same on every
-version of Python. Of a file that cases execute, all its code counts; of one that such files import, directly or not,
-but of which no function runs, only what stands outside of functions (constants, tables, fields of records). What such
-a file computes by functions of its own when it is loaded is not followed.
+A fingerprint covers code: it leaves out comments, docstrings and blank lines, and is the same on every version of
+Python. Of a file that cases execute, all code counts. Of a file that these import, directly or not, but of which no
+function runs, only statements outside functions count (constants, tables, fields of records). What such a file computes
+on import with its own functions is not followed.
 
-Which files are executed is declared, by rooms; ``Executed`` watches that a case keeps to it.
+Rooms declare which files are executed; ``Executed`` checks that a case keeps to them.
 """
 
 from __future__ import annotations
@@ -25,48 +25,48 @@ SIMULATOR = (
     "sim", "sim/checks", "sim/equivalence", "sim/frontend", "sim/host", "sim/isa", "sim/machine", "sim/numerics",
     "sim/tcgen05", "sim/tma", "sim/wgmma",
 )  # fmt: skip
-"""Rooms of the simulator that decide how a case ends: what executes PTX, and what checks it."""
+"""Rooms of the simulator that decide how a case ends: those that execute PTX, and those that check it."""
 HEARS = "sim/observe"
-"""The room that hears what is executed, and counts and shows it: a case runs in it too, and ends the same whatever it
-says. The clock, the profile and what runs other people's programs take no part at all."""
+"""The room that observes execution, and counts and shows it: a case runs in it too, but its outcome does not depend on
+it. The clock, the profile and the runner of other people's programs take no part at all."""
 CHECKED = ("sim/observe/overlap.py", "sim/observe/touched.py")
-"""Files of that room that a check asks: which launches may run at the same time, and what they touch."""
+"""Files of that room that a check uses: which launches may run at the same time, and what they touch."""
 SHARED = ("", "ops", "ops/prepared_weight", "planning", "ptx", "quantization", "runtime", "kernels")
-"""Rooms that every call goes through. "" is the package's folder itself."""
+"""Rooms that every call goes through. "" is the package's own folder."""
 LEFT_OUT = (
     "__init__.py", "__main__.py", "ops/__init__.py", "ops/export.py", "ops/gradients.py", "ops/library.py",
     "ops/operator.py", "ops/quantized_operators.py", "runtime/session.py",
 )  # fmt: skip
 """Files of those rooms that no case executes: operators of torch, their tables, export, sessions."""
 PACKED = ("gemm", "gemm/packed", "gemm/sm90", "gemm/sm100", "gemm/sm120", "pack", "quantize", "dequantize")
-"""Rooms of the kernels of prepared weights, of what is done to their operands, and of block-scaled operands."""
+"""Rooms of the kernels of prepared weights, of the preparation of their operands, and of block-scaled operands."""
 ASKED = "sim/session/session.py"
-"""Says that no session is active. It is asked only in a process that has imported sessions, and changes no case."""
+"""Says that no session is active. Only a process that has imported sessions calls it, and it changes no case."""
 _ARCHITECTURE = {"gemm/sm100": "sm_100a", "gemm/sm120": "sm_120a"}
-"""Rooms of kernels that no other architecture executes."""
+"""Rooms of kernels that only one architecture executes."""
 
 
 @cache
 def simulator() -> str:
-    """A fingerprint of the simulator, as far as it decides how a case ends."""
+    """A fingerprint of the part of the simulator that decides how a case ends."""
     return _digest({name: _code(name) for name in decides()})
 
 
 @cache
 def sources(rooms: tuple[str, ...], arch: str) -> str:
-    """A fingerprint of all else that cases depend on which execute kernels of ``rooms`` (below ``kernels``; or a file)
-    on ``arch``."""
+    """A fingerprint of everything else that cases depend on if they execute kernels of ``rooms`` (below ``kernels``; or
+    a file) on ``arch``."""
     files = executed(rooms, arch)
     return _digest({name: _code(name) if name in files else _constants(name) for name in _with_imports(files)})
 
 
 def decides() -> frozenset[str]:
-    """Files of the simulator that decide how a case ends. That of its public names does not."""
+    """Files of the simulator that decide how a case ends. The file of its public names does not."""
     return (_in_rooms(SIMULATOR) | {*CHECKED}) - {"sim/__init__.py"}
 
 
 def executed(rooms: Iterable[str], arch: str) -> frozenset[str]:
-    """Files outside of the simulator that cases may execute, relative to the package."""
+    """Files outside the simulator that cases may execute, relative to the package."""
     own = [room for room in rooms if _ARCHITECTURE.get(room, arch) == arch]
     files = [room for room in own if room.endswith(".py")]
     kernels = [f"kernels/{room}" for room in own if room not in files]
@@ -74,13 +74,13 @@ def executed(rooms: Iterable[str], arch: str) -> frozenset[str]:
 
 
 def undeclared(seen: Iterable[str], rooms: Iterable[str], arch: str) -> list[str]:
-    """Those of the package's files ``seen`` that no fingerprint of the case has."""
+    """The files of ``seen`` within the package that no fingerprint of the case covers."""
     return sorted({*seen} - _in_rooms((*SIMULATOR, HEARS)) - executed(rooms, arch) - {ASKED})
 
 
 @cache
 def _in_rooms(rooms: tuple[str, ...]) -> frozenset[str]:
-    """Files of folders; a folder below has a name of its own, but for those of the quantization's kernels."""
+    """Files of folders. A folder below is a room of its own, except below the quantization's kernels."""
     found = {path for room in rooms for path in (PACKAGE / room).glob("*.py")}
     found |= {path for room in rooms if room == "kernels/quantize" for path in (PACKAGE / room).rglob("*.py")}
     return frozenset(path.relative_to(PACKAGE).as_posix() for path in found)
@@ -97,7 +97,7 @@ def _digest(texts: dict[str, str]) -> str:
 
 
 def _with_imports(files: Iterable[str]) -> set[str]:
-    """And what they import outside of the simulator, directly or not."""
+    """The files, and the files that they import outside the simulator, directly or not."""
     files = {*files}
     read, more = {*files}, [*files]
     while more:
@@ -116,19 +116,19 @@ def _parsed(name: str) -> tuple[list[str], ast.Module]:
 
 @cache
 def _code(name: str) -> str:
-    """The text without docstrings, lines of comments, and blank lines."""
+    """A file's text without docstrings, comment lines, and blank lines."""
     lines, tree = _parsed(name)
     return _text(lines, tree, range(1, len(lines) + 1))
 
 
 def _constants(name: str) -> str:
-    """The text outside of functions, without imports."""
+    """A file's text outside functions, without imports."""
     lines, tree = _parsed(name)
     return _text(lines, tree, [at for node in _loaded(tree) for at in range(node.lineno, (node.end_lineno or 0) + 1)])
 
 
 def _loaded(node: ast.Module | ast.ClassDef) -> Iterator[ast.stmt]:
-    """Statements of a module or class that are executed when it is loaded."""
+    """Yields the statements of a module or class that run when it is loaded."""
     for child in node.body:
         if isinstance(child, ast.ClassDef):
             yield from _loaded(child)
@@ -137,13 +137,13 @@ def _loaded(node: ast.Module | ast.ClassDef) -> Iterator[ast.stmt]:
 
 
 def _text(lines: list[str], tree: ast.Module, wanted: Iterable[int]) -> str:
-    """The lines ``wanted`` (from 1), but for docstrings, comments and blank ones."""
+    """The lines ``wanted`` (from 1), without docstrings, comments and blank lines."""
     docstrings, strings = set[int](), set[int]()
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             docstrings.update(range(node.lineno, (node.end_lineno or 0) + 1))
         elif isinstance(node, (ast.Constant, ast.JoinedStr)):
-            # what looks like a comment there is none
+            # lines of a string that look like comments are none
             strings.update(range(node.lineno + 1, (node.end_lineno or 0) + 1))
     kept = [(at, lines[at - 1].rstrip()) for at in wanted if at not in docstrings]
     return "\n".join(line for at, line in kept if at in strings or (line and not line.lstrip().startswith("#")))
@@ -151,7 +151,7 @@ def _text(lines: list[str], tree: ast.Module, wanted: Iterable[int]) -> str:
 
 @cache
 def _imports(name: str, inside: bool) -> set[str]:
-    """Files of the package that a file imports when it is loaded, or ``inside`` of its functions too."""
+    """Files of the package that a file imports on load, or with ``inside`` also in its functions."""
     found, base, tree = set(), name.split("/")[:-1], _parsed(name)[1]
     for node in ast.walk(tree) if inside else tree.body:
         if not isinstance(node, ast.ImportFrom):
@@ -174,8 +174,8 @@ _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
 
 
 class Executed:
-    """The package's files of which a function runs: ``with Executed() as seen``. From Python 3.12 on, where a function
-    that was seen once costs nothing more; before, only with ``slowly``."""
+    """Records the package's files of which a function runs: ``with Executed() as seen``. It records from Python 3.12
+    on, where a function that it has seen costs nothing more; on earlier versions only with ``slowly``."""
 
     def __init__(self, slowly: bool = False) -> None:
         self._files: set[str] = set()
@@ -212,7 +212,7 @@ class Executed:
 
     def _add(self, code: CodeType) -> None:
         path = Path(code.co_filename)
-        # the bodies of modules and classes, and what they comprehend, run when they are loaded
+        # bodies of modules and classes, and their comprehensions, run on load
         function = code.co_flags & inspect.CO_NEWLOCALS and code.co_name not in _COMPREHENSIONS
         if function and PACKAGE in path.parents:
             self._files.add(path.relative_to(PACKAGE).as_posix())

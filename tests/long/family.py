@@ -1,4 +1,5 @@
-"""What a kind of cases is: how its cases are made, and how one is run. A case is a record; what raises is a failure."""
+"""A family is a kind of cases: how to make them, and how to run one. A case is a record; a case that raises has
+failed."""
 
 from __future__ import annotations
 
@@ -14,22 +15,23 @@ from pydantic import TypeAdapter
 from tests.long import depends
 
 Once = Callable[[], str | None]
-"""Runs a case once, judges it, and may say what there is to note."""
+"""Runs and checks a case once; may return a note."""
 
 
 class Gone(Exception):
-    """The case is one of a kernel that has changed: it is no more."""
+    """The kernel of the case has changed, so that the case no longer exists."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """Cases at random, ``draw(generator, architecture)``, of which ``goal`` are enough; or all there are,
+    """Random cases, ``draw(generator, architecture)``, of which ``goal`` are enough; or a full list,
     ``every(architecture, part)``.
 
-    prepare: makes the operands of a case. weight: how often it comes. schedules: how many each case runs under. parts:
-    in which an architecture's cases are listed. identity: what a case stands for, where two may stand for the same.
-    ptx: of a case that changes it, before the change. rooms: of kernels that its cases execute, below ``kernels``; or a
-    file.
+    prepare: makes the operands of a case. weight: how often the family comes. schedules: how many each case runs under.
+    parts: the parts in which an architecture's cases are listed.
+    identity: what a case stands for; of two cases that stand for the same, one is enough.
+    ptx: for a case that changes PTX, the PTX before the change.
+    rooms: of kernels that its cases execute, below ``kernels``; or a file.
     """
 
     name: str
@@ -47,7 +49,8 @@ class Family:
     rooms: tuple[str, ...] = ()
 
     def state(self, arch: str) -> tuple[str, str]:
-        """Fingerprints of what a case depends on: of the simulator, and of what else of the package it executes."""
+        """Fingerprints of what a case depends on: of the simulator, and of the other code of the package that it
+        executes."""
         return depends.simulator(), depends.sources(self.rooms, arch)
 
     def parse(self, text: str) -> Any:
@@ -55,21 +58,21 @@ class Family:
 
     @staticmethod
     def text(case: Any) -> str:
-        """The case as one line of JSON, without what is as it is by default."""
+        """The case as one line of JSON, without fields that have their defaults."""
         return json.dumps(_changed(case), separators=(",", ":"))
 
     def part_of(self, text: str) -> str:
-        """The part of a case of a family that has some: its first field."""
+        """The part of a case, if the family has parts: the case's first field."""
         return str(next(iter(json.loads(text).values())))
 
     def stands_for(self, text: str) -> str:
-        """What a case is one of: the same for two cases of which one is enough."""
+        """What a case stands for; of two cases that stand for the same, one is enough."""
         return text if self.identity is None else self.identity(self.parse(text))
 
 
 @cache
 def _adapter(case: type) -> TypeAdapter:
-    """What reads cases: making one takes far longer than to read with it."""
+    """The reader of cases; cached, because making one takes far longer than reading with it."""
     return TypeAdapter(case)
 
 

@@ -1,5 +1,5 @@
-"""PTX with one thing changed at random. The simulator may say anything of it, but must not crash or hang: a hazard, an
-error that names what is wrong, or a result."""
+"""Changes one thing of PTX at random. The simulator may report a hazard, name an error, or give a result; but it must
+not crash or hang."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.long.family import Family, Once
 from tests.simulator.mutation import subjects
 
 INSTRUCTIONS = 50_000
-"""More than five times what any of the kernels executes, and at most some ten seconds."""
+"""The limit of executed instructions: more than five times what any of the kernels executes, and at most some ten
+seconds."""
 CHANGES = ("drop", "twice", "exchange", "operand", "number", "modifier", "character")
 _INSTRUCTION = re.compile(r"^\s*(?:@!?%?\w+\s+)?[a-z][\w.:]*\s.*;\s*$")
 _WORD = re.compile(r"%\w+")
@@ -24,7 +25,7 @@ _MODIFIER = re.compile(r"\.[a-z_]\w*(?:::\w+)*")
 
 @dataclass(frozen=True)
 class FuzzCase:
-    """One change of a kernel: everything about it follows from ``seed``."""
+    """One change of a kernel, which follows entirely from ``seed``."""
 
     kernel: str
     seed: int
@@ -39,7 +40,7 @@ def prepare(case: FuzzCase) -> Once:
 
 
 def run(case: FuzzCase) -> None:
-    """Anything but an error of ours comes out."""
+    """Runs the case; raises for an outcome that is none of our errors or a result."""
     one = subjects.subject(case.kernel)
     try:
         one.run(fuzzed(one.ptx, case.seed), checks=True, instruction_limit=INSTRUCTIONS)
@@ -72,7 +73,7 @@ def fuzzed(ptx: str, seed: int) -> str:
 
 
 def _replaced(line: str, pattern: re.Pattern[str], new: str, generator: np.random.Generator) -> str:
-    """One of the places that match, changed."""
+    """Changes one of the places of ``line`` that match."""
     found = list(pattern.finditer(line))
     if not found:
         return line

@@ -1,4 +1,4 @@
-"""What was run: a line of JSON for each case."""
+"""Records what ran: a line of JSON for each case."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Record:
-    """``outcome``: passed, failed, crashed, hung, or gone with the kernel that it was of. ``kernels``: fingerprints of
-    the PTX that ran, in order; ``simulator``, ``sources``: of the simulator that ran it, and of what else of the
-    package it depends on (``depends``); ``runs``: schedules done; ``smallest``: the shrunk case of a failure; ``note``:
-    what there is to say of one that has passed."""
+    """The record of a case.
+
+    outcome: passed, failed, crashed, hung, or gone with the case's kernel. runs: schedules done.
+    kernels: fingerprints of the PTX that ran, in order. simulator, sources: of the simulator, and of the other code of
+        the package that the case depends on (``depends``).
+    smallest: the shrunk case of a failure. note: a remark about a case that passed.
+    """
 
     family: str
     case: str
@@ -41,13 +44,13 @@ class Record:
 
     @property
     def command(self) -> str:
-        """What repeats it."""
+        """The command that repeats the case."""
         return f"python -m tests.long --case {self.family} '{self.smallest or self.case}' --arch {self.arch}"
 
 
 @dataclass
 class Ledger:
-    """The records of a file, the last of each case. A file that ends in ``.xz`` is compressed, and only read."""
+    """The records of a file, the last record of each case. A file that ends in ``.xz`` is compressed and read-only."""
 
     path: Path
     records: dict[tuple[str, str, str], Record] = field(default_factory=dict)
@@ -72,7 +75,7 @@ class Ledger:
                 file.write(_line(record))
 
     def merge(self, other: Ledger) -> int:
-        """Adds what another has, which ran later; how many records that were."""
+        """Adds the records of ``other`` that ran later; returns how many."""
         new = [record for key, record in other.records.items() if self.records.get(key) != record]
         self.add(*new)
         return len(new)
@@ -84,7 +87,7 @@ class Ledger:
 
 
 def keep(records: Iterable[Record], path: Path) -> None:
-    """Writes records in order of their keys, compressed."""
+    """Writes records in the order of their keys, compressed."""
     lines = map(_line, sorted(records, key=lambda record: record.key))
     path.write_bytes(lzma.compress("".join(lines).encode(), preset=9 | lzma.PRESET_EXTREME))
 
@@ -95,7 +98,7 @@ def _line(record: Record) -> str:
 
 @cache
 def commit() -> str:
-    """The commit that is checked out, with ``+`` where files differ from it; nothing without git."""
+    """The commit that is checked out, with ``+`` if files differ from it; empty without git."""
     if not (ROOT / ".git").exists():
         return ""
     git = ["git", "-C", str(ROOT)]

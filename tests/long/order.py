@@ -1,4 +1,4 @@
-"""In which order cases come: streams of cases, one for each family, architecture and part, mixed at random."""
+"""The order of cases: streams of cases, one for each family, architecture and part, mixed at random."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from tests.long.ledger import Ledger
 
 @dataclass(frozen=True)
 class Work:
-    """A case of a stream, or with no text the question which cases it has. seen: kernels with which it has passed.
-    seconds: what it took then; a guess for one that never ran."""
+    """A case of a stream; without text, the request to list the stream's cases. seen: kernels with which the case has
+    passed. seconds: its CPU time then; a guess for a case that never ran."""
 
     stream: Stream
     text: str
@@ -25,10 +25,10 @@ class Work:
 
 @dataclass(eq=False)
 class Stream:
-    """Cases of one family, architecture and part: those that failed the last time, those that the ledger has not, then
-    those it has of other sources.
+    """Cases of one family, architecture and part: first those that failed last time, then those missing in the ledger,
+    then those that the ledger has with other sources.
 
-    left: how many random cases are yet to be drawn, or the cases of a list, once somebody has listed them.
+    left: how many random cases are still to be drawn, or the cases of a list, once a worker has listed them.
     """
 
     family: Family
@@ -49,11 +49,11 @@ class Stream:
 
     @property
     def waits(self) -> bool:
-        """Whether somebody is listing its cases."""
+        """Whether a worker is listing the stream's cases."""
         return self.family.every is not None and self.asked and self.listed is None
 
     def next(self) -> Work | None:
-        """The next case; None where there is none left."""
+        """The next case; None if none is left."""
         if self.family.every is not None and not self.asked:
             self.asked = True
             return Work(self, "")
@@ -67,7 +67,7 @@ class Stream:
         return self.again.pop() if self.again else None
 
     def _draw(self) -> str:
-        """A case that the ledger has not."""
+        """Draws a case that the ledger lacks."""
         while True:
             self.drawn += 1
             generator = np.random.default_rng([self.seed, zlib.crc32(self.name.encode()), self.drawn])
@@ -76,8 +76,8 @@ class Stream:
                 return text
 
     def take_list(self, cases: Iterable[tuple[str, str]]) -> list[str]:
-        """Cases there are and what each stands for: those for which none stands in the ledger, in a random order.
-        Returns those that failed and that nobody lists any more."""
+        """Takes the listed cases and what each stands for. It keeps those for which the ledger has no record, in a
+        random order. Returns those that failed and are no longer listed."""
         there, failed = dict(cases), self.failed
         self.failed = [text for text in failed if text in there]
         done = {*self.known, *(there[text] for text in self.failed)}
@@ -96,8 +96,8 @@ def streams(
     new: bool = False,
     known: bool = False,
 ) -> list[Stream]:
-    """One for each part of each family on each architecture. ``again``: as if nothing had been run. ``new``: without
-    what has passed with other sources. ``known``: nothing but what has passed with this simulator."""
+    """One stream for each part of each family on each architecture. again: ignores earlier runs. new: skips cases that
+    passed with other sources. known: only cases that passed with this simulator."""
     found = []
     wanted = set(archs)
     for family in families:
@@ -113,13 +113,13 @@ def streams(
             if known:
                 stream.again = [work for work in stream.again if work.seen]
                 stream.left, stream.failed = 0, []
-                # nobody lists what there is besides
+                # no worker lists the other cases
                 stream.asked, stream.listed = True, []
     return found
 
 
 def _resume(stream: Stream, ledger: Ledger) -> None:
-    """Takes over what the ledger has of the stream."""
+    """Takes over the ledger's records of the stream."""
     family = stream.family
     for record in ledger.records.values():
         if (record.family, record.arch) != (family.name, stream.arch) or record.outcome == "gone":
@@ -132,14 +132,14 @@ def _resume(stream: Stream, ledger: Ledger) -> None:
         if record.outcome == "passed" or family.every is None:
             stream.known.add(family.stands_for(record.case))
         if record.outcome == "passed" and (record.simulator, record.sources) != (now := family.state(stream.arch)):
-            # what passed with another simulator is run again, whatever its PTX
+            # a case that passed with another simulator runs again, whatever its PTX
             seen = record.kernels if record.simulator == now[0] else ()
             stream.again.append(Work(stream, record.case, seen, record.seconds))
 
 
 def cheapest(every: list[Stream], seed: int) -> Iterator[Work | None]:
-    """Work of the kind of cases that has had the least time so far, of each what took the least first, and last what
-    ran with this simulator; None where all that is left waits for a list."""
+    """Yields work of the kind of cases that has had the least time so far; within a kind the cheapest first, and last
+    the cases that ran with this simulator. Yields None where all that is left waits for a list."""
     spent: dict[tuple[str, str], float] = {(s.family.name, s.arch): 0.0 for s in every}
     mine, live = dict.fromkeys(every, 0.0), list(every)
     for stream in every:
@@ -160,8 +160,8 @@ def cheapest(every: list[Stream], seed: int) -> Iterator[Work | None]:
 
 
 def mixed(every: list[Stream], seed: int) -> Iterator[Work | None]:
-    """Work without end but that of the streams, in a random order by the families' weights, but what has failed
-    first; None where all that is left waits for a list."""
+    """Yields the streams' work in a random order by the families' weights, but failures first. Yields None where all
+    that is left waits for a list."""
     generator, live = np.random.default_rng(seed), list(every)
     shares = {s.family.name: sum(t.family is s.family for t in every) for s in every}
     while live:

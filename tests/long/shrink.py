@@ -1,4 +1,4 @@
-"""The smallest case that fails in the same way, step by step."""
+"""Finds the smallest case that fails in the same way, step by step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ Fails = Callable[[Any], bool]
 
 
 def smaller(value: Any, default: Any = MISSING) -> Iterator[Any]:
-    """Values that are simpler than ``value``: the default, which nothing is simpler than; less, fewer."""
+    """Yields simpler values than ``value``: the default (nothing is simpler than it); smaller numbers, fewer
+    elements."""
     if default is not MISSING:
         if value == default:
             return
@@ -38,7 +39,7 @@ def smaller(value: Any, default: Any = MISSING) -> Iterator[Any]:
 
 
 def shrunk(case: Any, fails: Fails, seconds: float = 120.0) -> Any:
-    """``case`` made smaller for as long as it fails and there is time."""
+    """Makes ``case`` smaller for as long as it fails and there is time."""
     end, tried = time.monotonic() + seconds, {case}
     again = True
     while again:

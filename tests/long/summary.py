@@ -1,4 +1,4 @@
-"""What a ledger holds, as benchmarks/records/long_run.md shows it."""
+"""Summarizes a ledger for benchmarks/records/long_run.md."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _OUTCOMES = ("passed", "failed", "crashed", "hung")
 _LAST = ("harmless", "known to pass", "not noticed")
 
 Total = Callable[[str, str], int | None]
-"""How many cases a family has on an architecture, or wants; None where that is not known."""
+"""How many cases a family has or wants on an architecture; None if unknown."""
 
 
 def total(family: str, arch: str) -> int | None:
-    """Of lists that need no kernel, their length; of random cases the goal."""
+    """The length of a list that needs no kernel, or the goal for random cases."""
     found = FAMILIES.get(family)
     if found is None or arch not in found.archs or (found.every is not None and found.ptx is not None):
         return None
@@ -31,9 +31,9 @@ def total(family: str, arch: str) -> int | None:
 
 
 State = tuple[str, str]
-"""Fingerprints of the simulator and of what else of the package a case depends on (``depends``)."""
+"""Fingerprints of the simulator and of the other code of the package that a case depends on (``depends``)."""
 States = Callable[[str, str], State]
-"""The state of the sources as they are, for a family on an architecture."""
+"""The present state of the sources, for a family on an architecture."""
 
 
 def present(family: str, arch: str) -> State:
@@ -42,8 +42,8 @@ def present(family: str, arch: str) -> State:
 
 
 def summary(ledger: Ledger, total: Total = total, state: States = present) -> str:
-    """The records by family and architecture, and mutants by kernel: those of the present sources, or of ``state``;
-    those of the present simulator and kernels as they were before; those of earlier simulators."""
+    """The records by family and architecture, and mutants by kernel: first records of the present sources, or of
+    ``state``; then those of the present simulator with earlier kernels; then those of earlier simulators."""
     every = [r for r in ledger.records.values() if r.outcome != "gone"]
     if not every:
         return "Nothing was run."
@@ -79,7 +79,7 @@ def _span(records: Sequence[Record]) -> str:
 
 
 def _simulators(records: Iterable[Record]) -> list[tuple[str, list[Record]]]:
-    """The records of each simulator, those that ran last first."""
+    """The records of each simulator, latest first."""
     found: dict[str, list[Record]] = {}
     for r in records:
         found.setdefault(r.simulator, []).append(r)
@@ -105,8 +105,8 @@ def table(records: Iterable[Record]) -> str:
 
 
 def _families(records: Sequence[Record], total: Total | None) -> list[str]:
-    """A row for each family and architecture. With ``total``, which says how many cases there are, all are of the
-    present sources, and the row names their fingerprint."""
+    """A row for each family and architecture. With ``total``, all records are of the present sources; the row then has
+    the total and the sources' fingerprint."""
     lines = [
         "| cases of | on | run | of | schedules each | or all, proved | kernels | passed | failed | crashed | hung |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
@@ -131,7 +131,7 @@ def _families(records: Sequence[Record], total: Total | None) -> list[str]:
 
 
 def _different(family: str, records: list[Record]) -> int:
-    """How many cases they are, those that stand for the same counted once."""
+    """How many cases these are; cases that stand for the same count once."""
     if family not in FAMILIES:
         return len(records)
     return len({FAMILIES[family].stands_for(r.case) for r in records})

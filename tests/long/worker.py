@@ -1,4 +1,4 @@
-"""Runs cases in a process of its own, so that one that hangs or dies costs only itself."""
+"""Runs cases in a separate process, so that a case that hangs or dies costs only itself."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 AFTER, FORGET = 100, 10
-"""Cases after which a process is replaced, and after which it forgets compiled kernels: they are many, but some serve
-case after case."""
+"""After how many cases a process is replaced, and forgets compiled kernels: they are many, but some serve case after
+case."""
 GRACE = 5.0
-"""Seconds that a case may go on when the time is over."""
+"""Seconds that a case may continue when the time is over."""
 PAUSES = 1.0, 5.0, 20.0
-"""Seconds to wait before a process that could not be started is tried again."""
+"""Seconds to wait before each new attempt to start a process."""
 SHARE = 10
-"""Times the limit of CPU time that a case may take on the clock, on a machine that others use."""
+"""Wall time that a case may take, as a multiple of its CPU time limit, on a machine that others use, too."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A case, or with an empty one the question which cases there are, of ``part``. ``seen``: fingerprints of the
-    kernels with which the case passed before; where they are the same, it is over."""
+    """A case; with an empty one, the request to list the cases of ``part``. seen: fingerprints of the kernels with
+    which the case passed before; if they are the same, it does not run again."""
 
     family: str
     case: str
@@ -40,8 +40,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Ended:
-    """seconds: of CPU time. note: what the family says of a case that has passed. cases: those there are, and what each
-    stands for."""
+    """The outcome of a task. seconds: CPU time. note: the family's remark about a case that passed. cases: the listed
+    cases, and what each stands for."""
 
     outcome: str
     seconds: float
@@ -54,12 +54,12 @@ class Ended:
 
 
 DETERMINED = "every schedule"
-"""Note of a case whose first schedule proves that every other does the same (``sim.equivalence``). Two more run for
-what they compute; the checks would find what they have found."""
+"""Note of a case whose first schedule proves that all schedules do the same (``sim.equivalence``). Two more run to
+compare their results; the checks would find what they have already found."""
 
 
 class Known(Exception):
-    """All kernels are those with which the case has passed."""
+    """All kernels are those with which the case has passed before."""
 
 
 def fingerprint(ptx: str) -> str:
@@ -69,8 +69,8 @@ def fingerprint(ptx: str) -> str:
 
 
 def perform(task: Task, slowly: bool = False) -> Ended:
-    """Runs a case under its schedules, here. It fails if it executes what its fingerprints leave out, where that is
-    watched (``depends.Executed``)."""
+    """Runs a case under its schedules, in this process. Where execution is watched (``depends.Executed``), the case
+    fails if it executes code that its fingerprints leave out."""
     from tests.long.depends import Executed, undeclared
     from tests.long.families import FAMILIES
 
@@ -126,14 +126,14 @@ def _judged(family: Any, task: Task) -> Ended:
         return ended("known")
     except Gone:
         return ended("gone")
-    except Exception as error:  # every kind is a finding
+    except Exception as error:  # every kind of error is a finding
         place = traceback.extract_tb(error.__traceback__)[-1]
         return ended("failed", f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})")
     return ended("passed")
 
 
 def listing(family: Any, task: Task) -> Ended:
-    """The cases there are."""
+    """Lists the cases."""
     begin = time.process_time()
     texts = [family.text(case) for case in family.every(task.arch, task.part)]
     cases = tuple((text, family.stands_for(text)) for text in texts)
@@ -141,13 +141,13 @@ def listing(family: Any, task: Task) -> Ended:
 
 
 def allow(limit: float) -> None:
-    """Lets this process have so many seconds of CPU time more; then the system ends it, with SIGXCPU."""
+    """Allows this process this many further seconds of CPU time; then the system ends it with SIGXCPU."""
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + limit) + 1, most))
 
 
 def serve(connection: Connection) -> None:
-    """Tasks come, what became of them goes."""
+    """Receives tasks and sends their outcomes."""
     import torch
 
     from tests.simulator.gemm_sweep import forget
@@ -166,14 +166,14 @@ def serve(connection: Connection) -> None:
 
 
 class Worker:
-    """A process, replaced when it hangs, dies, or has done enough."""
+    """A process for cases, replaced when it hangs, dies, or has run enough of them."""
 
     def __init__(self) -> None:
         self._process: Any = None
         self._done = 0
 
     def run(self, task: Task, limit: float, end: float = math.inf) -> Ended:
-        """What became of the task within ``limit`` seconds of CPU time; at ``end`` of the monotonic clock it is left
+        """The outcome of the task within ``limit`` seconds of CPU time. At ``end`` of the monotonic clock it is left
         unfinished."""
         if self._process is None or self._done >= AFTER:
             self.close()
@@ -204,7 +204,7 @@ class Worker:
             try:
                 process.start()
             except (EOFError, OSError):
-                # the machine has no process left for now, and the fork server may have died of it
+                # the machine has no process left for now, which may have killed the fork server
                 ours.close()
                 if pause is None:
                     raise
