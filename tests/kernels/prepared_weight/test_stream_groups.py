@@ -17,7 +17,7 @@ from support.packed_problems import gated_product, run
 from cute_nvfp4 import grouped_gemm_contiguous, prepare_weight, quantize, simulating
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import MXFP4
-from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig
+from cute_nvfp4.kernels.gemm.packed.grouped_stream_config import GroupedStreamConfig, can_implement_groups
 from cute_nvfp4.kernels.gemm.routed_config import RoutedConfig
 from cute_nvfp4.ops.moe.maps import Maps, routing_maps
 from cute_nvfp4.ops.moe.product import expert_product
@@ -232,3 +232,11 @@ def test_bad_offsets_are_told_and_clamped() -> None:
     assert status.item() == 3
     # group 1 is empty either way, and the others have the rows that they had
     assert torch.allclose(out[:13].double(), problem.exact[:13], rtol=1e-4, atol=1e-2) and (out[13:] == 3.0).all()
+
+
+@pytest.mark.sim_only("reads a configuration")
+def test_factors_of_fp8_weights_need_slots() -> None:
+    """Without slots the kernel would leave the factors of the weights' rows out."""
+    config = GroupedStreamConfig(of_fp8=True)
+    assert "weights packed for FP8: got others" in can_implement_groups(config)
+    assert not can_implement_groups(replace(config, routed=RoutedConfig(gathered=True)))

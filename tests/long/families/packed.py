@@ -3,10 +3,10 @@ problems at random."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import zlib
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from support import hopper_products
 
+from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import NVFP4
 from cute_nvfp4.kernels.gemm.config import GATE_NAMES
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
@@ -22,7 +23,7 @@ from cute_nvfp4.kernels.gemm.packed.stream_config import can_implement as can_st
 from cute_nvfp4.kernels.gemm.sm90.config import STAGE_TILES, TILE_N, WgmmaConfig
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
 from cute_nvfp4.kernels.gemm.sm90.limits import can_implement as can_wgmma
-from cute_nvfp4.kernels.gemm.sm90.schedules import EqualShares, Helped, Schedule, SharedTiles, WholeTiles
+from cute_nvfp4.kernels.gemm.sm90.schedules import schedule_of
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.target import ARCHITECTURES
 from cute_nvfp4.weight_layout import TILE_K
@@ -45,12 +46,23 @@ class Wgmma:
     tile_n: int = 128
     warpgroups: int = 2
     ctas_per_sm: int = 1
+    cluster_rows: int = 1
+    split_k: int = 1
     stage_tiles: int = 2
     stages: int = 0
-    schedule: Schedule = field(default_factory=EqualShares)
+    scheduler: str = "stream_k"
+    raster: str = "m"
+    k_groups: int = 1
 
     def plan(self, workers: int) -> PackedPlan:
-        return PackedPlan(WgmmaConfig(**vars(self)), workers)
+        return PackedPlan(WgmmaConfig(**self.fields), workers)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of the configuration. OperandError: no schedule has these words."""
+        words = asdict(self) | {"overlap": 0}
+        own = ("tile_n", "warpgroups", "ctas_per_sm", "stage_tiles", "stages")
+        return {name: words[name] for name in own} | {"schedule": schedule_of(words)}
 
 
 @dataclass(frozen=True)
@@ -151,27 +163,21 @@ def _ragged(g: np.random.Generator, tile: int, most: int) -> int:
 # --- every structure
 
 
-def _schedules(raster: str) -> Iterator[Schedule]:
-    for count in (1, 2, 4):
-        yield WholeTiles(cluster_rows=count, raster=raster)
-        yield EqualShares(cluster_rows=count, raster=raster)
-        yield Helped(split_k=count, raster=raster)
-        for k_groups in (1, 2):
-            yield SharedTiles(split_k=count, k_groups=k_groups, raster=raster)
-
-
 def _wgmmas(arch: str, part: str) -> list[WgmmaCase]:
     axes = (
-        TILE_N, (2, 3, 4), (1, 2), (1, 2), (0, 2, 3, 4, 6), (*_schedules("m"), *_schedules("n")), (False, True),
+        TILE_N, (2, 3, 4), (1, 2), (1, 2, 4), (1, 2, 4), (1, 2), (0, 2, 3, 4, 6), ("stream_k", "static", "helped"),
+        ("m", "n"), (1, 2), (False, True),
     )  # fmt: skip
     found = []
     for *values, two in itertools.product(*axes):
         tiling = Wgmma(*values)
         # the fewest stages that there may be, and the next: with k_groups they are even
-        if tiling.stages > 3 and tiling.schedule.k_groups == 1:
+        if tiling.stages > 3 and tiling.k_groups == 1:
             continue
-        config = WgmmaConfig(**vars(tiling), gate="silu" if two else "", out="bfloat16")
-        if not can_wgmma(config):
+        with contextlib.suppress(OperandError):
+            config = WgmmaConfig(**tiling.fields, gate="silu" if two else "", out="bfloat16")
+            if can_wgmma(config):
+                continue
             found.append(_wgmma(tiling, config))
     return found
 

@@ -27,8 +27,8 @@ class GroupedStreamConfig(GroupTableConfig, StreamConfig):
         the ids of their experts.
     capacity: groups that the table has room for, a multiple of 32.
     routed: what the kernel does where rows are slots of a mixture of experts.
-    of_fp8: whether weights are packed for FP8, which decode exactly to x's 16 bits. The factors of their rows are
-        applied only where rows are slots (``routed.of_slots``).
+    of_fp8: whether weights are packed for FP8, which decode exactly to x's 16 bits. Rows must be
+        slots (``routed.of_slots``), to whose sums the kernel applies the factors of the weights' rows.
     cut_bytes: bytes of weights that an SM streams in the time that adding up the parts of a work tile takes.
     programmatic: whether the kernel may start while the launch before it still runs. "": no. "all": it waits for that
         launch before it reads anything. "x": it waits before it reads x and writes; that launch must itself have waited
@@ -85,6 +85,9 @@ def can_implement_groups(c: GroupedStreamConfig) -> str:
         return explain("x of a streaming kernel of groups", got="NVFP4", expected="numbers of 16 bits")
     if c.weights.by_table:
         return explain("dtype of a streaming kernel of groups", got=c.dtype, expected="bfloat16 or float16")
+    if c.of_fp8 and not c.routed.of_slots:
+        expected = "rows of experts that are gathered, biased, activated or weighted"
+        return explain("rows of a streaming kernel of weights packed for FP8", got="others", expected=expected)
     if c.routed.added:
         return explain("rows of the streaming kernel that are added to those of tokens", got="some", expected="none")
     if c.maps not in c.tables:

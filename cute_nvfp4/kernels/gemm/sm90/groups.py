@@ -254,4 +254,5 @@ def arguments_of(groups: PackedGroups, tile: GroupTile) -> WgmmaArguments:
     if groups.config.fp8:
         of_group = groups.row_scales(tile.group)
         scales = of_group._replace(x=of_group.x + tile.x_row)
-    return WgmmaArguments(weight, None, out, None, None, scales, None, (), None, None, None, None, None)
+    fields = {"weight": weight, "out": out, "row_scales": scales, "factors": ()}
+    return WgmmaArguments(**dict.fromkeys(WgmmaArguments._fields) | fields)
