@@ -1,7 +1,7 @@
 """Integer arithmetic for traced values that are known to be non-negative.
 
-The DSL's ``//`` and ``%`` on signed integers round as Python's do, which takes half a dozen instructions for negative
-values. For a non-negative value and a power of two, one instruction is enough.
+The DSL's ``//`` and ``%`` on signed integers round as Python's do, for which negative values cost half a dozen
+instructions. For a non-negative value and a power of two, one instruction is enough.
 """
 
 from __future__ import annotations

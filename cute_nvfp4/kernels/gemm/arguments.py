@@ -128,8 +128,8 @@ class GroupTable(NamedTuple):
 
 
 class GroupOffsets(NamedTuple):
-    """``count`` groups that share ``rows`` rows. offsets: count + 1 first rows. atoms: atom rows of the scale factors.
-    status: one word, in which the kernel reports wrong offsets."""
+    """``count`` groups that share ``rows`` rows. offsets: count + 1, from each group's first row to the last one's end.
+    atoms: atom rows of the scale factors. status: one word, in which the kernel reports wrong offsets."""
 
     offsets: Pointer = Pointer("Int32", 4)
     count: Scalar = INT32

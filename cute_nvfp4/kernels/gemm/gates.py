@@ -80,7 +80,7 @@ assert tuple(GATES) == GATE_NAMES
 
 
 def clamped_swiglu(gate: Float32, up: Float32, alpha: float, limit: float) -> Float32:
-    """gpt-oss's gate · sigmoid(alpha · gate) · (up + 1): gate is clamped to limit, up to ±limit. NaN is kept."""
+    """gpt-oss's gate · sigmoid(alpha · gate) · (up + 1): ``gate`` is clamped to limit, ``up`` to ±limit. NaN stays."""
     gate = cute.arch.fmin(gate, Float32(limit), nan=True)
     up = cute.arch.fmax(cute.arch.fmin(up, Float32(limit), nan=True), Float32(-limit), nan=True)
     # gate · sigmoid(α · gate) is silu(α · gate) / α

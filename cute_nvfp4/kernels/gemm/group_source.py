@@ -127,10 +127,10 @@ class GroupSource:
         return enter(self.table, group, values, self.tiles(m, n), total)
 
     def wait(self) -> None:
-        """Waits, before the first load, for the kernel that this one depends on."""
+        """Waits, ahead of the first load, for a kernel that writes tensor maps; does nothing where there is none."""
 
     def acquire(self, group: Int32, cursor: Int32, workers: Int32) -> None:
-        """Makes a group's tensor maps visible, before the first load of a work tile."""
+        """Makes a group's tensor maps visible, ahead of a work tile's first load; no-op if the host made them."""
 
     def sizes(self, group: Int32) -> GroupSizes:
         return GroupSizes(*(self.table.read(column, group) for column in ("m", "n", "k_tiles")))
