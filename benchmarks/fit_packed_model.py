@@ -39,7 +39,7 @@ import numpy as np
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
 from cute_nvfp4.planning.packed_model import RECORD, RECORD_FP8, RECORD_ROWS, Constants, predict, recorded
-from cute_nvfp4.planning.packed_problem import PackedPlan, PackedProblem, decided, tiling_of
+from cute_nvfp4.planning.packed_problem import PackedPlan, PackedProblem, decided, default_tiling, tiling_of
 
 PLANS = Path(__file__).resolve().parent / "records" / "packed_plans_nvidia_h200.csv"
 PLANS_FP8 = PLANS.with_name("packed_plans_fp8_nvidia_h200.csv")
@@ -93,8 +93,7 @@ def table(path: Path = PLANS) -> list[Row]:
     for line in lines:
         problem = PackedProblem(m=int(line["m"]), n=int(line["n"]), k=int(line["k"]), **fields)
         kind = StreamConfig if line["slabs"] else WgmmaConfig
-        default = PackedPlan(kind(), 1).tiling
-        found = {name: line.get(name) or str(x) for name, x in default.items()}
+        found = {name: line.get(name) or str(x) for name, x in DEFAULTS[kind].items()}
         words = {name: int(x) if x.isdecimal() else TRUTH.get(x, x) for name, x in found.items()}
         tiling = tiling_of(kind, words)
         plan = PackedPlan(kind(**tiling, **decided(problem, kind is StreamConfig)), int(line["workers"]))
@@ -104,14 +103,9 @@ def table(path: Path = PLANS) -> list[Row]:
 
 
 TRUTH = {"True": True, "False": False}
-COLUMNS = (
-    "seed",
-    "date",
-    "m",
-    "n",
-    "k",
-    *dict.fromkeys(name for kind in (StreamConfig, WgmmaConfig) for name in PackedPlan(kind(), 1).tiling),
-)
+DEFAULTS = {kind: default_tiling(kind) for kind in (StreamConfig, WgmmaConfig)}
+"""The words of a tiling that a record leaves out."""
+COLUMNS = ("seed", "date", "m", "n", "k", *dict.fromkeys(name for words in DEFAULTS.values() for name in words))
 COLUMNS += ("workers", "us", "runs")
 
 

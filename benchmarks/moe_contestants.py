@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -28,6 +30,17 @@ class Rows(NamedTuple):
     offsets: torch.Tensor
 
 
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Makes what Humming raises a ``NotAvailableError``."""
+    try:
+        yield
+    except ImportError as error:
+        raise NotAvailableError(f"humming-kernels: {error}") from error
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise NotAvailableError(f"humming-kernels refuses: {type(error).__name__} {error}") from error
+
+
 class HummingProducts:
     """The two products of a layer's experts, in the configurations that Humming chooses, and nothing else. Rows are
     gathered and sorted in advance, and the operations between and after the products are left out: a whole layer takes
@@ -42,12 +55,8 @@ class HummingProducts:
     def __init__(self, name: str, stacks: list[BlockScaledTensor], top: int) -> None:
         self.name, self.stacks, self.top = name, stacks, top
         self._rows: list[Rows] = []
-        try:
+        with _refusals():
             self.products = [self._layer(stack) for stack in stacks]
-        except ImportError as error:
-            raise NotAvailableError(f"humming-kernels: {error}") from error
-        except (AssertionError, RuntimeError, ValueError) as error:
-            raise NotAvailableError(f"humming-kernels refuses: {type(error).__name__} {error}") from error
 
     def _layer(self, stack: BlockScaledTensor):
         from humming.layer import HummingLayer
@@ -91,11 +100,8 @@ class HummingProducts:
         """Raises NotAvailableError unless the second product is exact up to rounding. Reads on the host which experts
         are used."""
         rows, stack = self.rows(r), self.stacks[1]
-        try:
-            got = self(r).double()
-        except (AssertionError, RuntimeError, ValueError) as error:
-            raise NotAvailableError(f"humming-kernels refuses: {type(error).__name__} {error}") from error
-        edges = rows.offsets.tolist()
+        with _refusals():
+            got, edges = self(r).double(), rows.offsets.tolist()
         for e, (start, end) in enumerate(pairwise(edges)):
             if end > start:
                 one = BlockScaledTensor(stack.data[e], stack.scale[e], None, stack.format)

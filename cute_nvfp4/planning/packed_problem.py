@@ -94,7 +94,7 @@ class PackedPlan:
         return own if self.streams else own | self.config.schedule.words
 
     def __str__(self) -> str:
-        defaults = PackedPlan(type(self.config)(), 1).tiling
+        defaults = default_tiling(type(self.config))
         told = (f"{name} {value}" for name, value in self.tiling.items() if value != defaults[name])
         mma = {"sm90": "wgmma", "sm100": "tcgen05"}.get(self.config.arch.generation, "mma.sync")
         kernel = "stream" if self.streams else f"{mma} tile_n {self.config.tile_n}"
@@ -111,6 +111,11 @@ class PackedPlan:
             return ScratchSize(0, 0)
         groups = self.workers * c.cluster_rows * c.warpgroups
         return ScratchSize(groups * MMA_ROWS * c.tile_n, groups * c.split_k)
+
+
+def default_tiling(kind: type) -> dict[str, Any]:
+    """``PackedPlan.tiling`` for the default configuration of ``kind``."""
+    return PackedPlan(kind(), 1).tiling
 
 
 def can_implement(plan: PackedPlan) -> str:

@@ -12,7 +12,15 @@ from ..kernels.gemm.packed.stream_config import StreamConfig
 from ..kernels.gemm.sm90.config import WgmmaConfig
 from ..target import Architecture
 from .gemm_problem import GemmProblem, Plan, can_run
-from .packed_problem import PackedPlan, PackedProblem, can_implement, decided, refused, tiling_of
+from .packed_problem import (
+    PackedPlan,
+    PackedProblem,
+    can_implement,
+    decided,
+    default_tiling,
+    refused,
+    tiling_of,
+)
 
 Problem = GemmProblem | PackedProblem
 AnyPlan = Plan | PackedPlan
@@ -57,8 +65,8 @@ def _gemm_applied(plan: Plan, problem: GemmProblem) -> Plan:
 
 
 def _packed_kinds(raw: Mapping[str, Any]) -> dict[str, type]:
-    config = KERNELS[str(raw.get("kernel", "wgmma"))]
-    return {name: type(x) for name, x in PackedPlan(config(), 1).tiling.items()} | {"kernel": str, "workers": int}
+    default = default_tiling(KERNELS[str(raw.get("kernel", "wgmma"))])
+    return {name: type(x) for name, x in default.items()} | {"kernel": str, "workers": int}
 
 
 def _packed_filled(raw: Mapping[str, Any]) -> dict[str, Any]:

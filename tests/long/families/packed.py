@@ -3,7 +3,6 @@ problems at random."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import zlib
@@ -23,8 +22,8 @@ from cute_nvfp4.kernels.gemm.packed.stream_config import can_implement as can_st
 from cute_nvfp4.kernels.gemm.sm90.config import STAGE_TILES, TILE_N, WgmmaConfig
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
 from cute_nvfp4.kernels.gemm.sm90.limits import can_implement as can_wgmma
-from cute_nvfp4.kernels.gemm.sm90.schedules import schedule_of
 from cute_nvfp4.planning.packed import PackedPlan
+from cute_nvfp4.planning.packed_problem import default_tiling, tiling_of
 from cute_nvfp4.target import ARCHITECTURES
 from cute_nvfp4.weight_layout import TILE_K
 from tests.kernels.prepared_weight import test_packed_gated_gemm as gated
@@ -60,9 +59,7 @@ class Wgmma:
     @property
     def fields(self) -> dict[str, Any]:
         """The fields of the configuration. OperandError: no schedule has these words."""
-        words = asdict(self) | {"overlap": 0}
-        own = ("tile_n", "warpgroups", "ctas_per_sm", "stage_tiles", "stages")
-        return {name: words[name] for name in own} | {"schedule": schedule_of(words)}
+        return tiling_of(WgmmaConfig, default_tiling(WgmmaConfig) | asdict(self))
 
 
 @dataclass(frozen=True)
@@ -174,10 +171,11 @@ def _wgmmas(arch: str, part: str) -> list[WgmmaCase]:
         # the fewest stages that there may be, and the next: with k_groups they are even
         if tiling.stages > 3 and tiling.k_groups == 1:
             continue
-        with contextlib.suppress(OperandError):
+        try:
             config = WgmmaConfig(**tiling.fields, gate="silu" if two else "", out="bfloat16")
-            if can_wgmma(config):
-                continue
+        except OperandError:
+            continue  # no schedule has these words
+        if not can_wgmma(config):
             found.append(_wgmma(tiling, config))
     return found
 
