@@ -1,7 +1,7 @@
 """A CPU simulator that executes the PTX of compiled CuTe DSL kernels.
 
-``host`` runs the compiled host code and captures launches; ``Program.parse`` reads PTX; ``run`` executes a launch on
-``GlobalMemory``.
+``HostModule`` runs the compiled host code and captures its launches, ``Program.parse`` reads PTX, and ``run`` executes
+one launch on the tensors of a ``GlobalMemory``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The hazards that stop a simulated kernel; every one names the instruction that caused it."""
+"""The errors that refuse or stop a simulated kernel; the message of a hazard names the instruction that caused it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cute_nvfp4.errors import SimError
 
 
 class PtxSyntaxError(SimError):
-    """The PTX text cannot be read; the message has the line."""
+    """The PTX text cannot be parsed; the message names the line."""
 
 
 class UnsupportedInstruction(SimError):
@@ -14,7 +14,7 @@ class UnsupportedInstruction(SimError):
 
 
 class OutOfBounds(SimError):
-    """An access outside every registered tensor, outside shared memory, or straddling an end."""
+    """An access to bytes outside every registered tensor, or outside the shared, local or parameter memory."""
 
 
 class Misaligned(SimError):
@@ -22,19 +22,19 @@ class Misaligned(SimError):
 
 
 class ReadOnlyWrite(SimError):
-    """A store or atomic on a tensor that was registered with ``writable=False``."""
+    """A store to, or an atomic on, a tensor that was registered with ``writable=False``."""
 
 
 class DivergentBarrier(SimError):
-    """A warp-aligned instruction that some of the lanes it names can never reach."""
+    """An instruction that lanes must execute together, and that some of these lanes can never reach."""
 
 
 class Deadlock(SimError):
-    """Every live warp waits, and nothing that could release one is left to run."""
+    """Every live warp waits, and no warp or asynchronous operation is left that could release one."""
 
 
 class StepLimit(SimError):
-    """The kernel used up its budget of executed blocks: it probably never ends."""
+    """A wave used up its budget of executed blocks or instructions: the kernel probably never ends."""
 
 
 class Trap(SimError):
@@ -42,39 +42,39 @@ class Trap(SimError):
 
 
 class LaunchError(SimError):
-    """The host code asked for something a GPU would refuse, or that could not be captured."""
+    """A launch or host code asks for something that a GPU would refuse, or that the simulator does not model."""
 
 
 class InvalidLanes(SimError):
-    """A warp-wide instruction whose member mask leaves out a lane that executes it."""
+    """A warp-wide instruction that the wrong lanes execute: lanes are missing, or not in its member mask."""
 
 
 class Hazard(SimError):
-    """What a check found: the kernel may be wrong on a GPU even if this run gave the right numbers."""
+    """A hazard that a check found: the kernel may be wrong on a GPU even if this run computed the right results."""
 
 
 class Race(Hazard):
-    """Two accesses to the same bytes, at least one a write, that nothing orders."""
+    """Two accesses to the same bytes, at least one of them a write, that no synchronisation orders."""
 
 
 class MissingProxyFence(Hazard):
-    """Data written by ordinary stores and read by the asynchronous proxy without ``fence.proxy.async`` between."""
+    """Data that ordinary stores write and another proxy reads without a proxy fence (``fence.proxy``) between."""
 
 
 class UninitializedRead(Hazard):
-    """Shared or tensor memory that is read and that nobody has written."""
+    """A read of shared or tensor memory that nobody has written, whose value the kernel depends on."""
 
 
 class MbarrierMisuse(Hazard):
-    """An mbarrier used before ``mbarrier.init`` or after its end, or whose counts overflow."""
+    """An mbarrier that is used before ``mbarrier.init`` or after ``mbarrier.inval``, or whose counts overflow."""
 
 
 class BarrierMisuse(Hazard):
-    """A named barrier whose participants disagree on their number, or of which a warp may come to the wrong phase."""
+    """A named barrier whose participants name different thread counts, or where a warp may join the wrong phase."""
 
 
 class TensorMemoryError(Hazard):
-    """Tensor memory that is used without being allocated, freed wrongly, or never freed."""
+    """Tensor memory that is used without an allocation or in a forbidden way, freed wrongly, or never freed."""
 
 
 class CopiesInFlight(Hazard):
@@ -82,16 +82,16 @@ class CopiesInFlight(Hazard):
 
 
 class ResidencyError(Hazard):
-    """CTAs that wait for others which the GPU cannot hold at the same time, or a launch that no GPU could hold."""
+    """CTAs that wait for CTAs which cannot be resident with them, or a cooperative launch that the GPU cannot hold."""
 
 
 class BrokenRule(Hazard):
-    """Code that breaks a rule of the ISA which no execution need show (``checks.static``)."""
+    """Code that breaks a rule of the PTX ISA, found in the code alone, without executing it (``checks.static``)."""
 
 
 class UndefinedRegister(Hazard):
-    """A register that was never written decides an address, a branch or what is stored."""
+    """A register that was never written decides an address, a branch or a stored value."""
 
 
 class ClockError(SimError):
-    """The clock lacks a tool, a figure of the machine, or code that it can lay beside the PTX."""
+    """The clock lacks a tool, a figure of its machine, or machine code that it can match with the PTX."""

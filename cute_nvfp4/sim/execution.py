@@ -1,4 +1,4 @@
-"""Where the launches of a session run: in its own process, unless its maker has another place for them."""
+"""``Execution``, what runs the launches of a session, and ``Here``, which runs them in the session's own process."""
 
 from __future__ import annotations
 
@@ -15,41 +15,42 @@ from cute_nvfp4.sim.program import Program
 from cute_nvfp4.sim.runner import run
 
 Timeline = Hashable
-"""Names the order of work that a launch belongs to: a stream, or one of a graph."""
+"""The key of an ordered sequence of work that a launch belongs to: a stream, or a captured stream of a graph."""
 
 
 class Issued(NamedTuple):
-    """A launch as it was issued: ``what`` names it; it is work ``number`` of ``timeline``."""
+    """The place of a launch in the order of issue."""
 
-    what: str
+    what: str  #: the name of the launch in messages
     timeline: Timeline
-    number: int
+    number: int  #: the position of the launch on its timeline, from 1
 
 
 class Uses(Protocol):
-    """Which bytes a launch has touched."""
+    """The bytes of global memory that a launch has read and written."""
 
     def runs(self) -> Iterator[tuple[Region, bool, Runs]]:
-        """(tensor, whether it is written, which bytes)."""
+        """Yields (tensor, whether the bytes are written, the bytes)."""
         ...
 
 
 class Execution(Protocol):
-    """What runs a session's launches."""
+    """A callable that runs the launches of a session."""
 
     def __call__(
         self, program: Program, launch: Launch, memory: GlobalMemory, issued: Issued, compare: bool, options: Any
     ) -> tuple[Result, Uses | None]:
-        """The result of one launch and, to ``compare`` it with what other streams do, what it touched.
+        """Runs one launch; returns its result and, if ``compare`` is true, the bytes that it touched, else None.
 
-        ``options`` are those of ``sim.run``, which says what is raised.
+        ``compare`` says whether to check the launch against earlier launches and other streams. ``options`` are the
+        keyword arguments of ``sim.run``, whose errors are raised here too.
         """
         ...
 
 
 @dataclass
 class Here:
-    """Runs launches in this process; remembers those of each timeline that may still run when the next one begins."""
+    """Runs launches in this process, and remembers for each timeline which launches the next one may overlap."""
 
     _overlaps: dict[Timeline, tuple[int, Overlap]] = field(default_factory=dict)
 
@@ -63,7 +64,7 @@ class Here:
         return run(program, launch, memory, **{**options, "others": others, "earlier": earlier}), touched
 
     def _overlap(self, issued: Issued) -> Overlap:
-        """The launches on the timeline before this one; other work between keeps them from overlapping it."""
+        """Returns the launches that this one may overlap: none if other work was issued on the timeline between."""
         last, overlap = self._overlaps.get(issued.timeline, (0, Overlap()))
         overlap = overlap if issued.number == last + 1 else Overlap()
         self._overlaps[issued.timeline] = issued.number, overlap

@@ -1,4 +1,4 @@
-"""What an error that stopped a launch means."""
+"""``outcome_of``: the verdict that an error of a simulated launch stands for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from cute_nvfp4.sim.errors import ClockError, PtxSyntaxError, UnsupportedInstruc
 
 
 def outcome_of(error: BaseException) -> str:
-    """The outcome that ``error`` means: hazard, not modelled or internal error."""
+    """Returns the outcome that ``error`` stands for: "hazard", "not modelled" or "internal error"."""
     if isinstance(error, (UnsupportedInstruction, PtxSyntaxError, ClockError, TargetError)):
         return "not modelled"
     return "hazard" if isinstance(error, SimError) else "internal error"

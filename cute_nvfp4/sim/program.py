@@ -1,4 +1,4 @@
-"""PTX text to kernels that run: read once, and cached by the text."""
+"""``Program``: a PTX module whose kernels the simulator can execute."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from cute_nvfp4.sim.machine.global_memory import GlobalMemory
 from cute_nvfp4.sim.machine.kernel import CompiledKernel
 
 MOST_BYTES = 8 << 30
-"""Of a variable in global memory, on this machine."""
+"""Largest size in bytes of one module-scope variable, which the simulator keeps in the memory of this machine."""
 assert isa.OPCODES, "the opcode table fills itself when the package is imported"
 
 
 class Program:
-    """A PTX module; kernels are translated when they are first asked for."""
+    """A PTX module. Each kernel is translated when ``kernel`` is first called for it. ``text`` is the PTX."""
 
     def __init__(self, module: Module, text: str = "") -> None:
         self.module, self.text = module, text
@@ -29,16 +29,17 @@ class Program:
     @staticmethod
     @lru_cache(maxsize=64)
     def parse(ptx: str) -> Program:
-        """The program of a PTX text, cached by the text. Raises ``PtxSyntaxError``."""
+        """Parses a PTX text; equal texts give the same cached program. Raises ``PtxSyntaxError``."""
         return Program(parse_module(ptx), ptx)
 
     @property
     def kernels(self) -> dict[str, Kernel]:
-        """The kernels as they were read, by name."""
+        """The parsed kernels, by name."""
         return self.module.kernels
 
     def kernel(self, name: str) -> CompiledKernel:
-        """The translated kernel ``name``; raises ``UnsupportedInstruction`` for what it may not contain."""
+        """Returns the translated kernel ``name``. Raises ``LaunchError`` if the PTX has no kernel of that name, and
+        ``UnsupportedInstruction`` if the kernel has an instruction that is not modelled."""
         if name not in self.module.kernels:
             raise LaunchError(f"the PTX has no kernel {name!r}; it has {sorted(self.module.kernels)}")
         if name not in self._kernels:
@@ -46,8 +47,8 @@ class Program:
         return self._kernels[name]
 
     def variables(self, memory: GlobalMemory) -> dict[str, int]:
-        """Host addresses of module-scope .global and .const variables, registered in ``memory``; their values last
-        between launches."""
+        """Registers the module-scope .global and .const variables in ``memory`` and returns their host addresses.
+        Their values last between launches. Raises ``LaunchError`` for a variable of more than ``MOST_BYTES``."""
         out = {}
         for v in self.module.variables.values():
             if v.space not in ("global", "const"):

@@ -1,4 +1,4 @@
-"""``run``: one launch in the simulator, with its checks, counters and trace."""
+"""``run``: executes one launch in the simulator, with its checks, counters, trace and clock."""
 
 from __future__ import annotations
 
@@ -50,21 +50,28 @@ def run(
     others: Sequence[Client] = (),
     earlier: Earlier | None = None,
 ) -> Result:
-    """Executes one launch on ``memory`` and returns what was counted.
+    """Executes one launch of a kernel of ``program`` on the tensors of ``memory``, and returns its counts and findings.
 
-    ``counters`` adds all that ``Result`` says of memory, engines and waits (instruction counts are always kept).
-    ``trace`` collects who did what, step by step (``trace.Trace``). ``checks`` looks for races and other hazards that
-    this run need not show (``checks``). ``schedule`` says how warps and engines interleave. ``step_limit`` bounds the
-    blocks executed by one wave, ``instruction_limit`` its instructions, each counted once for all warps that execute it
-    together: what a simulation takes is about proportional to them (``StepLimit``). ``warps_per_wave`` is how many
-    warps are resident together (whole clusters; a cooperative launch is one wave). ``allow`` names classes of hazards
-    (``checks.findings.CLASSES``) that are only warnings; with ``on_hazard="collect"`` no hazard that a check finds
-    stops the launch, and ``Result.findings`` has them. ``strict`` adds warnings of what
-    the ISA asks for and NVIDIA's kernels leave out (``checks.strict``). ``clock`` names the machine whose modelled time
-    ``Result.timing`` then is (docs/explanation/timing.md); its L2 is cold at the start, or ``warm``. ``others`` hear
-    the events too. ``earlier`` is what launches have touched that may still run (``observe.overlap``).
-    Raises a subclass of ``SimError`` for every other hazard, with what was found before it in its ``findings``,
-    and ``LaunchError`` when launch and kernel do not fit together.
+    counters: whether to count memory requests, engine operations and waits; ``Result`` always has instruction counts.
+    checks: whether to look for races and other hazards that this run need not show (``sim.checks``).
+    trace: collects what each warp and engine does, step by step.
+    schedule: decides how warps and engines interleave; None is the fast ``Schedule()``.
+    step_limit: the most basic blocks that one wave may execute; one more raises ``StepLimit``.
+    instruction_limit: the most instructions that one wave may execute, likewise. An instruction counts once for all
+        warps that execute it together, so a simulation takes time about in proportion to this count.
+    warps_per_wave: the most warps that are resident together, in whole clusters; a cooperative launch is always one
+        wave. None: ``machine.residency`` decides.
+    sm_count: the number of SMs of the modelled GPU.
+    allow: classes of hazards (``checks.findings.CLASSES``) that are reported as warnings.
+    on_hazard: "raise" stops at the first hazard that a check finds; "collect" goes on, and ``Result.findings`` has all.
+    strict: whether to warn of what the ISA asks for and NVIDIA's kernels leave out (``checks.strict``).
+    clock: a machine, or its name, for which ``Result.timing`` models the time (docs/explanation/timing.md).
+    warm: whether the clock's L2 holds the tensors at the start.
+    others: clients that also receive the events of the launch (``machine.events``).
+    earlier: the accesses of earlier launches that may still run (``observe.overlap``).
+
+    Raises a ``SimError`` for the hazard that stops the launch; its ``findings`` has what the checks found before that.
+    Raises ``LaunchError`` when the launch does not fit the kernel or the GPU.
     """
     kernel, target = program.kernel(launch.kernel), program.module.target
     found = Findings(kernel.source.name, allow, on_hazard, strict)
