@@ -19,7 +19,7 @@ assert isa.OPCODES, "the opcode table fills itself when the package is imported"
 
 
 class Program:
-    """A PTX module. Each kernel is translated when ``kernel`` is first called for it. ``text`` is the PTX."""
+    """A PTX module whose kernels are translated when they are first asked for; ``text`` is the PTX."""
 
     def __init__(self, module: Module, text: str = "") -> None:
         self.module, self.text = module, text
