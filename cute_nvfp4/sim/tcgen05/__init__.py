@@ -1,4 +1,4 @@
-"""Blackwell's tensor core and tensor memory as pure functions and queued operations (PTX ISA, "tcgen05")."""
+"""Blackwell's tensor core and tensor memory: pure functions and queued operations (PTX ISA, "tcgen05")."""
 
 from __future__ import annotations
 

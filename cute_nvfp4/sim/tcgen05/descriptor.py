@@ -1,9 +1,10 @@
-"""Shared-memory matrix descriptors, and where the 16-byte chunks of an operand lie (PTX ISA, "Shared Memory
-Descriptor", "Matrix Descriptors", "Shared Memory Layout and Swizzling"; the canonical layouts are those of CuTe's
-``make_umma_desc``).
+"""Matrix descriptors of tcgen05, and the layouts of operand tiles in shared memory.
 
-Every layout moves whole 16-byte chunks, so that an operand is a table of chunk numbers. The table depends on the
-descriptor's fields and on the low ten bits of the start address, which decide the swizzle, and is computed once.
+The sources are the PTX ISA ("Shared Memory Descriptor", "Matrix Descriptors", "Shared Memory Layout and Swizzling")
+and CuTe's ``make_umma_desc`` for the canonical layouts. Every layout permutes whole 16-byte chunks, so a table of
+chunk numbers describes an operand tile. A chunk number is an address divided by 16, relative to the 1024-byte boundary
+at or below the start address. A table depends only on the descriptor's fields and on the start address modulo 1024,
+which selects the swizzle pattern. Each table is computed once.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from cute_nvfp4.sim.errors import Hazard, UnsupportedInstruction
 
 LAYOUTS = {0: "none", 1: "128B_BASE32B", 2: "128B", 4: "64B", 6: "32B"}
 SPAN = {"none": 16, "32B": 32, "64B": 64, "128B": 128, "128B_BASE32B": 128}
-"""Bytes of a swizzle atom along the leading dimension."""
+"""Bytes of one row of the swizzle atom, along the contiguous dimension of the operand."""
 _ROWS = {"none": (0, 4), "32B": (1, 4), "64B": (3, 4), "128B": (7, 4), "128B_BASE32B": (3, 5)}
-"""Which bits of the row go into the address, and where."""
+"""(mask, shift) of each swizzle: the bits of the 128-byte row number in ``mask`` are XORed into the address at bit
+``shift``."""
 PERIOD = 1024
-"""The swizzle patterns repeat every 1024 bytes, or a divisor of that."""
+"""Distance in bytes after which every swizzle pattern repeats."""
 
 
 class DescriptorError(Hazard):
@@ -30,17 +32,16 @@ class DescriptorError(Hazard):
 
 @dataclass(frozen=True)
 class MatrixDescriptor:
-    """What a descriptor says apart from the start address; offsets in bytes.
+    """The fields of a matrix descriptor without its start address."""
 
-    ``absolute``: the leading dimension is an address, where a row of 48 bytes (K = 96) goes on when the swizzle atom
-    ends; ``lbo`` is then its distance from the 1024-byte boundary below the start.
-    """
-
-    layout: str
-    lbo: int
-    sbo: int
-    base_offset: int = 0
+    layout: str  # swizzling mode, one of the values of ``LAYOUTS``
+    lbo: int  # leading dimension byte offset; see ``absolute``
+    sbo: int  # stride dimension byte offset
+    base_offset: int = 0  # matrix base offset, in 128-byte rows (``swizzle``)
     absolute: bool = False
+    """Whether the leading dimension field holds an address (bit 52, for K = 96). A 48-byte row that reaches the end of
+    its swizzle atom continues at that address. ``lbo`` is then the address minus the 1024-byte boundary at or below
+    the start."""
 
     @property
     def unswizzled(self) -> bool:
@@ -49,7 +50,8 @@ class MatrixDescriptor:
 
 @lru_cache(maxsize=4096)
 def decode(desc: int) -> MatrixDescriptor:
-    """The fields of a 64-bit descriptor; bits 0-13 (start address) are left to ``start_of``."""
+    """Returns the fields of a 64-bit descriptor, except its start address (``start_of``). Raises ``DescriptorError``
+    when fixed bits are wrong or the swizzling mode does not exist."""
     if desc >> 46 & 7 != 1:
         raise DescriptorError(f"matrix descriptor {desc:#018x}: bits 48-46 are {desc >> 46 & 7:03b}, must be 001")
     layout = LAYOUTS.get(desc >> 61 & 7)
@@ -64,28 +66,29 @@ def decode(desc: int) -> MatrixDescriptor:
 
 
 def start_of(desc: np.ndarray) -> np.ndarray:
-    """Start addresses (bytes) of descriptors (k,)."""
+    """Returns the start addresses (k,) in bytes of descriptors (k,)."""
     return ((desc.astype(np.uint64) & np.uint64(0x3FFF)) << np.uint64(4)).astype(np.int64)
 
 
 def alike(desc: np.ndarray) -> np.ndarray:
-    """(k,) keys, equal for descriptors that ``decode`` takes for the same and whose starts agree modulo 1024; with an
-    address as leading dimension the start is part of the key."""
+    """Returns keys (k,) of descriptors. Equal keys mean equal fields and equal start addresses modulo 1024. Where the
+    leading dimension field holds an address, they mean equal descriptors."""
     masked = desc & ~np.uint64(0x3FC0)
     return np.where(desc >> np.uint64(52) & np.uint64(1), desc, masked)
 
 
 def encode(start: int, layout: str, lbo: int, sbo: int, base_offset: int = 0, absolute: bool = False) -> int:
-    """The 64-bit descriptor of these fields (bytes); with ``absolute`` ``lbo`` is an address."""
+    """Returns the 64-bit descriptor with these fields. ``start``, ``lbo`` and ``sbo`` are in bytes; with ``absolute``,
+    ``lbo`` is an address in shared memory."""
     code = {v: k for k, v in LAYOUTS.items()}[layout]
     fields = (start >> 4 & 0x3FFF) | (lbo >> 4 & 0x3FFF) << 16 | (sbo >> 4 & 0x3FFF) << 32
     return fields | 1 << 46 | base_offset << 49 | absolute << 52 | code << 61
 
 
 def swizzle(address: np.ndarray, layout: str, base_offset: int = 0) -> np.ndarray:
-    """Where the byte at ``address`` of the plain layout lies: row bits are XORed into the chunk bits.
+    """Returns the address at which swizzling places the byte that the plain layout has at ``address``.
 
-    ``base_offset`` says how many 128-byte rows the pattern's start is away from its natural boundary.
+    ``base_offset`` is the distance, in 128-byte rows, from the natural boundary of the swizzle pattern to its start.
     """
     mask, shift = _ROWS[layout]
     return address ^ ((address >> 7) - base_offset & mask) << shift
@@ -93,11 +96,11 @@ def swizzle(address: np.ndarray, layout: str, base_offset: int = 0) -> np.ndarra
 
 @lru_cache(maxsize=1024)
 def k_major_chunks(desc: MatrixDescriptor, low: int, rows: int, chunks: int) -> np.ndarray:
-    """(rows, chunks) chunk numbers of a K-major operand, relative to the 1024-byte boundary below the start.
+    """Returns the chunk numbers (rows, chunks) of a K-major operand.
 
-    ``low``: start address modulo 1024. Row r is in group r // 8 (SBO bytes apart); a row of ``chunks`` 16-byte chunks
-    continues inside the swizzle atom, and without swizzling LBO bytes further on. Three chunks are a row of K = 96,
-    which may begin near the end of its atom and goes on in another (CuTe's circular buffers of A and B).
+    ``low`` is the start address modulo 1024. Groups of eight rows are SBO bytes apart. The ``chunks`` chunks of a row
+    are adjacent in the swizzle atom, or LBO bytes apart without swizzling. Three chunks are a row of K = 96. Such a row
+    may cross the end of its swizzle atom and continue in another one (CuTe's circular buffers of A and B).
     """
     if desc.layout == "128B_BASE32B":
         raise DescriptorError("128B swizzling with 32B atomicity is for MN-major operands")
@@ -110,7 +113,8 @@ def k_major_chunks(desc: MatrixDescriptor, low: int, rows: int, chunks: int) -> 
 
 
 def _circular_chunks(desc: MatrixDescriptor, low: int, r: np.ndarray, u: np.ndarray) -> np.ndarray:
-    """``k_major_chunks`` for K = 96: beyond 128 bytes of K it goes on where the descriptor's address points."""
+    """Returns ``k_major_chunks`` for K = 96: beyond the 128 bytes of a swizzle atom, a row continues at the address in
+    the descriptor."""
     if desc.layout != "128B":
         raise UnsupportedInstruction(f"K = 96 with layout {desc.layout}; only 128-byte swizzling is modelled")
     beyond = low % 128 + 16 * u - 128
@@ -122,7 +126,8 @@ def _circular_chunks(desc: MatrixDescriptor, low: int, r: np.ndarray, u: np.ndar
 
 @lru_cache(maxsize=1024)
 def mn_major_chunks(desc: MatrixDescriptor, low: int, chunks: int, k: int) -> np.ndarray:
-    """(k, chunks) chunk numbers of an MN-major operand: row kk holds ``chunks`` x 16 bytes of the M or N dimension."""
+    """Returns the chunk numbers (k, chunks) of an MN-major operand, whose M or N dimension takes ``chunks`` chunks.
+    ``low`` is the start address modulo 1024."""
     kk, u = np.arange(k, dtype=np.int64)[:, None], np.arange(chunks, dtype=np.int64)[None, :]
     if desc.unswizzled:
         plain = low + u * desc.sbo + kk % 8 * 16 + kk // 8 * desc.lbo

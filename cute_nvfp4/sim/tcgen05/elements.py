@@ -1,6 +1,6 @@
-"""Operand bytes to numbers (PTX ISA, "Packing formats of elements in Tensor and Shared memory").
+"""Decodes the bytes of operands (PTX ISA, "Packing formats of elements in Tensor and Shared memory").
 
-Decoding is by table into f32, which holds every input type exactly.
+The result is f32, which represents every value of every input type exactly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from cute_nvfp4.sim.numerics import half, narrow
 
 @cache
 def table(t: str) -> np.ndarray:
-    """f32 value of each byte, for types with one element in a byte; what lies beyond the code is ignored."""
+    """Returns the f32 value of each of the 256 bytes, for a type with one element in a byte; bits above the code have
+    no effect."""
     if t in ("u8", "s8"):
         return np.arange(256, dtype="u1").view("u1" if t == "u8" else "i1").astype("f4")
     return np.resize(narrow.decode_table(t), 256)
@@ -22,17 +23,18 @@ def table(t: str) -> np.ndarray:
 
 @cache
 def _fp4_quads() -> np.ndarray:
-    """Four E2M1 values for each 16-bit word, low nibble first, as one 16-byte item."""
+    """Returns the four E2M1 values of each 16-bit word as one 16-byte item of four f32; the low nibble comes first."""
     word = np.arange(65536)
     values = table("e2m1")[np.stack([word >> s & 15 for s in (0, 4, 8, 12)], axis=1)]
     return np.ascontiguousarray(values).view("c16").reshape(-1)
 
 
 def decode(raw: np.ndarray, t: str, *, tensor_memory: bool = False) -> np.ndarray:
-    """(..., bytes) contiguous uint8 to (..., elements) f32.
+    """Returns f32 values (..., elements) from ``raw`` (..., bytes), which is contiguous uint8.
 
-    4- and 6-bit types of kinds f8f6f4 and mxf8f6f4 (``e2m1``, ``e2m3``, ``e3m2``): in shared memory 16 elements are
-    packed at the low end of each 16 bytes; in tensor memory each sits in the middle of a byte.
+    The 4- and 6-bit types of kinds f8f6f4 and mxf8f6f4 (``e2m1``, ``e2m3``, ``e3m2``) are packed differently in the two
+    memories. In shared memory, 16 elements fill the low end of 16 bytes. In tensor memory, each element is in the
+    middle of a byte. ``e2m1x2`` is E2M1 with two elements in a byte (kinds mxf4 and mxf4nvf4).
     """
     if t == "e2m1x2":
         return _fp4_quads().take(raw.view("u2")).view("f4")
@@ -46,7 +48,8 @@ def decode(raw: np.ndarray, t: str, *, tensor_memory: bool = False) -> np.ndarra
 
 
 def unpack(raw: np.ndarray, bits: int) -> np.ndarray:
-    """(..., 16 n) bytes that hold 16 codes of 4 or 6 bits in each 16 bytes, padded, to (..., 16 n) codes."""
+    """Returns codes (..., 16 n), one in a byte, from bytes (..., 16 n); each 16 bytes hold 16 codes of 4 or 6 bits and
+    then padding."""
     chunks = raw.reshape(*raw.shape[:-1], -1, 16)
     if bits == 4:
         packed = chunks[..., :8]
@@ -59,14 +62,14 @@ def unpack(raw: np.ndarray, bits: int) -> np.ndarray:
 
 
 def containers(raw: np.ndarray, bits: int) -> np.ndarray:
-    """``unpack``, with each code moved to the middle of its byte: what tcgen05.cp writes when it decompresses."""
+    """Returns what tcgen05.cp writes when it decompresses: the codes of ``unpack``, each in the middle of its byte."""
     return unpack(raw, bits) << np.uint8(2 if bits == 4 else 1)
 
 
 @cache
 def scale_table(t: str) -> np.ndarray:
-    """f32 value of each scale byte. UE8M0: 2 ** (code - 127), 255 is NaN. UE4M3 has no sign: codes above 0x7e are
-    NaN here, so that a wrong one shows."""
+    """Returns the f32 value of each of the 256 scale bytes. UE8M0 code c means 2 ** (c - 127), and 255 means NaN.
+    UE4M3 has no sign bit: codes above 0x7e are NaN here, so that an invalid scale shows in the result."""
     if t == "ue8m0":
         return (narrow.decode_ue8m0(np.arange(256).astype("u1")).astype("u4") << np.uint32(16)).view("f4")
     values = narrow.decode_table("e4m3").copy()

@@ -1,4 +1,4 @@
-"""Instruction descriptors of tcgen05.mma (PTX ISA, "Instruction Descriptor"): kinds, types, shapes."""
+"""Instruction descriptors of tcgen05.mma: kinds, types and shapes (PTX ISA, "Instruction Descriptor")."""
 
 from __future__ import annotations
 
@@ -18,24 +18,23 @@ INPUTS = {
     "mxf4": {1: "e2m1x2"},
     "mxf4nvf4": {1: "e2m1x2"},
 }
-"""Element types by kind and code; "e2m1x2" is two elements a byte, the others have a container each."""
+"""Element types by kind and type code; ``e2m1x2`` is E2M1 with two elements in a byte."""
 OUTPUTS = {"f16": (0, 1), "tf32": (1,), "f8f6f4": (0, 1), "i8": (2,)}
 ACCUMULATORS = {0: "f16", 1: "f32", 2: "s32"}
 BLOCK_SCALED = ("mxf8f6f4", "mxf4", "mxf4nvf4")
 ELEMENT_BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e2m1x2": 4}
-"""Bits of K an element takes in an operand's row; 8 for all others (PTX ISA, "Packing formats")."""
+"""Bits that an element occupies along K in an operand tile; 8 for all other types (PTX ISA, "Packing formats")."""
 
 
 @dataclass(frozen=True)
 class InstructionDescriptor:
-    """One decoded descriptor. ``m`` counts the rows of both CTAs of a pair; ``block`` is the number of K elements that
-    share a scale factor (0: no scaling) and ``scale`` its type."""
+    """A decoded instruction descriptor."""
 
     kind: str
-    a: str
+    a: str  # element types of A, B and D
     b: str
     d: str
-    m: int
+    m: int  # rows of D, in both CTAs of a pair together
     n: int
     k: int
     negate_a: bool
@@ -43,32 +42,34 @@ class InstructionDescriptor:
     a_mn_major: bool
     b_mn_major: bool
     saturate: bool = False
-    block: int = 0
-    scale: str = ""
-    a_sf_id: int = 0
+    block: int = 0  # K elements that share a scale factor; 0 without block scaling
+    scale: str = ""  # type of the scale factors
+    a_sf_id: int = 0  # scale factor ids: the byte of its word at which a row's scale factors begin
     b_sf_id: int = 0
 
     @property
     def scales(self) -> int:
-        """Scale factors of a row in one instruction."""
+        """Number of scale factors of a row in one instruction."""
         return self.k // self.block if self.block else 0
 
     @property
     def chunks(self) -> int:
-        """16-byte chunks of a K-major row in shared memory."""
+        """Number of 16-byte chunks of a K-major row in shared memory."""
         return 3 if self.k == 96 else 2
 
 
 @lru_cache(maxsize=4096)
 def decode(idesc: int, kind: str, block: int, cta_group: int, ws: bool) -> InstructionDescriptor:
-    """Decodes and checks a 32-bit descriptor for ``tcgen05.mma`` of this kind, scale block and CTA group."""
+    """Decodes and checks the 32-bit descriptor of a ``tcgen05.mma``. The other parameters come from its qualifiers;
+    ``block`` is the number of elements that share a scale factor, 0 without scaling. Raises ``DescriptorError`` for an
+    invalid descriptor, and ``UnsupportedInstruction`` for a feature that the simulator does not model."""
     text = f"instruction descriptor {idesc:#010x} of kind::{kind}"
     if idesc >> 2 & 1:
         raise UnsupportedInstruction(f"{text}: sparse A is not modelled")
-    # The 4-bit kinds have three bits for the type of A and two, 10 and 11, for that of B. Their only type is E2M1 = 1
-    # (PTX ISA, instruction descriptor of kind::mxf4 and mxf4nvf4; CUTLASS, MXF4Format). Bit 12 is reserved in the ISA
-    # and a sparsity version in NVIDIA's own builder, which sets it ("irrelevant for SM100"): three bits from 10 on then
-    # read 5, which is E2M1 in the 8-bit kinds and no type of B here. For A nobody writes 5, and it means nothing.
+    # The 4-bit kinds have three bits (9-7) for the type of A and two (11-10) for that of B. Their only type is E2M1,
+    # with code 1 (PTX ISA, instruction descriptor of kind::mxf4 and mxf4nvf4; CUTLASS, MXF4Format). Bit 12 is reserved
+    # in the ISA. NVIDIA's builder sets it as a sparsity version ("irrelevant for SM100"), so that bits 12-10 hold 5,
+    # the code of E2M1 in the 8-bit kinds. No builder writes 5 for A, and it has no meaning there.
     codes = idesc >> 7 & 7, idesc >> 10 & (3 if kind in ("mxf4", "mxf4nvf4") else 7)
     a, b = (INPUTS[kind].get(c) for c in codes)
     if a is None or b is None:

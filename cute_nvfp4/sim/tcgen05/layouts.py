@@ -1,5 +1,5 @@
-"""Which lanes and columns of tensor memory hold what (PTX ISA, "Data Path Layout Organization", "Data Movement
-Shape"; CuTe's ``tmem_frg`` and copy traits)."""
+"""Layouts of tensor memory: the lanes and columns of accumulators, loads, stores and copies (PTX ISA, "Data Path
+Layout Organization", "Data Movement Shape"; CuTe's ``tmem_frg`` and copy traits)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Part:
-    """Rows ``rows`` and columns of D ``n`` lie in ``lanes``, from the base column on. ``lanes`` is a slice, or a tuple
-    of lane numbers."""
+    """A block of the accumulator D of one CTA. It begins at D's base column in each of its lanes."""
 
-    rows: slice
-    n: slice
-    lanes: slice | tuple[int, ...]
+    rows: slice  # rows of D
+    n: slice  # columns of D
+    lanes: slice | tuple[int, ...]  # lanes of tensor memory, one for each row
 
 
 @lru_cache(maxsize=256)
 def accumulator(m: int, n: int, cta_group: int, ws: bool, lane: int = 0) -> tuple[Part, ...]:
-    """The parts of the rows of D that one CTA holds.
+    """Returns the parts of the accumulator D that one CTA holds. The layout letters are those of the PTX ISA.
 
-    Layouts A and D (M = 256 of a pair, M = 128): a row a lane. F (M = 64): rows 16 i .. 16 i + 15 in lanes 32 i ..,
-    or, from a base lane of 16, in the upper halves. B and E (M = 128 of a pair, M = 64 with .ws): 64 rows, the right
-    half of the columns in lanes 64 .. 127. G (M = 32 with .ws): quarters of the columns in the four quarters of lanes.
+    Layouts A and D (M = 256 of a CTA pair, M = 128) place row i in lane i. Layout F (M = 64) places rows 16 i to
+    16 i + 15 in the lower half of the 32 lanes of quarter i, or in the upper half when the base lane ``lane`` is 16.
+    Layouts B and E (M = 128 of a pair, M = 64 with .ws) place the left half of the columns in lanes 0 to 63 and the
+    right half in lanes 64 to 127. Layout G (M = 32 with .ws) places a quarter of the columns in each quarter of lanes.
     """
     own = m // cta_group
     if own == 128:
@@ -42,13 +42,15 @@ def accumulator(m: int, n: int, cta_group: int, ws: bool, lane: int = 0) -> tupl
 
 @dataclass(frozen=True)
 class Movement:
-    """A tcgen05.ld/st shape: register r of thread t is the word at lane ``lane[t, r]``, column ``column[t, r]``;
-    ``high`` (t,) marks the threads whose columns start at the split offset of .16x32bx2."""
+    """A data movement shape of tcgen05.ld and tcgen05.st, relative to the base address.
 
-    lanes: int
-    lane: np.ndarray
-    column: np.ndarray
-    high: np.ndarray
+    Register r of thread t is the word at lane ``lane[t, r]`` and column ``column[t, r]``.
+    """
+
+    lanes: int  # number of lanes accessed, 16 or 32
+    lane: np.ndarray  # (32, registers)
+    column: np.ndarray  # (32, registers)
+    high: np.ndarray  # (32,) bool: whether the thread's columns start at the split offset of .16x32bx2
 
     @property
     def registers(self) -> int:
@@ -57,7 +59,7 @@ class Movement:
 
 @lru_cache(maxsize=64)
 def movement(shape: str, num: int) -> Movement:
-    """(32, registers) tables of ``shape`` repeated ``num`` times along the columns."""
+    """Returns the tables of ``shape``, repeated ``num`` times along the columns."""
     t = np.arange(32)[:, None]
     words = {"16x128b": 2, "16x256b": 4}.get(shape, 1)
     r = np.arange(num * words)[None, :]
@@ -83,16 +85,16 @@ COPIES = {
     ("64x128b", "warpx2::01_23"): (64, 1),
     ("32x128b", "warpx4"): (32, 1),
 }
-"""Rows and 16-byte chunks a row of the source of tcgen05.cp, by shape and multicast."""
+"""(rows, 16-byte chunks in a row) of the source of tcgen05.cp, by shape and multicast."""
 
 
 @lru_cache(maxsize=16)
 def copy_lanes(shape: str, multicast: str) -> np.ndarray:
-    """(copies, rows): the lanes that each source row goes to."""
+    """Returns the lanes (copies, rows) to which tcgen05.cp copies each source row."""
     rows, _ = COPIES[shape, multicast]
     r = np.arange(rows)
     if shape == "4x256b":
-        # One row for each quarter of the lanes.
+        # Each row goes to the first lane of a quarter.
         return (32 * r)[None, :]
     if multicast == "warpx4":
         return r[None, :] + 32 * np.arange(4)[:, None]

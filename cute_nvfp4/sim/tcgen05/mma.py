@@ -1,4 +1,4 @@
-"""tcgen05.mma as a queued operation, and how neighbours in the queue become one product (``Pending.joined``)."""
+"""tcgen05.mma as a queued operation, and the fusion of queued neighbours into one product (``Pending.joined``)."""
 
 from __future__ import annotations
 
@@ -16,41 +16,40 @@ from cute_nvfp4.sim.tcgen05.instruction import InstructionDescriptor
 from cute_nvfp4.sim.tcgen05.layouts import Part, accumulator
 
 LONGEST = 16
-"""How many instructions become one product at most."""
+"""Greatest number of instructions in one product."""
 STRETCH = 256
-"""How many instructions are considered together at most."""
+"""Greatest number of queued instructions that are sorted into runs together."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What fused instructions have in common. ``a`` is None when A is in tensor memory; ``lane`` is the base lane of
-    D; ``disabled`` are the words of disable-output-lane."""
+    """The properties that fused instructions have in common."""
 
     idesc: InstructionDescriptor
     cta_group: int
     ws: bool
-    a: MatrixDescriptor | None
+    a: MatrixDescriptor | None  # None when A is in tensor memory
     b: MatrixDescriptor
-    lane: int = 0
-    disabled: tuple[int, ...] = ()
+    lane: int = 0  # base lane of D
+    disabled: tuple[int, ...] = ()  # words of the disable-output-lane operand, empty when no lane is disabled
     ashift: bool = False
 
 
 @lru_cache(maxsize=4096)
 def shared_spec(*fields) -> Spec:
-    """``Spec(*fields)``, the same object each time, so that equality is cheap."""
+    """Returns ``Spec(*fields)``; equal fields give the same object, which makes comparison cheap."""
     return Spec(*fields)
 
 
 @lru_cache(maxsize=256)
 def disabled_lanes(words: tuple[int, ...]) -> np.ndarray:
-    """(g, 128) booleans from the words of disable-output-lane."""
+    """Returns whether each lane (g, 128) is disabled, from the words of the disable-output-lane operand."""
     bits = np.array(words, "u4")[:, None] >> np.arange(32, dtype="u4") & np.uint32(1)
     return bits.astype(bool).reshape(-1, 128)
 
 
 def pair(wave: Wave, ctas: np.ndarray, cta_group: int) -> np.ndarray:
-    """(k, g): the CTAs that take part, the one of even rank first."""
+    """Returns the CTAs (k, g) of the CTA groups of ``ctas`` (k,); in a pair, the CTA of even rank comes first."""
     if cta_group == 1:
         return ctas[:, None]
     even = wave.rank[ctas] & ~1
@@ -58,9 +57,12 @@ def pair(wave: Wave, ctas: np.ndarray, cta_group: int) -> np.ndarray:
 
 
 class Mma(Pending):
-    """k instructions with one ``spec``. ``a``, ``b`` (k,): start addresses, or the first column of A in tensor memory;
-    ``d``, ``sfa``, ``sfb`` (k,): first columns; ``enable`` (k,): D is added; it is scaled by 2 ** -``scale_d`` before.
-    Start addresses of one batch agree modulo 1024."""
+    """One tcgen05.mma of k threads (rows) with the same ``spec``.
+
+    ``a`` and ``b`` (k,) are start addresses in shared memory, which agree modulo 1024; for A in tensor memory, ``a``
+    holds first columns. ``d``, ``sfa`` and ``sfb`` (k,) are the first columns of D and of the scale factors, whose ids
+    are ``sf_ids``. Where ``enable`` (k,) is set, D times 2 ** -``scale_d`` is added to the product.
+    """
 
     engine = "tensor"
     completion = Completion("tensor")
@@ -92,7 +94,7 @@ class Mma(Pending):
         return part.n.stop - part.n.start
 
     def scale_spans(self) -> list[tuple[np.ndarray, int]]:
-        """First columns (k,) and number of columns of the scale factors."""
+        """Returns (first columns (k,), number of columns) of the scale factors of A and of B."""
         d, rows, out = self.spec.idesc, self.parts()[0].rows, []
         if d.block:
             sides = ((self.sfa, rows.stop - rows.start, self.sf_ids[0]), (self.sfb, self.width, self.sf_ids[1]))
@@ -102,7 +104,7 @@ class Mma(Pending):
         return out
 
     def disabled_lanes(self, j: int) -> np.ndarray | None:
-        """(128,) lanes of CTA j of the group that are not written."""
+        """Returns whether each lane (128,) of CTA j of the group is disabled, or None when no lane is."""
         return disabled_lanes(self.spec.disabled)[j] if self.spec.disabled else None
 
     def occupies(self, wave: Wave) -> np.ndarray:
@@ -134,7 +136,7 @@ class Mma(Pending):
         return out
 
     def _shared_chunks(self, wave, start, low: int, desc: MatrixDescriptor, mn_major: bool, rows: int, t: str):
-        """(k, m) offsets of the 16-byte chunks of one operand."""
+        """Returns the addresses (k, m) of the 16-byte chunks of one operand, or (1, m) when all rows read the same."""
         table = operands.operand_chunks(
             desc, mn_major, low, (0,), rows, product.operand_bits(t), self.spec.idesc.chunks
         )
@@ -158,7 +160,7 @@ def _columns(first: np.ndarray, count: int) -> np.ndarray:
 
 
 class MmaRuns(Pending):
-    """Runs of instructions that a stretch of the queue has been sorted into; operands they share are read once."""
+    """A stretch of the queue, sorted into runs of instructions on the same accumulators."""
 
     engine = "tensor"
     completion = Completion("tensor")
@@ -178,8 +180,8 @@ class MmaRuns(Pending):
         product.execute(wave, self.runs)
 
     def joined(self, following: Pending) -> Pending | None:
-        """Takes another instruction in: instructions on the same accumulators become one product with a longer K, and
-        one may be moved before others that touch other columns."""
+        """Adds ``following`` to the runs if it is a tcgen05.mma. Instructions on the same accumulators become one
+        product with a longer K. An instruction may move before others that use other accumulators."""
         if not isinstance(following, Mma) or self.count >= STRETCH:
             return None
         _place(self.runs, following)
@@ -188,7 +190,7 @@ class MmaRuns(Pending):
 
 
 def _place(stretch: list[list[Mma]], m: Mma) -> None:
-    """Appends ``m`` to the run it continues, or starts a run."""
+    """Appends ``m`` to the run that it continues, or starts a new run."""
     for run in reversed(stretch[-4:]):
         if _continues(run, m):
             run.append(m)
@@ -213,13 +215,13 @@ def _continues(run: list[Mma], m: Mma) -> bool:
 
 
 def _uneven(first: Mma, m: Mma) -> bool:
-    """Whether the distance between two instructions' operands differs from row to row."""
+    """Returns whether the distance between the operands of two instructions differs from row to row."""
     far_a, far_b = m.a - first.a, m.b - first.b
     return bool((far_a != far_a[0]).any() or (far_b != far_b[0]).any())
 
 
 def _spans(m: Mma) -> list[tuple[np.ndarray, int]]:
-    """Columns of tensor memory that ``m`` reads besides D."""
+    """Returns (first columns (k,), number of columns) of what ``m`` reads in tensor memory besides D."""
     return ([(m.a, 8)] if m.spec.a is None else []) + m.scale_spans()
 
 
@@ -232,7 +234,8 @@ def _reads_own_result(m: Mma) -> bool:
 
 
 def _independent(run: list[Mma], m: Mma) -> bool:
-    """Whether ``m`` may change places with all of ``run``: same CTAs, other accumulators, no result read."""
+    """Returns whether ``m`` may move before all instructions of ``run``. With the same CTAs, neither may write what the
+    other reads or writes. Otherwise they have cta_group::1 and no CTA in common."""
     first = run[0]
     if len(first.ctas) != len(m.ctas) or (first.ctas != m.ctas).any():
         return not np.isin(first.ctas, m.ctas).any() and first.spec.cta_group == m.spec.cta_group == 1

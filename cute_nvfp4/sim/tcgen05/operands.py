@@ -1,7 +1,8 @@
-"""Reads of an MMA: operand tiles from shared and tensor memory, scale factors from tensor memory.
+"""Gathers what an MMA reads: operand tiles from shared and tensor memory, scale factors from tensor memory.
 
-``k`` is the number of instructions done together (one a row), ``g`` the CTAs of a group, ``steps`` the fused
-instructions. Everything is gathered by one ``take`` on a table that depends on descriptors only.
+In the shapes, ``k`` is the number of rows (issuing threads that execute together), ``g`` the number of CTAs of a CTA
+group, and ``steps`` the number of fused instructions. ``ctas`` (k, g) holds CTA indices in the wave. One ``take`` with
+a cached index table gathers each operand; the table depends on descriptors only.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from cute_nvfp4.sim.tcgen05.layouts import Part
 def operand_chunks(
     desc: MatrixDescriptor, mn_major: bool, low: int, deltas: tuple[int, ...], rows: int, bits: int, chunks: int = 2
 ) -> np.ndarray:
-    """Chunk numbers of the operands of fused instructions, whose descriptors start ``deltas`` bytes after the first.
+    """Returns the chunk numbers of one operand of fused instructions.
 
-    K-major: (rows, steps * chunks); MN-major: (steps * K, rows * bits / 128). ``low`` is the first start modulo 1024.
+    The shape is (rows, steps * chunks) for a K-major operand, and (steps * K, rows * bits / 128) for an MN-major one.
+    ``low`` is the first instruction's start address modulo 1024. ``deltas`` are the distances in bytes of all start
+    addresses from the first one. ``bits`` is the size of an element, and ``chunks`` the chunks of a K-major row.
     """
     tables = []
     for delta in deltas:
@@ -43,7 +46,7 @@ _EXTENTS: dict[int, tuple[np.ndarray, int, int]] = {}
 
 
 def _extent(chunks: np.ndarray) -> tuple[int, int]:
-    """Least and greatest chunk number of a cached table."""
+    """Returns the least and the greatest chunk number of a cached table."""
     known = _EXTENTS.get(id(chunks))
     if known is None or known[0] is not chunks:
         if len(_EXTENTS) > 4096:
@@ -53,7 +56,8 @@ def _extent(chunks: np.ndarray) -> tuple[int, int]:
 
 
 def check_inside(base: np.ndarray, chunks: np.ndarray, size: int, where) -> None:
-    """Chunks of a cached table, from addresses ``base`` (k,) on, must lie in the ``size`` bytes of shared memory."""
+    """Raises ``OutOfBounds`` unless the chunks of a cached table lie within the ``size`` bytes of shared memory. The
+    chunk numbers count from the addresses ``base`` (k,)."""
     first, last = _extent(chunks)
     low, high = int(base.min()) + 16 * first, int(base.max()) + 16 * last + 16
     if low < SHARED_BASE or high > SHARED_BASE + size:
@@ -64,9 +68,9 @@ def check_inside(base: np.ndarray, chunks: np.ndarray, size: int, where) -> None
 
 
 def gather(shared: np.ndarray, ctas: np.ndarray, base: np.ndarray, chunks: np.ndarray, size: int, where) -> np.ndarray:
-    """(k, g, *chunks.shape[:-1], bytes) from the shared memory (CTAs, stride) of CTAs (k, g).
+    """Returns the bytes (k, g, *chunks.shape[:-1], bytes) that ``shared`` (CTAs, stride) holds in ``chunks``.
 
-    ``base`` (k,): addresses that the chunk numbers count from; ``size``: bytes of shared memory a CTA has.
+    The chunk numbers count from the addresses ``base`` (k,). ``size`` is the number of bytes of shared memory of a CTA.
     """
     check_inside(base, chunks, size, where)
     place = ctas * (shared.shape[1] // 16) + (base[:, None] - SHARED_BASE) // 16
@@ -76,7 +80,8 @@ def gather(shared: np.ndarray, ctas: np.ndarray, base: np.ndarray, chunks: np.nd
 
 
 def matrix(raw: np.ndarray, t: str, mn_major: bool) -> np.ndarray:
-    """(k, g * rows, K) f32 from gathered bytes (k, g, rows or K, bytes)."""
+    """Returns an operand as f32 (k, g * rows, K) from gathered bytes (k, g, rows, bytes), or (k, g, K, bytes) with
+    ``mn_major``; ``t`` is the element type."""
     values = elements.decode(raw, t)
     if mn_major:
         values = values.transpose(0, 1, 3, 2)
@@ -85,8 +90,8 @@ def matrix(raw: np.ndarray, t: str, mn_major: bool) -> np.ndarray:
 
 
 def words(tmem: np.ndarray, ctas: np.ndarray, columns: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Tensor memory words (k, g, steps, *table.shape): ``table`` holds lane * 512 + column, ``columns`` (k, steps) is
-    added."""
+    """Returns words (k, g, steps, *table.shape) of tensor memory. ``columns`` (k, steps) are the base columns, and
+    ``table`` holds lane * 512 + column relative to them."""
     base = ctas[:, :, None] * (LANES * COLUMNS) + columns[:, None, :]
     index = base.reshape(*base.shape, *(1,) * table.ndim) + table
     return tmem.reshape(-1).take(index)
@@ -98,52 +103,56 @@ def _rows_table(count: int) -> np.ndarray:
 
 
 def tensor_matrix(tmem: np.ndarray, ctas: np.ndarray, columns: np.ndarray, t: str) -> np.ndarray:
-    """A in tensor memory: (k, g, 128 lanes, K) f32 from 8 columns a step, which start at ``columns`` (k, steps)."""
+    """Returns A as f32 (k, g, 128 lanes, K) from tensor memory; each step reads 8 columns from ``columns`` (k, steps)
+    on."""
     data = np.ascontiguousarray(words(tmem, ctas, columns, _rows_table(8)).transpose(0, 1, 3, 2, 4))
     return elements.decode(data.reshape(*data.shape[:3], -1).view("u1"), t, tensor_memory=True)
 
 
 def scale_words(first: int, count: int) -> int:
-    """Words that hold the ``count`` scales of a row when they begin at byte ``first``: only K = 96 reaches a second."""
+    """Returns how many words hold the ``count`` scales of a row that begin at byte ``first``; only K = 96 needs two."""
     return -(-(first + count) // 4)
 
 
 def scale_stride(rows: int) -> int:
-    """Columns from one word of a row's scales to the next: the words of 128 rows lie in four columns, and whole
-    groups of 128 rows are laid out (CuTe's ``tmem_sf_frg``)."""
+    """Returns the distance in columns from one word of a row's scales to the next. One word of each of 128 rows fills
+    four columns, and the rows are padded to a multiple of 128 (CuTe's ``tmem_sf_frg``)."""
     return -(-rows // 128) * 4
 
 
 @lru_cache(maxsize=64)
 def _sfa_table(lane: int, rows: int, wide: int) -> np.ndarray:
-    """(rows, wide): the scales of row m are in lane ``lane`` + m, column m // 32 and ``scale_stride`` further on."""
+    """Returns lane * 512 + column (rows, wide) of the scale words of A: row m has its first word in lane ``lane`` + m,
+    column m // 32, and the next one ``scale_stride`` columns further on."""
     m = np.arange(rows, dtype=np.int64)
     return ((lane + m) * COLUMNS + m // 32)[:, None] + scale_stride(rows) * np.arange(wide)
 
 
 @lru_cache(maxsize=64)
 def _sfb_table(lane: int, quarters: int, count: int, wide: int) -> np.ndarray:
-    """(quarters, columns of D, wide): the scales of column n are in lane n % 32 of every quarter, column n // 32."""
+    """Returns lane * 512 + column (quarters, columns of D, wide) of the scale words of B: every quarter of the lanes
+    has a copy, with those of column n in lane n % 32 and column n // 32."""
     n = np.arange(count, dtype=np.int64)
     first = (lane + 32 * np.arange(quarters, dtype=np.int64)[:, None] + n % 32) * COLUMNS + n // 32
     return first[..., None] + scale_stride(count) * np.arange(wide)
 
 
 def scale_codes(w: np.ndarray, ids: tuple[int, ...], count: int) -> np.ndarray:
-    """(k, g, steps, ..., wide) words to scale bytes (k, g, ..., steps * count); ``ids``: first byte of each step."""
+    """Returns scale bytes (k, g, ..., steps * count) from words (k, g, steps, ..., wide); ``ids`` has the first byte of
+    each step."""
     raw = np.ascontiguousarray(w).view("u1").reshape(*w.shape[:-1], 4 * w.shape[-1])
     chosen = [raw[:, :, s, ..., i : i + count] for s, i in enumerate(ids)]
     return chosen[0] if len(chosen) == 1 else np.concatenate(chosen, axis=-1)
 
 
 def sfa_codes(tmem, ctas, columns, part: Part, ids, count: int) -> np.ndarray:
-    """(k, g, rows, steps * count) scale bytes of A."""
+    """Returns the scale bytes (k, g, rows, steps * count) of A."""
     table = _sfa_table(part.lanes.start, part.rows.stop - part.rows.start, scale_words(max(ids), count))
     return scale_codes(words(tmem, ctas, columns, table), ids, count)
 
 
 def sfb_codes(tmem, ctas, columns, part: Part, ids, count: int) -> np.ndarray:
-    """(k, g, quarters, n, steps * count) scale bytes of B, as each quarter of the data path reads them."""
+    """Returns the scale bytes (k, g, quarters, n, steps * count) of B, as each quarter of the data path reads them."""
     lanes = part.lanes
     wide = scale_words(max(ids), count)
     table = _sfb_table(lanes.start, (lanes.stop - lanes.start) // 32, part.n.stop - part.n.start, wide)
@@ -151,7 +160,7 @@ def sfb_codes(tmem, ctas, columns, part: Part, ids, count: int) -> np.ndarray:
 
 
 def scaled(values: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    """(..., K) values times (..., blocks) factors, each of which is for K / blocks neighbours."""
+    """Returns ``values`` (..., K) times ``factors`` (..., blocks), each of which scales K / blocks neighbours."""
     blocks = factors.shape[-1]
     out = np.ascontiguousarray(values).reshape(*values.shape[:-1], blocks, -1) * factors[..., None]
     return out.reshape(values.shape)

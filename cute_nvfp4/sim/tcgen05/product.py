@@ -1,7 +1,8 @@
 """The arithmetic of tcgen05.mma: D = A B + D for runs of instructions on the same accumulators.
 
-Products are exact in f32 (and in f64 where UE8M0 scales are extreme); their sum is made in f32 in an order that, like
-the hardware's, is not specified. Integers are exact.
+Products of elements are computed in f32, or in f64 where UE8M0 scales are extreme. They are exact within the range of
+the type and summed in it, in an order that is as unspecified as that of the hardware. Integer results are exact, except
+that u8 times u8 can exceed 2 ** 24, the limit of exact f32, in runs of more than eight instructions.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from cute_nvfp4.sim.tcgen05 import elements, operands
 from cute_nvfp4.sim.tcgen05.layouts import Part
 
 _SAFE = 27, 227
-"""UE8M0 codes whose factors keep every scaled element and product inside f32."""
+"""Least and greatest UE8M0 code with which every scaled element is exact in f32."""
 _ELEMENTS_AT_ONCE = 1 << 19
-"""How many decoded elements are worked on at a time: enough that calls cost little beside the product."""
+"""Number of decoded elements of one batch, large enough that the calls cost little compared with the product."""
 
 
 class Multiply(Protocol):
-    """What is read here of a queued instruction (``mma.Mma``)."""
+    """The attributes of a queued instruction (``mma.Mma``) that this module reads."""
 
     instruction: Instruction
     spec: Any
@@ -47,23 +48,21 @@ class Multiply(Protocol):
 
 @dataclass(frozen=True)
 class Run:
-    """Instructions on the same accumulators as arrays over rows (k,) and steps: ``ctas`` (k, g); ``a``, ``b`` (k,)
-    start addresses of the first step, from which the others are ``far_a``, ``far_b`` bytes away; ``columns_a``,
-    ``sfa``, ``sfb`` (k, steps) columns; ``ids`` the scale factor ids of each step."""
+    """A run: ``steps`` instructions on the same accumulators, each with k rows (issuing threads)."""
 
-    first: Multiply
-    ctas: np.ndarray
-    a: np.ndarray
-    b: np.ndarray
-    d: np.ndarray
-    enable: np.ndarray
-    columns_a: np.ndarray
-    sfa: np.ndarray
-    sfb: np.ndarray
-    far_a: tuple[int, ...]
-    far_b: tuple[int, ...]
-    ids_a: tuple[int, ...]
-    ids_b: tuple[int, ...]
+    first: Multiply  # the first instruction
+    ctas: np.ndarray  # (k, g) CTAs of each row's CTA group
+    a: np.ndarray  # (k,) start addresses of the first step, or first columns of A in tensor memory
+    b: np.ndarray  # (k,) start addresses of the first step
+    d: np.ndarray  # (k,) first columns of D
+    enable: np.ndarray  # (k,) whether the first step adds D; further steps always do
+    columns_a: np.ndarray  # (k, steps) first columns of A, where A is in tensor memory
+    sfa: np.ndarray  # (k, steps) first columns of the scale factors of A, where there are any
+    sfb: np.ndarray  # (k, steps) the same for B
+    far_a: tuple[int, ...]  # distance in bytes of each step's start address from ``a``
+    far_b: tuple[int, ...]  # the same for ``b``
+    ids_a: tuple[int, ...]  # scale factor id of A in each step
+    ids_b: tuple[int, ...]  # the same for B
 
     @staticmethod
     def of(wave: Wave, run: list[Multiply]) -> Run:
@@ -79,20 +78,20 @@ class Run:
         )  # fmt: skip
 
     def rows(self, s: slice) -> Run:
-        """Some rows of it."""
+        """Returns the run with the rows ``s`` only."""
         names = ("ctas", "a", "b", "d", "enable", "columns_a", "sfa", "sfb")
         return replace(self, **{n: getattr(self, n)[s] for n in names})
 
     @property
     def rows_at_once(self) -> int:
-        """Rows to work on at a time."""
+        """Number of rows in one batch."""
         d = self.first.spec.idesc
         return max(1, _ELEMENTS_AT_ONCE // ((d.m + d.n) * d.k * len(self.far_b)))
 
 
 def execute(wave: Wave, runs: list[list[Multiply]]) -> None:
-    """Does instructions that ``mma`` has sorted into runs, each as one product. Runs of the same CTAs share what they
-    read of shared memory."""
+    """Executes the instructions that ``mma`` has sorted into ``runs``, each run as one product. When all runs have the
+    same CTAs, each operand that they share is read from shared memory once."""
     todo = [Run.of(wave, r) for r in runs]
     first = todo[0].ctas
     together = all(r.ctas.shape == first.shape and (r.ctas == first).all() for r in todo[1:])
@@ -124,7 +123,7 @@ def _product(wave: Wave, r: Run, cache: dict | None) -> None:
 
 
 def _whole(wave: Wave, r: Run, parts: tuple[Part, ...], a: np.ndarray, b: np.ndarray) -> None:
-    """One product for all parts: a (k, g, rows, K), b (k, N, K)."""
+    """Computes one product for all parts from ``a`` (k, g, rows, K) and ``b`` (k, N, K)."""
     k, g, rows, depth = a.shape
     d = np.matmul(a.reshape(k, g * rows, depth), b.swapaxes(-1, -2)).reshape(k, g, rows, -1)
     for part in parts:
@@ -132,7 +131,7 @@ def _whole(wave: Wave, r: Run, parts: tuple[Part, ...], a: np.ndarray, b: np.nda
 
 
 def _reading(spec, name: str) -> tuple:
-    """What besides addresses decides how an operand is read."""
+    """Returns everything but the addresses that determines how operand ``name`` is read."""
     d = spec.idesc
     how = (d.a, d.a_mn_major, d.negate_a, d.m) if name == "a" else (d.b, d.b_mn_major, d.negate_b, d.n)
     return (*how, d.k, spec.cta_group)
@@ -147,7 +146,7 @@ def _cached(cache: dict | None, key: tuple, read, *args):
 
 
 def _matrix_b(wave: Wave, r: Run) -> np.ndarray:
-    """(k, N, K) f32; each CTA of the group brings N / g columns."""
+    """Returns B as f32 (k, N, K) from shared memory; each CTA of the group holds N / g of the columns."""
     spec, low = r.first.spec, r.first.b_low
     d = spec.idesc
     rows = d.n // spec.cta_group
@@ -158,7 +157,7 @@ def _matrix_b(wave: Wave, r: Run) -> np.ndarray:
 
 
 def _matrix_a(wave: Wave, r: Run) -> np.ndarray:
-    """(k, g, rows, K) f32 from shared memory."""
+    """Returns A as f32 (k, g, rows, K) from shared memory."""
     spec, low = r.first.spec, r.first.a_low
     d, rows = spec.idesc, spec.idesc.m // spec.cta_group
     chunks = operands.operand_chunks(spec.a, d.a_mn_major, low, r.far_a, rows, operand_bits(d.a), d.chunks)
@@ -169,8 +168,8 @@ def _matrix_a(wave: Wave, r: Run) -> np.ndarray:
 
 
 def _tensor_a(wave: Wave, r: Run, parts: tuple[Part, ...]) -> list[np.ndarray]:
-    """(k, g, rows, K) f32 from tensor memory for each part of D, whose lanes read their own copy; one array for all
-    when the copies are the same."""
+    """Returns A as f32 (k, g, rows, K) from tensor memory for each part of D. Each part reads the copy of A in its own
+    lanes; when all copies agree, the list holds one array several times."""
     d = r.first.spec.idesc
     lanes = _signed(operands.tensor_matrix(wave.tmem, r.ctas, r.columns_a, d.a), d.negate_a)
     picked = [lanes[:, :, p.lanes if isinstance(p.lanes, slice) else list(p.lanes)] for p in parts]
@@ -179,7 +178,7 @@ def _tensor_a(wave: Wave, r: Run, parts: tuple[Part, ...]) -> list[np.ndarray]:
 
 
 def operand_bits(t: str) -> int:
-    """Bits an element takes along a row of 32 bytes, as the operand tables count them."""
+    """Returns the element size in bits as the operand tables count it: every type of fewer than 16 bits counts as 8."""
     return {"f16": 16, "bf16": 16, "tf32": 32}.get(t, 8)
 
 
@@ -188,8 +187,8 @@ def _signed(x: np.ndarray, negate: bool) -> np.ndarray:
 
 
 def _block_scaled(wave: Wave, r: Run, parts: tuple[Part, ...], a: list[np.ndarray], b: np.ndarray) -> None:
-    """(A scale_A) (B scale_B) + D. Every quarter of the data path reads its own copies of the scales; where they are
-    the same, as they should be, one product serves all."""
+    """Computes (A scale_A) (B scale_B) + D. Every quarter of the data path reads its own copies of the scales. When the
+    copies agree, as they should, one product suffices; otherwise each quarter has its own product."""
     d = r.first.spec.idesc
     table, count = elements.scale_table(d.scale), d.scales
     sfa = [operands.sfa_codes(wave.tmem, r.ctas, r.sfa, p, r.ids_a, count) for p in parts]
@@ -219,7 +218,7 @@ def _extreme(codes: list[np.ndarray]) -> bool:
 
 
 def _store(wave: Wave, r: Run, part: Part, product: np.ndarray) -> None:
-    """Accumulates (k, g, rows, n) into the part's lanes and columns."""
+    """Accumulates ``product`` (k, g, rows, n) into the lanes and columns of ``part``."""
     first, width = r.first, product.shape[-1]
     lanes = part.lanes if isinstance(part.lanes, slice) else np.array(part.lanes)
     accumulate = {"f32": _add_f32, "f16": _add_f16, "s32": _add_s32}[first.spec.idesc.d]
@@ -245,7 +244,7 @@ def _add_f32(old: np.ndarray, product: np.ndarray, enable: bool, first: Multiply
 
 
 def _add_f16(old: np.ndarray, product: np.ndarray, enable: bool, first: Multiply) -> np.ndarray:
-    """An f16 accumulator is the low half of its word; the sum is rounded once for each instruction."""
+    """Adds to f16 accumulators, which are the low halves of their words; each instruction rounds its sum once."""
     total = _plus(product, old.astype("u2").view("f2").astype("f4"), first) if enable else product
     return total.astype("f2").view("u2").astype("u4")
 
@@ -260,14 +259,15 @@ def _add_s32(old: np.ndarray, product: np.ndarray, enable: bool, first: Multiply
 
 
 def _shift_rows(wave: Wave, r: Run) -> None:
-    """.ashift: once read, the rows of A move down by one, except the last of each quarter."""
+    """Does the shift of ``.ashift``: lane i + 1 of A moves to lane i within each quarter, once A has been read."""
     for group, column in zip(r.ctas.tolist(), r.a.tolist()):
         for cta in group:
             shift_down(wave.tmem[cta], slice(0, 128), column)
 
 
 def shift_down(tmem: np.ndarray, lanes: slice, column: int) -> None:
-    """Moves 32 bytes of lane i + 1 to lane i, within each quarter of ``lanes`` of one CTA's (128, 512) words."""
+    """Moves 32 bytes at ``column`` from lane i + 1 to lane i, within each quarter of ``lanes``; ``tmem`` (128, 512)
+    holds the words of one CTA."""
     for start in range(lanes.start, lanes.stop, 32):
         columns = slice(column, column + 8)
         tmem[start : start + 31, columns] = tmem[start + 1 : start + 32, columns].copy()

@@ -14,7 +14,8 @@ from cute_nvfp4.sim.tcgen05.mma import pair
 
 
 class Transfer(Pending):
-    """What tcgen05.cp, shift and commit share: they keep their order with all work of the CTAs of their group."""
+    """The base class of tcgen05.cp, shift and commit, which keep their order with all other tensor core operations of
+    the CTAs of their CTA group."""
 
     engine = "tensor"
     completion = Completion("tensor")
@@ -28,10 +29,11 @@ class Transfer(Pending):
 
 
 class Copy(Transfer):
-    """tcgen05.cp of k threads: shared memory at ``start`` (k,) to lane ``lane`` and columns ``column`` (k,).
+    """tcgen05.cp of k threads: copies from shared memory at the addresses ``start`` (k,) to tensor memory.
 
-    With cta_group::2 both CTAs copy from their own shared to their own tensor memory. ``bits`` is 4 or 6 when narrow
-    elements are spread to bytes on the way, else 0.
+    ``form`` is a key of ``COPIES``, and ``desc`` the matrix descriptor of the source. The destination begins at lane
+    ``lane`` and columns ``column`` (k,). ``bits`` is 4 or 6 when the copy decompresses elements of that size to bytes,
+    else 0. With cta_group::2, each CTA of the pair copies from its shared memory to its tensor memory.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Copy(Transfer):
         raw = operands.gather(wave.shared2d, ctas, self.start - self.low, self.chunks, wave.shared_bytes, where)
         if self.bits:
             raw = elements.containers(raw, self.bits)
-        # words (k, g, 1, rows, columns) to every copy of every row
+        # The words (k, g, 1, rows, columns) broadcast over the copies.
         words = raw.view("u4")[:, :, None]
         at = self.lanes[:, :, None] * COLUMNS + np.arange(words.shape[-1])
         base = ctas * (LANES * COLUMNS) + self.column[:, None]
@@ -67,7 +69,8 @@ class Copy(Transfer):
 
 
 class Shift(Transfer):
-    """tcgen05.shift.down of k threads: 32 bytes of each lane of one quarter go to the lane before it."""
+    """tcgen05.shift.down of k threads: moves the 32 bytes at ``column`` (k,) from lane i + 1 to lane i, within the
+    quarter of the lanes that begins at ``lane`` (k,)."""
 
     def __init__(self, instruction, wave: Wave, warps, *, lane: np.ndarray, column: np.ndarray, cta_group: int) -> None:
         super().__init__(instruction, wave, warps, cta_group)
@@ -89,8 +92,11 @@ class Shift(Transfer):
 
 
 class Commit(Transfer):
-    """tcgen05.commit of k threads: one arrival at the mbarriers ``offset`` (m,) of ``target`` (m,) once all earlier
-    asynchronous tcgen05 operations of the thread are done. ``issuer`` (m,) says which of the k threads each is from."""
+    """tcgen05.commit of k threads: arrives once on mbarriers when all earlier asynchronous tcgen05 operations are done.
+
+    The mbarriers are at ``offset`` (m,) in the shared memory of the CTAs ``target`` (m,). ``issuer`` (m,) is the index
+    of the thread, 0 to k - 1, whose operations each mbarrier tracks.
+    """
 
     def __init__(self, instruction, wave: Wave, warps, *, issuer, target, offset, cta_group: int) -> None:
         super().__init__(instruction, wave, warps, cta_group)
