@@ -1,12 +1,12 @@
-"""Hazards that a run need not show: races, missing proxy fences, memory nobody wrote, copies in flight at the end.
+"""Checks for hazards that a run need not show: races, missing proxy fences, unwritten memory, copies in flight at exit.
 
-The checks follow the order that the program makes, not the order in which this run happened: vector clocks
-(``clocks``) over barriers, mbarrier phases, commits, fences and waits, and a shadow of every memory (``shadow``,
-``spaces``, ``global_memory``) with the epochs of the last write and of the reads since.
+The checks follow the order that the program makes, not the order in which this run happened. Vector clocks (``clocks``)
+follow barriers, mbarrier phases, commits, fences and waits. A shadow of every memory (``shadow``, ``spaces``,
+``global_memory``) has the epochs of the last write to each granule and of the reads since.
 
-``Checks`` is a client of the machine's events. For each wave it makes a ``State`` and the parts that listen: ordinary
-accesses (``generic``), asynchronous operations (``asynchronous``), what orders them (``synchronisation``), tensor maps,
-allocation of tensor memory, the end of CTAs, registers nobody wrote.
+``Checks`` is a client of the machine's events. For each wave it makes a ``State`` and listeners: for ordinary accesses
+and unwritten registers (``generic``), asynchronous operations (``asynchronous``), synchronisation, tensor maps,
+allocation of tensor memory, the exit of CTAs, and others.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ __all__ = ["Checks"]
 
 
 class Checks:
-    """The checks of a launch: what lasts over its waves. CTAs of different waves are as unordered as those of one."""
+    """The checks of one launch, and what they keep from wave to wave: CTAs of different waves are unordered too.
+
+    ``findings`` takes what is found, ``unwritten`` the reads of unwritten memory. ``earlier`` has the accesses of
+    earlier launches that may still run; it is None where none does.
+    """
 
     def __init__(
         self,
@@ -68,7 +72,7 @@ class Checks:
         self._map_versions: dict[int, Changes] = {}
 
     def listeners(self, wave: Wave) -> list[Listener]:
-        """The parts, for one wave."""
+        """Returns the listeners for one wave, in the order in which they hear an event."""
         state = State(wave, self._labels, self._left, self._kinds, self._layers, self._findings)
         shadows = Shadows(state, self._globals, self._shared_grain, partial(self._unwritten.read, next(self._waves)))
         exchanges = Exchanges(state, self._exchanges) if self._exchanges else None

@@ -1,7 +1,7 @@
-"""Operations that end later: copies, tensor-core operations, tensor memory loads and stores.
+"""Checks of asynchronous operations: copies, tensor-core operations, loads and stores of tensor memory.
 
-They are checked when they are issued, against what the issuing thread knows then, and written down as accesses of a
-component that nobody knows until its end has been observed.
+An operation is checked when it is issued, against what the issuing thread knows then. The shadows record its accesses
+under a component of the clocks that no warp knows of until it has observed the end of the operation.
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ from cute_nvfp4.sim.tma.operations import NarrowFootprint
 from cute_nvfp4.sim.tma.tensor_copy import TensorStore
 
 _SYNCHRONOUS = ("st", "red")
-"""Instructions that end at an mbarrier but go through the generic proxy."""
+"""Instructions that complete at an mbarrier but access memory through the generic proxy."""
 
 
 @dataclass(frozen=True)
 class _Agents:
-    """What the rows of a footprint have in common: ``issuer`` (r,) index of the issuing row, ``component``, ``clock``
-    (r,), ``own`` components that are in order with it."""
+    """Who makes the accesses of a footprint's r rows.
+
+    ``issuer`` (r,) is the index of the issuing thread in the operation. ``component`` and ``clock`` (r,) are those
+    that the accesses are recorded with. ``own`` has components (r,) whose accesses are in order with these. ``proxy``
+    says whether the accesses go through the asynchronous proxy.
+    """
 
     issuer: np.ndarray
     component: np.ndarray
@@ -43,8 +47,11 @@ class _Agents:
 
 
 class AsynchronousAccesses(Listener):
-    """Checks operations when they are issued. ``self_completing`` are identities of tcgen05.ld instructions whose end
-    nobody waits for."""
+    """Checks operations when they are issued.
+
+    ``self_completing`` has the identities of tcgen05.ld instructions that count as over at once
+    (``kernel.self_completing``).
+    """
 
     def __init__(
         self,
@@ -58,8 +65,11 @@ class AsynchronousAccesses(Listener):
         self.wave, self.clocks, self.labels = state.wave, state.clocks, state.labels
         self.cluster_of_warp, self.flying, self.flying_at = state.cluster_of_warp, state.flying, state.flying_at
         self.shadows, self.barriers, self.self_completing = shadows, barriers, self_completing
+        # by the identity of a tcgen05.commit: the clocks that its arrival carries
         self.carried: dict[int, np.ndarray] = {}
+        # by instruction, CTA and coordinates of a tensor store: the offset and the warp of the last one
         self.stored: dict[tuple[int, int, bytes], tuple[int, int]] = {}
+        # keeps commits alive, so that their identities stay unique
         self.kept: list[Pending] = []
 
     def issued(self, pending: Pending, queued: bool) -> None:
@@ -85,7 +95,7 @@ class AsynchronousAccesses(Listener):
             self.clocks.wait_all(kind, pending.warps)
 
     def starts(self, pending: Pending) -> None:
-        """A commit arrives with what it carried when it was issued."""
+        """Gives the clocks that a commit carries to the mbarriers at which it arrives."""
         rows = self.carried.pop(id(pending), None)
         if rows is not None:
             slot = self.wave.mbarriers.slots(pending.offset)
@@ -98,7 +108,7 @@ class AsynchronousAccesses(Listener):
         self.kept.clear()
 
     def _committed(self, pending: Pending) -> None:
-        """tcgen05.commit: what the thread knew, and its operations so far, come with the arrival."""
+        """Handles tcgen05.commit: its arrival carries what the thread knows, and the end of its operations so far."""
         c, warps = self.clocks, pending.warps
         self.start.needed(pending.instruction, warps[pending.issuer], pending.target)
         slot = self.barriers.slots(pending.instruction.where(), pending.target, pending.offset)
@@ -108,7 +118,7 @@ class AsynchronousAccesses(Listener):
         rows[np.arange(len(warps)), :, component] = clock[:, None]
         self.carried[id(pending)] = rows
         self.kept.append(pending)
-        # It arrives when the operations so far are over: who knows that they are need not wait for the arrival too.
+        # The commit arrives when the operations so far are over. Who knows that end need not wait for the arrival too.
         flying = self.flying["tensor"][warps]
         over = np.where(flying > 0, flying, clock)
         label = self.labels.label(pending.instruction)
@@ -116,7 +126,7 @@ class AsynchronousAccesses(Listener):
         c.commit("tensor", warps)
 
     def _signals(self, pending: Pending) -> None:
-        """The operation will complete bytes at mbarriers: they must be there, and their CTAs must stay."""
+        """Checks the mbarriers at which an operation completes, and records that their CTAs must not exit before."""
         done = pending.completion
         slot = self.barriers.slots(pending.instruction.where(), done.cta, done.offset)
         issuer = issuer_of(pending, None, len(done.cta))
@@ -154,7 +164,7 @@ class AsynchronousAccesses(Listener):
             return _Agents(issuer, c.component(kind, warps), c.open[kind][warps], (), True)
         if kind in ("tmem_load", "tmem_store"):
             component = c.component(kind, warps)
-            # A store over what the same warp has loaded: the values it stores come from there, or it does not matter.
+            # A store over what the same warp has loaded counts as in order: its values are taken to come from there.
             own = tuple(c.component(k, warps) for k in ("tmem_load", kind) if k in c.kinds)
             return _Agents(issuer, component, c.open[kind][warps], own if one.write else (), False)
         return _Agents(issuer, c.component("thread", warps), c.now[warps], (), False)
@@ -168,7 +178,7 @@ class AsynchronousAccesses(Listener):
             self._touch(pending, one, agents, rows, reads, distinct)
 
     def _lanes(self, pending: Pending, one: Footprint, agents: _Agents) -> None:
-        """cp.async: each lane copies a few bytes of its own."""
+        """Checks a cp.async, by which each lane copies its own few bytes."""
         every = np.arange(len(one.cta))
         if one.space == "global":
             address, length = one.place
@@ -210,8 +220,8 @@ class AsynchronousAccesses(Listener):
             self.shadows.touch_global(address, length, who, one.write, self.labels.label(pending.instruction))
 
     def _repeated(self, pending: TensorStore, rows: np.ndarray) -> bool:
-        """Whether each of these stores copies what another warp of its CTA has stored there by the same instruction:
-        all warps of a CTA may issue one store, and then write the same bytes."""
+        """Whether each of the stores ``rows`` repeats one that another warp of its CTA has issued by the same
+        instruction: all warps of a CTA may issue one store, and then they write the same bytes."""
         same = True
         for k in np.atleast_1d(rows).tolist():
             key = (id(pending.instruction), int(pending.ctas[k]), pending.coords[k].tobytes())
@@ -228,7 +238,7 @@ class AsynchronousAccesses(Listener):
         label = self.labels.label(pending.instruction) if cluster is None else cluster
         component, clock = agents.component[rows][:, None], agents.clock[rows][:, None]
         mods, lanes = pending.instruction.mods, getattr(pending, "lanes", None)
-        # Tensor-core operations have "lanes" too, those of tensor memory.
+        # For a tensor-core operation, "lanes" are those of tensor memory.
         threads = isinstance(lanes, np.ndarray) and pending.engine != "tensor"
         strong = "reduce" in mods or pending.instruction.base == "red"
         return Actor(
@@ -252,7 +262,7 @@ def _is_commit(pending: Pending) -> bool:
 
 
 def _updates(read: Footprint, write: Footprint) -> bool:
-    """Whether the two are one operand that is read and written, in all rows."""
+    """Whether two footprints are one operand in tensor memory, which the operation reads and then writes."""
     if read.space != "tensor" or read.write or not write.write or write.space != "tensor":
         return False
     mine, other = read.place, write.place
@@ -261,7 +271,8 @@ def _updates(read: Footprint, write: Footprint) -> bool:
 
 
 def issuer_of(pending: Pending, one: Footprint | None, count: int) -> np.ndarray:
-    """Which of the issuing threads each of ``count`` rows (of a footprint, or of the completion) belongs to."""
+    """Returns the index of the issuing thread for each of ``count`` rows, of the footprint ``one`` or, where that is
+    None, of the completion."""
     if one is not None and one.rows is not None:
         return one.rows
     targets = getattr(pending, "targets", None)
@@ -272,8 +283,8 @@ def issuer_of(pending: Pending, one: Footprint | None, count: int) -> np.ndarray
 
 
 def _completion_rows(pending: Pending, one: Footprint, issuer: np.ndarray) -> np.ndarray:
-    """Which rows of the completion stand for the rows of a footprint: of a multicast, the one for the same CTA; for
-    what the operation reads, the first."""
+    """Returns the row of the completion that observes the end of each row of a footprint: for a multicast, the row of
+    the same CTA; for what the operation reads, the first row of its thread."""
     by = issuer_of(pending, None, len(pending.completion.cta))
     if not one.write:
         return np.searchsorted(by, issuer)
@@ -284,9 +295,10 @@ def _completion_rows(pending: Pending, one: Footprint, issuer: np.ndarray) -> np
 
 
 def _batches(one: Footprint) -> list[tuple[Any, bool]]:
-    """Rows that are checked together, and whether no byte is named twice among them.
+    """Returns groups of rows to check together, each with whether it names no byte twice.
 
-    Reads do not disturb each other, nor do writes of different bytes; other rows of a CTA must see those before them.
+    Reads do not conflict with each other, nor do writes to different bytes. Other rows of one CTA go into different
+    groups, so that each is checked against those before it.
     """
     rounds = _rounds(one.cta)
     if len(rounds) > 1 and one.space != "tensor" and not one.write:
@@ -299,7 +311,7 @@ def _batches(one: Footprint) -> list[tuple[Any, bool]]:
 
 
 def _rounds(cta: np.ndarray) -> list:
-    """Rows in rounds without two of one CTA, so that rows of one batch see each other."""
+    """Returns the rows in rounds, each with at most one row of a CTA."""
     if len(cta) == 1 or (np.diff(cta) > 0).all():
         return [slice(None)]
     return [np.sort(r) for r in rounds(cta)]

@@ -1,15 +1,15 @@
 """Vector clocks of the warps of a wave, their asynchronous pipes and their mbarriers.
 
-Clocks are kept by cluster: warps of different clusters can only meet in global memory (``foreign``). A *component* is
-something whose operations are ordered among themselves, or end together: per warp the thread itself and each
-asynchronous pipe that the kernel uses, and each mbarrier, whose clock counts its phases. What a warp knows is a row of
-clocks, one a component; twice, because the asynchronous proxy sees generic writes only after a proxy fence:
-``known[warp, 0]`` is what happened before, ``known[warp, 1]`` what of it the asynchronous proxy may read in shared
-memory. What it may read in global memory is the same, or ``known[warp, 2]`` where fences name a space (``Layers``).
+Each cluster has its own clocks: warps of different clusters can only synchronise through global memory (``foreign``). A
+*component* is something whose operations are ordered among themselves, or end together: the thread itself and each
+asynchronous pipe of a warp, and each mbarrier, whose clock counts its phases. What a warp knows are rows of clocks, one
+clock for each component. ``known[warp, 0]`` says what happened before. The other rows (*layers*) exist because the
+asynchronous proxy sees generic writes only after a proxy fence: ``known[warp, 1]`` says what it may read in shared
+memory. In global memory that is the same, or ``known[warp, 2]`` where fences name a space (``Layers``).
 
-A thread's clock begins with 2, so that 1 says no more than that the thread has started, and advances when it releases.
-``known[warp, 0, own]`` is not that clock but its value at the last time the lanes of the warp met (bar.warp.sync or a
-barrier): what lanes did since is not ordered among them.
+A thread's clock starts at 2, so that 1 says only that the thread has started, and advances when the thread releases.
+``known[warp, 0, own]`` is not that clock but its value when the lanes of the warp last met (bar.warp.sync or a
+barrier): what lanes have done since is not ordered among them.
 """
 
 from __future__ import annotations
@@ -22,31 +22,33 @@ import numpy as np
 from cute_nvfp4.sim.checks.epoch import MANY
 
 GENERIC = ("thread",)
-"""Kinds of components whose writes the asynchronous proxy sees only after a proxy fence. cp.async is not among them:
-NVIDIA's kernels let the tensor core read what it has copied without one."""
+"""The kinds of components whose writes the asynchronous proxy sees only after a proxy fence. cp.async is not among
+them: in NVIDIA's kernels the tensor core reads what cp.async has copied without such a fence."""
 OWN = ("thread", "load")
-"""Kinds whose clock is that of the thread itself. What it loads from shared memory is told apart in kernels where wgmma
-takes A from registers: the end of a wgmma is the end of the loads that its registers came from."""
+"""The kinds whose clock is that of the thread itself. Loads from shared memory have the kind "load" in kernels where
+wgmma takes A from registers: the end of a wgmma is the end of the loads that its registers came from."""
 NAMED_BARRIERS = 16
 
 
 class Layers(NamedTuple):
-    """Which layer of ``known`` says what the asynchronous proxy may read of each space; 0: it may read nothing, for no
-    fence of the kernel is for that space."""
+    """The layers of ``known`` that say what the asynchronous proxy may read of each space.
+
+    0 stands for a space that no fence of the kernel covers: the proxy may read no generic write there.
+    """
 
     shared: int = 1
     global_: int = 1
 
     @staticmethod
     def of(spaces: Collection[str]) -> Layers:
-        """The layers for the ``spaces`` that fences of the kernel name: "shared", "global", or "" for both."""
+        """Returns the layers for the ``spaces`` that fences of the kernel name: "shared", "global", or "" for both."""
         if set(spaces) <= {""}:
             return Layers()
         return Layers(1, 0) if set(spaces) == {"shared"} else Layers(1, 2)
 
 
 def join(target: np.ndarray, index: np.ndarray, rows: np.ndarray) -> None:
-    """``target[index] = max(target[index], rows)`` for (N, L), (k,), (k, L), where indices may repeat."""
+    """Joins ``rows`` (k, L) into the rows ``index`` (k,) of ``target`` (N, L) by maximum; indices may repeat."""
     if len(index) > 1 and not (np.diff(index) > 0).all():
         order = np.argsort(index, kind="stable")
         ranked = index[order]
@@ -56,7 +58,12 @@ def join(target: np.ndarray, index: np.ndarray, rows: np.ndarray) -> None:
 
 
 class Clocks:
-    """``kinds`` are the components each warp has; ``room`` of the last axis grows with the mbarriers."""
+    """The vector clocks of one wave, and the calls that record its synchronisation.
+
+    ``kinds`` names the components that each warp has (``kernel.kinds``). ``slots`` is the number of mbarriers of a CTA
+    for which there is room at first. ``room`` is the number of components of a cluster, the last axis of most arrays;
+    ``ensure`` lets it grow.
+    """
 
     def __init__(
         self,
@@ -77,29 +84,38 @@ class Clocks:
         self.first_barrier = len(kinds) * self.per_cluster
         self.barriers = slots * cluster_size
         self.room = self.first_barrier + self.barriers
+        # the threads' own clocks
         self.now = np.full(warps, 2, np.int32)
         # whether a warp has waited at the cluster's barrier, so that all CTAs of the cluster have started
         self.met = np.zeros(warps, bool)
+        # by kind: the clock of what a warp issues now
         self.open = {kind: np.ones(warps, np.int32) for kind in kinds}
+        # the last clock of a warp's mbarrier.init that fence.mbarrier_init has published
         self.published = np.zeros(warps, np.int32)
-        # of warps whose lanes have met in part since they have all met: the clock, and which lanes (32,)
+        # by warp, since all its lanes have last met: the clock and the lanes (32,) of each meeting of some lanes
         self.met_lanes: dict[int, list[tuple[int, np.ndarray]]] = {}
         self.known = np.zeros((warps, depth, self.room), np.int32)
         # relaxed mbarrier operations: what waits have seen, and what fences have prepared for arrivals; ``far`` and
         # ``wide`` are the same where threads of other CTAs take part, for which the fences' scope must be wide enough
         self.seen, self.prepared = np.zeros_like(self.known), np.zeros_like(self.known)
         self.far, self.wide = np.zeros_like(self.known), np.zeros_like(self.known)
+        # what arrivals have brought to named barriers, to cluster barriers by parity, and to mbarriers in the phase
+        # under way and in the last one
         self.named = np.zeros((self.ctas, NAMED_BARRIERS, depth, self.room), np.int32)
         self.cluster = np.zeros((self.clusters, 2, depth, self.room), np.int32)
         self.gathering = np.zeros((self.clusters, self.barriers, depth, self.room), np.int32)
         self.ended = np.zeros_like(self.gathering)
+        # by component: the clock of the last arrival at an mbarrier, and the label of the instruction that sends it
         self.signals = np.zeros((self.clusters, self.barriers, self.room), np.int32)
         self.sender = np.zeros((self.clusters, self.barriers, self.room), np.uint16)
+        # the epoch of an mbarrier's initialisation
         self.initialised = np.zeros((self.clusters, self.barriers), np.uint64)
         # whether a thread of another CTA has signalled in the phase under way, and in the last one
         self.visited = np.zeros((self.clusters, self.barriers), bool)
         self.visited_before = np.zeros_like(self.visited)
+        # the label of the last instruction that signals an mbarrier
         self.last_use = np.zeros((self.clusters, self.barriers), np.uint16)
+        # what the warps of a CTA that have exited knew
         self.exit = np.zeros((self.ctas, self.room), np.int32)
         self.flat = self.known.reshape(-1)
 
@@ -140,28 +156,28 @@ class Clocks:
         return self.kinds[kind] * self.per_cluster + warps % self.per_cluster
 
     def thread_of(self, component: np.ndarray) -> np.ndarray:
-        """The component of the thread whose own clock a component has; other components as they are."""
+        """Returns the component of the thread for components of the kinds ``OWN``, and other components unchanged."""
         return np.where(component < len(self.own) * self.per_cluster, component % self.per_cluster, component)
 
     def barrier(self, cta: np.ndarray, slot: np.ndarray) -> np.ndarray:
-        """Index of an mbarrier among those of its cluster."""
+        """Returns the index of an mbarrier among those of its cluster."""
         return slot * self.cluster_size + cta % self.cluster_size
 
     def base(self, warps: np.ndarray) -> np.ndarray:
-        """Where a warp's row of ``known`` begins in ``flat``; the next layer is ``room`` further."""
+        """Returns where a warp's part of ``known`` begins in ``flat``; the next layer is ``room`` further."""
         return warps * (self.known.shape[1] * self.room)
 
     # what a warp gives and takes
 
     def snapshot(self, warps: np.ndarray) -> np.ndarray:
-        """(k, layers, room): what the warps know, their own clocks included."""
+        """Returns what the warps know, (k, layers, room), their own clocks included."""
         rows = self.known[warps]
         for first in self.own:
             rows[np.arange(len(warps)), 0, first + warps % self.per_cluster] = self.now[warps]
         return rows
 
     def release(self, warps: np.ndarray) -> np.ndarray:
-        """Returns a :meth:`snapshot`, of which what the warps do from now on is no part."""
+        """Returns a :meth:`snapshot`, and advances the warps' clocks: what they do next is no part of it."""
         rows = self.snapshot(warps)
         self.now[warps] += 1
         return rows
@@ -170,27 +186,27 @@ class Clocks:
         join(self.known.reshape(self.warps, -1), warps, rows.reshape(len(warps), -1))
 
     def learn(self, kind: str, warps: np.ndarray, clock: np.ndarray, of: np.ndarray | None = None) -> None:
-        """The warps have seen that their own operations of ``kind``, or those of the warps ``of``, up to ``clock`` are
-        over."""
+        """Records that the warps have seen the end of their own operations of ``kind``, or of those of the warps
+        ``of``, up to ``clock``."""
         at = (warps, 0, self.component(kind, warps if of is None else of))
         self.known[at] = np.maximum(self.known[at], clock)
 
     # barriers
 
     def meet_some(self, warp: int, lanes: np.ndarray) -> None:
-        """bar.warp.sync of some ``lanes`` (32,) of a warp."""
+        """Records a bar.warp.sync of some ``lanes`` (32,) of a warp."""
         self.met_lanes.setdefault(warp, []).append((int(self.now[warp]), lanes))
         self.now[warp] += 1
 
     def some_met(self, warp: int, clock: int, one: int, other: int) -> bool:
-        """Whether two lanes of a warp, ``MANY`` for several, have met since a clock without all the others."""
+        """Whether two lanes of a warp have met since ``clock``, without all others; ``MANY`` counts as having met."""
         return any(
             clock <= when and all(lane >= MANY or lanes[lane] for lane in (one, other))
             for when, lanes in self.met_lanes.get(warp, ())
         )
 
     def meet(self, warps: np.ndarray) -> None:
-        """bar.warp.sync of all lanes."""
+        """Records a bar.warp.sync of all lanes."""
         if self.met_lanes:
             for warp in warps.tolist():
                 self.met_lanes.pop(warp, None)
@@ -199,21 +215,21 @@ class Clocks:
         self.now[warps] += 1
 
     def named_arrive(self, warps: np.ndarray, ident: np.ndarray) -> None:
-        """Warps come to named barriers of their CTAs, whether they wait there or not."""
+        """Records that warps arrive at named barriers of their CTAs, whether they wait there or not."""
         at = warps // self.warps_per_cta * NAMED_BARRIERS + ident
         join(self.named.reshape(self.ctas * NAMED_BARRIERS, -1), at, self.release(warps).reshape(len(warps), -1))
 
     def named_open(self, warps: np.ndarray, ident: np.ndarray) -> None:
-        """Named barriers open; ``warps`` are all that have waited there."""
+        """Records that named barriers open; ``warps`` are all that have waited there."""
         self.acquire(warps, self.named[warps // self.warps_per_cta, ident])
 
     def named_end(self, cta: np.ndarray, ident: np.ndarray) -> None:
-        """The phases are over; the next ones begin with nothing."""
+        """Records that phases of named barriers are over; the next phases begin with nothing."""
         self.named[cta, ident] = 0
 
     def cluster_arrive(self, warps: np.ndarray, parity: np.ndarray, release: bool) -> None:
-        """barrier.cluster.arrive in a phase of this parity. A relaxed arrival carries what a fence before it
-        has prepared, and mbarrier initialisations that fence.mbarrier_init has published."""
+        """Records barrier.cluster.arrive in a phase of this parity. A relaxed arrival carries what a fence before it
+        has prepared, and the mbarrier initialisations that fence.mbarrier_init has published."""
         cluster = warps // self.per_cluster
         if release:
             rows = self.release(warps)
@@ -235,39 +251,40 @@ class Clocks:
     # mbarriers
 
     def initialise(self, warps: np.ndarray) -> np.ndarray:
-        """mbarrier.init: the clocks of the initialisations."""
+        """Records mbarrier.init, and returns the clocks of the initialisations."""
         clock = self.open["init"][warps]
         self.learn("init", warps, clock)
         self.open["init"][warps] += 1
         return clock
 
     def gather(self, rows: np.ndarray, cta: np.ndarray, slot: np.ndarray) -> None:
-        """Adds (k, layers, room) to what the ends of the phases under way will say."""
+        """Adds ``rows`` (k, layers, room) to what the ends of the phases under way will tell."""
         at = cta // self.cluster_size * self.barriers + self.barrier(cta, slot)
         join(self.gathering.reshape(self.clusters * self.barriers, -1), at, rows.reshape(len(at), -1))
 
     def visit(self, warps: np.ndarray, cta: np.ndarray, slot: np.ndarray) -> None:
-        """Threads signal mbarriers (k,): those of other CTAs than theirs are visited."""
+        """Records that warps (k,) signal mbarriers (k,); those in other CTAs than the warp's count as visited."""
         far = warps // self.warps_per_cta != cta
         if far.any():
             self.visited[cta[far] // self.cluster_size, self.barrier(cta[far], slot[far])] = True
 
     def signal(self, cta: np.ndarray, slot: np.ndarray, component: np.ndarray, clock: np.ndarray, label: int) -> None:
-        """Something of ``component`` will arrive at the barriers: their CTAs must not exit before. ``label`` is the
-        instruction that sends it."""
+        """Records that something of ``component`` will arrive at the barriers, whose CTAs must not exit before.
+        ``label`` is that of the instruction that sends it."""
         at = (cta // self.cluster_size, self.barrier(cta, slot), component)
         np.maximum.at(self.signals, at, clock)
         self.sender[at] = self.last_use[at[:2]] = label
 
     def end_phase(self, cta: np.ndarray, slot: np.ndarray, phase: np.ndarray) -> None:
-        """The barriers (each once) have now ended ``phase`` phases."""
+        """Records that the barriers, each given once, have now completed ``phase`` phases."""
         cluster, b = cta // self.cluster_size, self.barrier(cta, slot)
         self.gathering[cluster, b, :, self.first_barrier + b] = phase[:, None]
         self.ended[cluster, b] = self.gathering[cluster, b]
         self.visited_before[cluster, b], self.visited[cluster, b] = self.visited[cluster, b], False
 
     def pass_phase(self, warps: np.ndarray, cta: np.ndarray, slot: np.ndarray, acquire: bool = True) -> None:
-        """The warps have seen the last phase end; without ``acquire`` they know what it says after a fence."""
+        """Records that the warps have seen the last phase end; without ``acquire`` they know what it tells only after a
+        fence."""
         at = cta // self.cluster_size, self.barrier(cta, slot)
         rows = self.ended[at].reshape(len(warps), -1)
         if acquire:
@@ -283,9 +300,12 @@ class Clocks:
     def fence(
         self, warps: np.ndarray, wide: bool, takes: bool = True, gives: bool = True, tensor: bool = False
     ) -> None:
-        """A fence, whose scope has the whole cluster if it is ``wide``: what relaxed waits have seen is known now (it
-        ``takes``), and what is known now goes with relaxed arrivals (it ``gives``). With ``tensor`` (tcgen05.fence)
-        that goes for operations on tensor memory only."""
+        """Records a fence.
+
+        The scope of a ``wide`` fence includes the whole cluster. If the fence ``takes``, what relaxed waits have seen
+        is known now. If it ``gives``, relaxed arrivals carry from now on what is known now. With ``tensor``
+        (tcgen05.fence) both apply to operations on tensor memory only.
+        """
         rows, seen = self.snapshot(warps), self.seen[warps] if takes else np.zeros_like(self.seen[warps])
         if takes and wide and self.cluster_size > 1:
             seen = np.maximum(seen, self.far[warps])
@@ -303,7 +323,7 @@ class Clocks:
         self.now[warps] += 1
 
     def fence_async(self, warps: np.ndarray, space: str = "") -> None:
-        """fence.proxy.async: the asynchronous proxy sees what the warps know, in ``space`` or everywhere."""
+        """Records fence.proxy.async: the asynchronous proxy sees what the warps know, in ``space`` or everywhere."""
         seen = self.snapshot(warps)[:, 0]
         for layer in {"shared": {self.layers.shared}, "global": {self.layers.global_}}.get(space, set(self.layers)) - {
             0
@@ -312,22 +332,23 @@ class Clocks:
         self.now[warps] += 1
 
     def fence_init(self, warps: np.ndarray) -> None:
-        """fence.mbarrier_init: other CTAs and the asynchronous proxy see the barriers the warps initialised."""
+        """Records fence.mbarrier_init: other CTAs and the asynchronous proxy see the mbarriers that the warps have
+        initialised."""
         clock = self.open["init"][warps] - 1
         self.published[warps] = clock
         self.known[warps, 1, self.component("init", warps)] = clock
 
     def commit(self, kind: str, warps: np.ndarray) -> None:
-        """What the warps issue from now on is not part of what has been committed."""
+        """Records a commit: what the warps issue from now on is no part of it."""
         self.open[kind][warps] += 1
 
     def wait_all(self, kind: str, warps: np.ndarray) -> None:
-        """Everything issued is over."""
+        """Records that everything of ``kind`` that the warps have issued is over."""
         self.learn(kind, warps, self.open[kind][warps])
         self.open[kind][warps] += 1
 
     # the end
 
     def leave(self, warps: np.ndarray) -> None:
-        """The warps exit; what they know counts for their CTA."""
+        """Records that the warps exit; what they know counts for their CTA."""
         join(self.exit, warps // self.warps_per_cta, self.snapshot(warps)[:, 0])

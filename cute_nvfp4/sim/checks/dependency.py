@@ -1,8 +1,9 @@
-"""What a programmatic dependent launch touches before it has waited for the launches before it, which may still run.
+"""Checks of programmatic dependent launches: what they access before they wait for earlier launches.
 
-Such a launch may begin before the one before it on its stream has ended, and what that one stores is visible only after
-griddepcontrol.wait (PTX ISA, "griddepcontrol"; CUDA Programming Guide, "Programmatic Dependent Launch"): of the thread
-itself, or of another one of its cluster that it has met since. Between clusters that is not followed.
+Such a launch may begin before the previous launch on its stream has ended. It sees what that launch stores only after
+griddepcontrol.wait (PTX ISA, "griddepcontrol"; CUDA Programming Guide, "Programmatic Dependent Launch"). The accessing
+thread may execute the wait itself, or synchronise with another thread of its cluster that has executed it. Waits in
+other clusters do not count.
 """
 
 from __future__ import annotations
@@ -22,19 +23,23 @@ from cute_nvfp4.sim.machine.requests import Access
 from cute_nvfp4.sim.machine.wave import Group
 
 MAP_BYTES = 128
+"""The size of a tensor map."""
 
 
 class Earlier(Protocol):
-    """What the launches touch that may still run."""
+    """The accesses of earlier launches that may still run."""
 
     def clash(self, address: np.ndarray, length: int, write: bool) -> tuple[int, int, str] | None:
-        """The first clash among accesses to ``length`` bytes at ``address`` (m,): which access, its first byte that
-        clashes, and who has done what there."""
+        """Returns the first conflict of accesses to ``length`` bytes at each ``address`` (m,), None if there is none.
+
+        The result is the index of the access, the address of the first byte in conflict, and in words which launch has
+        read or written it.
+        """
         ...
 
 
 class Dependency(Listener):
-    """Reports accesses that come before the wait. ``earlier``: None where no launch before may still run."""
+    """Reports accesses that come before the wait. ``earlier`` is None where no earlier launch may still run."""
 
     def __init__(self, state: State, earlier: Earlier | None) -> None:
         self.state, self.earlier = state, earlier
@@ -44,7 +49,7 @@ class Dependency(Listener):
         self.state.clocks.learn("dependency", warps, np.ones(len(warps), np.int32))
 
     def early(self, warps: np.ndarray) -> np.ndarray:
-        """Which of the warps (k,) have not waited, nor met one that has."""
+        """Whether each of the warps (k,) neither has waited nor has synchronised with a warp that has."""
         c = self.state.clocks
         if "dependency" not in c.kinds:
             return np.ones(len(warps), bool)

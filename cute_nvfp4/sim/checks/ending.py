@@ -1,4 +1,4 @@
-"""What may still be under way when a CTA exits: nothing that touches its shared or tensor memory."""
+"""Checks at the exit of a CTA: no access to its shared or tensor memory may still be in flight."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _WHAT = {
         "cp.async.bulk.wait_group.read is missing after it",
     ),
 }
-"""The class of the hazard, whose operation it is, and what is missing."""
+"""For each kind of operation: the class of the hazard, the operation in words, and what is missing."""
 
 
 class Ending(Listener):
-    """Checks CTAs when they exit, and the wave when it is over."""
+    """Checks CTAs when they exit, and mbarrier phases when the wave is over."""
 
     def __init__(self, state: State, shadows: Shadows) -> None:
         self.state, self.shadows = state, shadows
@@ -53,9 +53,12 @@ class Ending(Listener):
         self._phases()
 
     def _phases(self) -> None:
-        """Phases that never end. The ISA lets a kernel exit so: a phase that somebody waits for would be a deadlock,
-        and copies and arrivals on their way to a CTA that exits are hazards of their own. Bytes beyond those expected
-        are of a copy that no phase has room for."""
+        """Reports mbarrier phases that never complete.
+
+        The ISA lets a kernel end in the middle of a phase, so that is a warning. A wait for such a phase is a deadlock,
+        and arrivals on their way to a CTA that exits are hazards of their own. A negative tx-count is a hazard: a copy
+        has completed bytes that no phase expects.
+        """
         barriers, c, labels = self.state.wave.mbarriers, self.state.clocks, self.state.labels
         for cta, slot in barriers.unfinished():
             last = c.last_use[cta // c.cluster_size, c.barrier(cta, slot)]
@@ -70,7 +73,7 @@ class Ending(Listener):
                 self.state.findings.warn("unfinished-phase", f"{text}, and nobody waits for the phase", instruction)
 
     def _check(self, ctas: np.ndarray) -> None:
-        """Everything that touches CTAs that exit must have happened before, as far as they know."""
+        """Checks that everything which accesses CTAs (k,) happened before they exit, by what their warps know."""
         self._flying(ctas)
         self._signals(ctas)
         if self.state.clocks.cluster_size > 1:
@@ -78,7 +81,7 @@ class Ending(Listener):
                 self._memory(cta)
 
     def _flying(self, ctas: np.ndarray) -> None:
-        """Operations that warps of the CTAs have issued."""
+        """Checks the asynchronous operations that warps of the CTAs have issued."""
         c = self.state.clocks
         for kind, issued in self.state.flying.items():
             per_cta = issued.reshape(c.ctas, -1)[ctas]
@@ -99,7 +102,7 @@ class Ending(Listener):
                 )
 
     def _signals(self, ctas: np.ndarray) -> None:
-        """Arrivals and completions that will reach the CTAs' mbarriers."""
+        """Checks the arrivals and completions that will reach mbarriers of the CTAs."""
         c = self.state.clocks
         if not c.barriers or not c.signals.any():
             return
@@ -121,7 +124,7 @@ class Ending(Listener):
         )
 
     def _memory(self, cta: int) -> None:
-        """Accesses of other CTAs of the cluster to this one's shared memory."""
+        """Checks the accesses to the shared memory of a CTA, those of other CTAs of its cluster included."""
         c, wave = self.state.clocks, self.state.wave
         known = c.exit[cta]
         first = cta * wave.shared_stride

@@ -1,8 +1,9 @@
 """Epochs: who made an access, and when, in 64 bits.
 
 An epoch is ``[label 16][component 16][strong 1][lane 6][narrow 1][clock 24]``. The component says whose clock counts (a
-warp's own, one of its asynchronous pipes, or an mbarrier), the lane which thread of a warp it was (``MANY``: several).
-The label is the instruction, or the cluster in global memory, whose clocks are kept by cluster. 0 stands for no access.
+warp's own, one of its asynchronous pipes, or an mbarrier). The lane says which thread of the warp it was (``MANY``:
+several). The label is the number of the instruction; for global memory it is the number of the cluster, because each
+cluster has its own clocks. 0 stands for no access.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _ORDERED = np.uint64(0xFFFF_FFFF_7FFF_FFFF)
 
 
 def pack(label, component, clock, lane=MANY, strong: bool = False, narrow: bool = False) -> np.ndarray:
-    """Epochs of arrays that broadcast together."""
+    """Returns the epochs (uint64) made of these fields, which broadcast together."""
     how = (_STRONG if strong else 0) | (_NARROW if narrow else 0)
     low = (np.asarray(clock, np.int64) & CLOCK_MASK) | (np.asarray(lane, np.int64) << 25) | how
     high = (np.asarray(label, np.int64) & 0xFFFF) << 16 | np.asarray(component, np.int64)
@@ -27,22 +28,22 @@ def pack(label, component, clock, lane=MANY, strong: bool = False, narrow: bool 
 
 
 def labels(epochs: np.ndarray) -> np.ndarray:
-    """The labels (uint16) of ``epochs``."""
+    """Returns the labels (uint16) of ``epochs``, an array that is contiguous."""
     return epochs.view(np.uint16)[..., 3::4]
 
 
 def components(epochs: np.ndarray) -> np.ndarray:
-    """uint16, the shape of ``epochs``, which must be contiguous."""
+    """Returns the components (uint16) of ``epochs``, an array that is contiguous."""
     return epochs.view(np.uint16)[..., 2::4]
 
 
 def clocks(epochs: np.ndarray) -> np.ndarray:
-    """The clocks of ``epochs``."""
+    """Returns the clocks (uint32) of ``epochs``, an array that is contiguous."""
     return epochs.view(np.uint32)[..., 0::2] & np.uint32(CLOCK_MASK)
 
 
 def lanes(epochs: np.ndarray) -> np.ndarray:
-    """The lanes of ``epochs``, ``MANY`` for more than one."""
+    """Returns the lanes (uint32) of ``epochs``, ``MANY`` for accesses of several lanes."""
     return (epochs.view(np.uint32)[..., 0::2] >> np.uint32(25)) & np.uint32(63)
 
 
@@ -52,16 +53,16 @@ def strong(epochs: np.ndarray) -> np.ndarray:
 
 
 def narrow(epochs: np.ndarray) -> np.ndarray:
-    """Whether strong accesses of ``epochs`` name a scope that leaves out threads which can touch the bytes too."""
+    """Whether strong accesses of ``epochs`` name a scope that excludes some threads which can access the bytes."""
     return (epochs.view(np.uint32)[..., 0::2] & np.uint32(_NARROW)) != 0
 
 
 def same_agent(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Whether all but the label is equal."""
+    """Whether epochs ``a`` and ``b`` are equal in all fields but the label."""
     return ((a ^ b) & _AGENT) == 0
 
 
 def by_many(epochs: np.ndarray) -> np.ndarray:
-    """The epochs with the lane replaced by ``MANY``."""
+    """Returns the epochs with ``MANY`` as their lane."""
     clear = np.uint64(((1 << 64) - 1) ^ (63 << 25))
     return (epochs & clear) | np.uint64(MANY << 25)

@@ -1,10 +1,10 @@
-"""Order made through memory: releases and acquires, and what warps know of other clusters.
+"""Ordering through memory: releases, acquires, and what warps know of other clusters.
 
-A release leaves the clocks of the warp at an address; an acquire that reads it takes them, if the scopes of both
-include the other thread. Fences turn relaxed and volatile accesses into releases and acquires (PTX ISA, "Memory
-Consistency Model": release and acquire patterns); then the scopes of the fence and of the access count, both.
-Within a cluster that is a join of clocks. Knowledge of other clusters is rare, so it is kept in dictionaries, which
-travel with every later synchronisation of the warps that have some.
+A release leaves the clocks of its warp at an address. An acquire that reads the address takes these clocks over if the
+scopes of both include the other thread. Fences turn relaxed and volatile accesses into releases and acquires (PTX ISA,
+"Memory Consistency Model": release and acquire patterns); then both scopes count, that of the fence and that of the
+access. Within a cluster, an acquire joins vector clocks. Knowledge of other clusters is rare, so dictionaries hold it,
+and every later synchronisation of a warp that has some passes it on.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from cute_nvfp4.sim.checks.clocks import Clocks
 from cute_nvfp4.sim.checks.scopes import CLUSTER, CTA, GPU
 
 Knowledge = dict[int, np.ndarray]
-"""Clocks (room,) by cluster of the launch."""
+"""What is known of other clusters: the number of a cluster in the launch, and the known clocks (room,) of it."""
 
 
 @dataclass
 class Left:
-    """What a release left at an address: the clocks (2, room) of a cluster, and foreign knowledge.
+    """What a release left at an address.
 
-    ``rank`` is that of its CTA in the cluster; ``scope`` says who may take it."""
+    ``cluster`` is the number of the releasing thread's cluster in the launch, modulo 2^16. ``rank`` is the rank of its
+    CTA in the cluster. ``scope`` (``scopes``) says who may acquire. ``clocks`` (layers, room) is what the warp knew of
+    its cluster, ``foreign`` what it knew of other clusters.
+    """
 
     cluster: int
     rank: int
@@ -34,7 +37,7 @@ class Left:
 
 
 def _larger(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """max of rows whose last axes may differ in length."""
+    """Returns the element-wise maximum of two rows. Their last axes may differ in length."""
     if a.shape[-1] < b.shape[-1]:
         a, b = b, a
     if a is b:
@@ -45,7 +48,7 @@ def _larger(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def merge(into: Knowledge, more: Knowledge) -> None:
-    """Adds the knowledge ``more`` to ``into``."""
+    """Adds the knowledge ``more`` to ``into``, in place."""
     for cluster, row in more.items():
         mine = into.get(cluster)
         if mine is not row:
@@ -53,19 +56,24 @@ def merge(into: Knowledge, more: Knowledge) -> None:
 
 
 class Foreign:
-    """Order through memory in one wave. ``left`` has the releases of the launch by host address; ``cluster_of_warp``
-    numbers its clusters. ``fenced`` has for a warp, by scope, what each fence has prepared for relaxed writes, of those
-    whose scope is wider than that of all later ones."""
+    """Follows ordering through memory in one wave.
+
+    ``left`` maps host addresses to the releases that the launch has left there; all its waves share it.
+    ``cluster_of_warp`` (warps,) is the number of each warp's cluster in the launch.
+    """
 
     def __init__(self, clocks: Clocks, left: dict[int, list[Left]], cluster_of_warp: np.ndarray) -> None:
         self.clocks, self.left, self.cluster_of_warp = clocks, left, cluster_of_warp
         self.of_warp: dict[int, Knowledge] = {}
+        # by the kind and the place of a barrier
         self.at_barrier: dict[tuple, Knowledge] = {}
+        # by warp and scope: what fences give to later relaxed writes; a fence replaces those of no wider scope
         self.fenced: dict[int, dict[int, tuple[np.ndarray, Knowledge]]] = {}
+        # by warp: the releases that relaxed reads have met and no fence has acquired yet
         self.seen: dict[int, list[Left]] = {}
 
     def ordered(self, warps, clusters, components, clocks) -> np.ndarray:
-        """Whether each warp knows that the component of the other cluster has passed the clock."""
+        """Returns whether each warp knows that a component of another cluster has passed a clock; all are (k,)."""
         out = np.zeros(len(warps), bool)
         if self.of_warp:
             for j, (w, c, p, t) in enumerate(
@@ -78,7 +86,11 @@ class Foreign:
     # memory operations: warps (k,) and host addresses (k,)
 
     def wrote(self, warps: np.ndarray, addresses: np.ndarray, release: bool, update: bool, scope: int) -> None:
-        """Strong writes. A plain strong write ends what was released before at the address, an ``update`` adds."""
+        """Records strong writes.
+
+        A plain write ends the release sequences at its address. An ``update`` (atomic) continues them. ``release``
+        says whether the write itself releases, at ``scope``.
+        """
         if not (release or self.fenced or (self.left and not update)):
             return
         rows = self.clocks.snapshot(warps) if release else None
@@ -103,13 +115,13 @@ class Foreign:
         return warp % self.clocks.per_cluster // self.clocks.warps_per_cta
 
     def _includes(self, scope: int, warp: int, left: Left) -> bool:
-        """Whether a scope has both the warp and the thread that left something in it."""
+        """Whether ``scope`` includes both the warp and the thread of the release ``left``."""
         if left.cluster != int(self.cluster_of_warp[warp]) & 0xFFFF:
             return scope >= GPU
         return scope >= (CTA if left.rank == self._rank(warp) else CLUSTER)
 
     def read(self, warps: np.ndarray, addresses: np.ndarray, acquire: bool, scope: int) -> None:
-        """Strong reads."""
+        """Records strong reads. A read without ``acquire`` takes nothing over before a fence follows it."""
         if not self.left:
             return
         for w, at in zip(warps.tolist(), addresses.tolist()):
@@ -122,7 +134,7 @@ class Foreign:
                     self.seen.setdefault(w, []).append(left)
 
     def fence(self, warps: np.ndarray, scope: int, takes: bool = True, gives: bool = True) -> None:
-        """fence.acq_rel, fence.sc, membar; one of .acquire or .release only ``takes`` or ``gives``."""
+        """Records fence.acq_rel, fence.sc or membar. A fence.acquire only ``takes``, a fence.release only ``gives``."""
         if self.seen and takes:
             for w in warps.tolist():
                 later = []
@@ -152,15 +164,15 @@ class Foreign:
             others = {c: r for c, r in left.foreign.items() if c != own}
             merge(self.of_warp.setdefault(warp, {}), others)
 
-    # knowledge travels with synchronisation
-
     def give(self, kind: str, warps: np.ndarray, *key: np.ndarray) -> None:
+        """Adds what warps (k,) know of other clusters to the barriers ``kind``, ``key``, with arrays (k,) for a key."""
         if self.of_warp:
             for w, *k in zip(warps.tolist(), *(a.tolist() for a in key)):
                 if w in self.of_warp:
                     merge(self.at_barrier.setdefault((kind, *k), {}), self.of_warp[w])
 
     def take(self, kind: str, warps: np.ndarray, *key: np.ndarray) -> None:
+        """Adds what has been given to the barriers ``kind``, ``key`` to what warps (k,) know."""
         if self.at_barrier:
             for w, *k in zip(warps.tolist(), *(a.tolist() for a in key)):
                 if (kind, *k) in self.at_barrier:
@@ -168,7 +180,7 @@ class Foreign:
 
 
 def _compact(left: list[Left]) -> list[Left]:
-    """``left`` with its knowledge merged into one entry for each CTA and scope."""
+    """Returns the releases ``left``, merged into one for each CTA and scope."""
     by: dict[tuple[int, int, int], Left] = {}
     for one in left:
         key = one.cluster, one.rank, one.scope

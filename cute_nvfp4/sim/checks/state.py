@@ -1,4 +1,4 @@
-"""What the parts of the checks share in one wave."""
+"""The state that the listeners of the checks share in one wave."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from cute_nvfp4.sim.machine.wave import Wave
 
 
 class State:
-    """The clocks of a wave, what its warps know of other clusters, and the words for what is found.
+    """The clocks of a wave, what its warps know of other clusters, and the reporter of hazards.
 
-    ``cluster_of_warp`` numbers clusters of the launch. ``flying[kind]`` (warps,) is the clock of the last operation
-    of a kind ("tensor", "wgmma", "bulk_read") that a warp has issued, ``flying_at[kind]`` the label of its instruction.
+    ``cluster_of_warp`` (warps,) is the number of each warp's cluster in the launch. ``flying[kind]`` (warps,) is the
+    clock of the last operation of a kind ("tensor", "wgmma", "bulk_read") that a warp has issued; ``flying_at[kind]``
+    (warps,) is the label of its instruction. ``labels`` and ``left`` (``foreign``) are shared by all waves of a launch.
     """
 
     def __init__(

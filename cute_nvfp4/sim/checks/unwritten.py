@@ -1,10 +1,10 @@
-"""Whether it matters what a load has read from shared or tensor memory that nobody has written.
+"""Decides whether the values matter that loads read from shared or tensor memory which nobody has written.
 
-Kernels read rows beyond the last one, compute with them and store nothing of it. So the launch goes on, and at its end
-it is run again from the same global memory, each time with other values in exactly the bytes that were read too early:
-large, large and negative, NaN. Where the addresses, the branches, the bytes that lanes store to global memory, and the
-global memory at the end are always the same, the values go nowhere. That follows them through every instruction:
-selects, shuffles, the rows of an mma.
+Kernels read rows beyond the last one, compute with them and store no result of it. So the launch goes on after such a
+load. When it is over it runs again from the same global memory, each time with other values in exactly the bytes that
+were read too early: large, large and negative, NaN. The values do not matter if these runs have the same addresses,
+branches and bytes that lanes store to global memory, and leave the same global memory as the first run. This follows
+the values through every instruction: selects, shuffles, the rows of an mma.
 """
 
 from __future__ import annotations
@@ -29,27 +29,36 @@ from cute_nvfp4.sim.machine.wave import Group, Wave
 
 RULE = "uninitialized-read"
 FILLS = (0x7800, 0xF800, 0xFFFF)
-"""High bits of each 16-bit word: with random low bits large in every format, large and negative, NaN."""
+"""The high bits of each 16-bit word in one run. With random low bits (``_LOW``) they make values that are large in
+every format, large and negative, or NaN."""
 _LOW = 0x03FF
 
 
 class Unwritten:
-    """The reads of one launch. ``bytes_read[wave, space]`` marks bytes of the wave's "shared" or "tensor" memory."""
+    """The reads of unwritten memory in one launch.
+
+    ``bytes_read[wave, space]`` (bytes,) marks what was read of the "shared" or "tensor" memory of a wave. ``reads`` has
+    the message for each instruction, about its first such read.
+    """
 
     def __init__(self, findings: Findings, memory: GlobalMemory) -> None:
         self.findings, self.memory = findings, memory
         self.reads: dict[tuple[int, str], tuple[str, Instruction]] = {}
         self.bytes_read: dict[tuple[int, str], np.ndarray] = {}
+        # by base address: the regions that the launch writes, and their bytes before the launch
         self._before: dict[int, tuple[Region, np.ndarray]] = {}
 
     def written(self, region: Region) -> None:
-        """The launch is about to write ``region`` for the first time."""
+        """Keeps the bytes of ``region``, which the launch is about to write for the first time."""
         self._before[region.base] = (region, _bytes(region).copy())
 
     def read(
         self, wave: int, space: str, size: int, at: np.ndarray, say: Callable[[], str], instruction: Instruction
     ) -> None:
-        """``instruction`` reads bytes ``at`` of a memory of ``size`` bytes of a wave; ``say`` words it."""
+        """Records that ``instruction`` reads the unwritten bytes ``at`` of a memory of ``size`` bytes of a wave.
+
+        ``wave`` is the number of the wave, ``space`` is "shared" or "tensor", and ``say`` returns the message.
+        """
         marked = self.bytes_read.setdefault((wave, space), np.zeros(size, bool))
         marked[at[at < size]] = True
         key = (instruction.line, instruction.text)
@@ -57,7 +66,7 @@ class Unwritten:
             self.reads[key] = say(), instruction
 
     def settle(self, again: Callable[[Client], Any]) -> None:
-        """Reports the reads, when the launch is over; ``again`` runs it with one client and nothing else."""
+        """Reports the reads when the launch is over; ``again`` runs it once more, with one client only."""
         if not self.reads:
             return
         why = "" if RULE in self.findings.allow else self._matters(again)
@@ -68,12 +77,12 @@ class Unwritten:
                 self.findings.warn(RULE, f"{message}; no address, branch or stored byte depends on it", instruction)
 
     def stopped(self) -> None:
-        """The launch was stopped before it could be known."""
+        """Reports the reads as warnings: the launch has stopped before it was known whether they matter."""
         for message, instruction in self.reads.values():
             self.findings.warn(RULE, message, instruction)
 
     def _matters(self, again: Callable[[Client], Any]) -> str:
-        """A name of what depends on the values; "" for nothing."""
+        """Returns what depends on the values, in words; "" if nothing does."""
         end = {base: _bytes(region).copy() for base, (region, _) in self._before.items()}
         first = None
         try:
@@ -100,7 +109,7 @@ class Unwritten:
         return ""
 
     def _changed(self, end: dict[int, np.ndarray]) -> str:
-        """The first byte of global memory that is not as in the first run."""
+        """Returns the name of the first byte of global memory that differs from ``end``; "" if none does."""
         for base, (region, _) in self._before.items():
             other = _bytes(region) != end[base]
             if other.any():
@@ -109,13 +118,15 @@ class Unwritten:
 
 
 class _Differs(Exception):
-    """Another value has made a difference."""
+    """Raised when a run takes another step than the first run with other values."""
 
 
 class Trail(Listener):
-    """Client of a run with other values: what it decides, step by step, compared with the ``first`` such run.
+    """A client that fills the bytes of a run and compares its steps with those of the ``first`` such run.
 
-    ``steps`` are check sums. Addresses are taken from the start of the memory they lie in, for it may lie elsewhere.
+    ``bytes_read`` are the marks of ``Unwritten``; ``fill`` is one of ``FILLS``. ``steps`` are checksums of branches,
+    addresses and bytes stored to global memory. Addresses of shared and local memory are relative to its start, because
+    each run may allocate it elsewhere.
     """
 
     def __init__(self, bytes_read: dict[tuple[int, str], np.ndarray], fill: int, first: Trail | None) -> None:
@@ -127,7 +138,7 @@ class Trail(Listener):
         self._tensor: tuple[np.ndarray, np.ndarray] | None = None
 
     def listeners(self, wave: Wave) -> Iterable[Listener]:
-        """Fills the bytes, and listens."""
+        """Fills the marked bytes of shared memory, and returns this client as the listener."""
         marked = self.bytes_read.get((self._waves, "shared"))
         if marked is not None:
             wave.shared2d.reshape(-1)[marked] = self._values(len(marked))[marked]
@@ -142,7 +153,7 @@ class Trail(Listener):
         return words.astype(np.uint16).view(np.uint8)[:size]
 
     def tensor_allocated(self, cta: np.ndarray, first: np.ndarray, columns: np.ndarray) -> None:
-        """Fresh columns hold what an earlier owner left."""
+        """Fills the marked words of fresh columns: they hold what an earlier owner left."""
         if self._tensor is None:
             return
         memory, marked = self._tensor
