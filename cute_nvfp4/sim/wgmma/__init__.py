@@ -1,1 +1,1 @@
-"""Hopper's warpgroup matrix instructions: descriptors, fragments, sums, and the operation (PTX ISA, "wgmma")."""
+"""Hopper's warpgroup matrix instructions: descriptors, fragments, sums and the operation (PTX ISA, "wgmma")."""

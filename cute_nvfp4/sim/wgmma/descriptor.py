@@ -1,6 +1,7 @@
-"""Matrix descriptors of wgmma (PTX ISA, "Matrix Descriptor Format" of asynchronous warpgroup matrices).
+"""Matrix descriptors of wgmma (PTX ISA, "Matrix Descriptor Format" of the asynchronous warpgroup instructions).
 
-Strides and swizzles mean what they mean to ``tcgen05``, whose tables of chunks serve here too; the bits differ.
+Their strides and swizzles have the same meaning as in tcgen05, whose tables of chunk numbers serve here too. The bit
+positions of the fields differ.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _SAME = np.uint64(~0x3FC0 & (1 << 64) - 1)
 
 @lru_cache(maxsize=4096)
 def decode(desc: int) -> MatrixDescriptor:
-    """The fields of a 64-bit descriptor, without the start address (bits 13-0)."""
+    """Returns the fields of a 64-bit descriptor, except its start address (bits 13-0). Raises ``DescriptorError`` when
+    unused bits are set."""
     if desc & _UNUSED:
         raise DescriptorError(
             f"matrix descriptor {desc:#018x}: bits {desc & _UNUSED:#x} mean nothing to wgmma and must be 0"
@@ -28,5 +30,5 @@ def decode(desc: int) -> MatrixDescriptor:
 
 
 def alike(desc: np.ndarray) -> np.ndarray:
-    """(k,) keys, equal where only the start address differs, by a multiple of 1024 bytes."""
+    """Returns keys (k,), which are equal for descriptors with equal fields and equal start addresses modulo 1024."""
     return desc & _SAME

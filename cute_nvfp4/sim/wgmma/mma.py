@@ -1,7 +1,7 @@
 """wgmma.mma_async as an operation of warpgroups.
 
-It is done when it is issued, so that its results do not show whether somebody waited for it: that is what the checks
-are for (``checks/warpgroups.py``).
+The simulator executes the operation when it is issued, so its results do not show whether the program waits for it.
+The checks find missing waits (``checks/warpgroups.py``).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from cute_nvfp4.sim.wgmma import sums
 from cute_nvfp4.sim.wgmma.fragments import WARPS
 
 ROWS = 64
-"""Rows of D and A."""
+"""Number of rows of A and D."""
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8}
 
 
 @dataclass(frozen=True)
 class Form:
-    """What the instruction says: element types, N, signs of A and B, which operands are transposed (MN-major)."""
+    """The qualifiers and constant operands of the instruction. K is ``k``, and M is ``ROWS``."""
 
-    a: str
+    a: str  # element types of A, B and D
     b: str
     d: str
     n: int
@@ -44,13 +44,12 @@ class Form:
 
 @dataclass(frozen=True)
 class Operand:
-    """A matrix in shared memory: its descriptor, and the start addresses (w,) of one each warpgroup, which agree modulo
-    1024."""
+    """An operand tile in shared memory."""
 
     matrix: MatrixDescriptor
-    start: np.ndarray
+    start: np.ndarray  # (w,) start address of each warpgroup; they agree modulo 1024
     mn_major: bool
-    rows: int
+    rows: int  # extent of M or N
     type: str
 
     @property
@@ -58,19 +57,22 @@ class Operand:
         return int(self.start[0]) % PERIOD
 
     def chunks(self) -> np.ndarray:
-        """Chunk numbers, counted from ``start - low``: (rows, 2), or MN-major (K, chunks of a row)."""
+        """Returns the chunk numbers (rows, 2) from ``start - low`` on, or (K, chunks of a row) with ``mn_major``."""
         return operands.operand_chunks(self.matrix, self.mn_major, self.low, (0,), self.rows, BITS[self.type])
 
     def read(self, wave: Wave, ctas: np.ndarray, where) -> np.ndarray:
-        """(w, rows, K) f32 from the shared memory of CTAs (w,)."""
+        """Returns the operand as f32 (w, rows, K) from the shared memory of ``ctas`` (w,)."""
         base = self.start - self.low
         raw = operands.gather(wave.shared2d, ctas[:, None], base, self.chunks(), wave.shared_bytes, where)
         return operands.matrix(raw, self.type, self.mn_major)
 
 
 class Mma(Pending):
-    """One instruction of w warpgroups, whose warps (4 w,) come group by group. ``a`` is an ``Operand``, or (w, 64, K)
-    f32 from registers; ``c`` (w, 64, N) is what D was, and counts where ``enable`` (w,) says so. ``result`` is D."""
+    """One wgmma.mma_async of w warpgroups. ``warps`` (4 w,) holds them warpgroup by warpgroup.
+
+    ``a`` is an ``Operand``, or f32 (w, 64, K) from registers. ``c`` (w, 64, N) is the old D, which is added where
+    ``enable`` (w,) is set. ``result`` is the new D once ``run`` has returned.
+    """
 
     engine = "tensor"
     completion = Completion("wgmma")
@@ -97,8 +99,8 @@ class Mma(Pending):
         self.result = sums.multiply(a, b, c, (form.a, form.b, form.d), form.saturate)
 
     def footprints(self, wave: Wave) -> list[Footprint]:
-        """Each warp answers for a quarter of an operand, which another warp is likely to have written: all that a
-        warpgroup reads must be known to all of its warps."""
+        """Returns the footprints of A and B. Each warp accounts for one quarter of an operand, which another warp is
+        likely to have written, because all warps of a warpgroup must have synchronised with what it reads."""
         out = []
         for one in (self.a, self.b):
             if isinstance(one, Operand):

@@ -1,10 +1,11 @@
-"""The sums of wgmma, as an H200 makes them.
+"""The sums of wgmma, as an H200 computes them.
 
-The ISA leaves their order open. Recordings (``tests/data/h200_wgmma.npz``) agree bit for bit with this: the products of
-one instruction and the old accumulator are exact, are cut off below 2^-F of the largest of their exponents (that of a
-product is the sum of its factors', whether it carries or not), and are added up exactly; the sum is cut off to the bits
-of an f32, or rounded to the nearest f16. F is 25; for the 8-bit floats it is 13, and an f32 of theirs keeps 13 bits of
-mantissa. Integers are exact, and wrap around or saturate.
+The PTX ISA leaves their order open. The following rule agrees bit for bit with recordings
+(``tests/data/h200_wgmma.npz``). The products of one instruction and the old accumulator are the exact terms of a sum.
+The exponent of a product is the sum of its factors' exponents, without a carry. Each term is truncated F bits below
+the largest exponent of all terms, and the truncated terms are added exactly. The sum is truncated to f32 or rounded to
+the nearest f16. F is 25. For the 8-bit floating-point types, F is 13 and an f32 result keeps 13 bits of mantissa.
+Integer results are exact, and wrap around or saturate.
 """
 
 from __future__ import annotations
@@ -14,27 +15,28 @@ from collections.abc import Callable
 import numpy as np
 
 _LEAST = {"f16": -14, "bf16": -126, "tf32": -126, "e4m3": -6, "e5m2": -14, "f32": -126}
-"""Exponent of the smallest normal number, which is that of the subnormal ones too."""
+"""Exponent of the smallest normal number of each type, which subnormal numbers have too."""
 _ZERO = -2000
-"""The exponent of zero."""
+"""The exponent that stands for zero."""
 _NARROW = ("e4m3", "e5m2")
 _CALM = 50
-"""Exponents within which f32 holds all products scaled."""
+"""Greatest absolute exponent of factors whose scaled products all fit f32."""
 _ELEMENTS_AT_ONCE = 1 << 15
-"""Elements of D that are worked on at a time: what stays in a core's second-level cache."""
+"""Number of elements of D in one batch, which fits the second-level cache of a core."""
 _NARROW_RESULT = np.uint32(~0x3FF & 0xFFFFFFFF)
-"""The bits of an f32 that sums of 8-bit floats have."""
+"""Mask of the f32 bits that a sum of 8-bit floats keeps."""
 _HIGH = np.uint64(~0x1FFFFFFF & (1 << 64) - 1)
-"""The bits of an f64 that an f32 has too."""
+"""Mask of the f64 bits that f32 represents too."""
 _MANY = np.int16(9999)
 
 
 def multiply(
     a: np.ndarray, b: np.ndarray, c: np.ndarray | None, types: tuple[str, str, str], saturate: bool = False
 ) -> np.ndarray:
-    """A B^T + C for A (w, 64, K), B (w, N, K) f32 and C (w, 64, N) or None; ``types`` are those of A, B and D.
+    """Returns A B^T + C (w, 64, N) in the type of D: f32, f16 or s32.
 
-    Returns (w, 64, N) of the type of D: f32, f16 or s32.
+    ``a`` (w, 64, K) and ``b`` (w, N, K) are f32, and ``c`` is (w, 64, N) or None. ``types`` are those of A, B and D.
+    ``saturate`` is for integers.
     """
     w, rows, _ = a.shape
     at_once = max(1, _ELEMENTS_AT_ONCE // (rows * b.shape[1]))
@@ -68,7 +70,7 @@ def _floats(a, b, c, types, saturate: bool) -> np.ndarray:
 
 
 def _with_infinities(a, b, c, types) -> np.ndarray:
-    """Elements of D that have an infinite or NaN operand are what f64 makes of them; the others are not touched."""
+    """Returns ``_floats`` with infinite or NaN operands; elements of D that depend on one are computed in f64."""
     plain = np.matmul(a.astype("f8"), b.astype("f8").swapaxes(1, 2))
     plain = plain if c is None else plain + c
     a, b, c = (x if x is None else np.where(np.isfinite(x), x, np.float32(0)) for x in (a, b, c))
@@ -77,7 +79,7 @@ def _with_infinities(a, b, c, types) -> np.ndarray:
 
 
 def _exponents(x: np.ndarray, t: str) -> np.ndarray:
-    """i16 exponents of f32 numbers of type ``t``."""
+    """Returns the i16 exponents of f32 values of type ``t``."""
     e = (x.view("u4") >> np.uint32(23) & np.uint32(255)).astype("i2") - np.int16(127)
     np.maximum(e, np.int16(_LEAST[t]), out=e)
     e[x == 0] = _ZERO
@@ -85,16 +87,16 @@ def _exponents(x: np.ndarray, t: str) -> np.ndarray:
 
 
 def _calm(e: np.ndarray) -> bool:
-    """Whether all numbers with these exponents are zero or far from the ends of f32."""
+    """Returns whether all values with these exponents are zero or far from the limits of f32."""
     return bool((e <= _CALM).all() and ((e >= -_CALM) | (e == _ZERO)).all())
 
 
 def _direct(a, b, c, ea, eb, t: str) -> np.ndarray:
-    """The sums as f64 has them, where nothing is cut off; the others as ``_cut`` does.
+    """Returns the sums in f64: by one matrix product where no term is truncated, and by ``_cut`` elsewhere.
 
-    A product is a multiple of the last bits of its factors, and no exponent is larger than that of the largest factors
-    of the row and the column. So nothing is lost where these lie 25 bits apart at most, C is not larger, and C has no
-    bit below either.
+    Every product of an element of D is a multiple of 2^(last_a + last_b), and no product has an exponent above
+    top_a + top_b. No term is truncated if these exponents are at most 25 apart, the magnitude of C is below
+    2^(last_a + last_b + 26), and C is a multiple of 2^(top_a + top_b - 25).
     """
     top_a, top_b = ea.max(axis=2), eb.max(axis=2)
     last_a, last_b = _last(a, ea), _last(b, eb)
@@ -105,7 +107,7 @@ def _direct(a, b, c, ea, eb, t: str) -> np.ndarray:
         near &= np.abs(c) * _power(-last_a)[:, :, None] * _power(-last_b)[:, None] < np.float32(2.0**26)
         units = c * _power(25 - top_a)[:, :, None] * _power(-top_b)[:, None]
         near &= units == np.trunc(units)
-        # Numbers that small would leave no trace in ``units``.
+        # ``units`` may underflow to zero for a smaller C.
         near &= (np.abs(c) >= np.float32(2.0**-_CALM)) | (c == 0)
     if near.all():
         return exact
@@ -119,8 +121,8 @@ def _direct(a, b, c, ea, eb, t: str) -> np.ndarray:
 
 
 def _last(x: np.ndarray, e: np.ndarray) -> np.ndarray:
-    """(w, rows) the exponent of the lowest bit that is set in any number of a row (w, rows, K); that of a row of zeros
-    is that of zero."""
+    """Returns the exponent (w, rows) of the lowest bit that is set in any value of a row of ``x`` (w, rows, K), or
+    ``_ZERO`` for a row of zeros. ``e`` holds the exponents of the values."""
     mantissa = x.view("u4") & np.uint32(0x7FFFFF) | np.uint32(1 << 23)
     low = mantissa & (~mantissa + np.uint32(1))
     places = (low.astype("f4").view("u4") >> np.uint32(23)).astype("i2") - np.int16(127 + 23)
@@ -129,17 +131,17 @@ def _last(x: np.ndarray, e: np.ndarray) -> np.ndarray:
 
 
 def _power(e: np.ndarray) -> np.ndarray:
-    """2^e in f32, for e in its range; what is out of it is of rows without any number."""
+    """Returns 2^e in f32. ``e`` is clipped to the range of f32, which only the exponents of rows of zeros leave."""
     return ((e.astype("i4") + 127).clip(1, 254) << 23).view("f4")
 
 
 def _wide_power(e: np.ndarray) -> np.ndarray:
-    """2^e in f64."""
+    """Returns 2^e in f64."""
     return ((e.astype("i8") + 1023) << 52).view("f8")
 
 
 def _cut(a, b, c, ea, eb, t: str, bits: int, calm: bool) -> np.ndarray:
-    """The sums in f64, each term cut off ``bits`` bits below the largest exponent."""
+    """Returns the sums in f64, each term truncated ``bits`` bits below the largest exponent."""
     top = _largest(ea, eb)
     if c is not None:
         np.maximum(top, _exponents(c, t), out=top)
@@ -153,12 +155,11 @@ def _cut(a, b, c, ea, eb, t: str, bits: int, calm: bool) -> np.ndarray:
 
 
 def _k_first(x: np.ndarray) -> np.ndarray:
-    """(K, w, rows) of (w, rows, K)."""
     return np.ascontiguousarray(x.transpose(2, 0, 1))
 
 
 def _largest(ea: np.ndarray, eb: np.ndarray) -> np.ndarray:
-    """(w, 64, N): the largest exponent of the products of each element of D."""
+    """Returns the largest exponent (w, 64, N) of the products of each element of D."""
     left, right = _k_first(ea)[..., None], _k_first(eb)[:, :, None]
     top = left[0] + right[0]
     one = np.empty_like(top)
@@ -169,7 +170,7 @@ def _largest(ea: np.ndarray, eb: np.ndarray) -> np.ndarray:
 
 
 def _aligned(a: np.ndarray, b: np.ndarray, top: np.ndarray, bits: int, calm: bool) -> np.ndarray:
-    """The sum of the products in units of 2^(top - bits), each cut off towards zero."""
+    """Returns the sums of the products in units of 2^(top - bits); each product is truncated to a whole unit."""
     t = np.dtype("f4" if calm else "f8")
     left, right = _k_first(a.astype(t, copy=False))[..., None], _k_first(b.astype(t, copy=False))[:, :, None]
     scale = _power(bits - top) if calm else _wide_power(bits - np.maximum(top, np.int16(-900)))
@@ -184,7 +185,8 @@ def _aligned(a: np.ndarray, b: np.ndarray, top: np.ndarray, bits: int, calm: boo
 
 
 def _toward_zero(x: np.ndarray, calm: bool) -> np.ndarray:
-    """f64 to f32, cut off; beyond the largest number it is infinity. Calm factors make no subnormal sums."""
+    """Returns f64 values truncated to f32; magnitudes of 2^128 and more become infinity. With ``calm``, no value is
+    subnormal in f32."""
     if calm:
         return (x.view("u8") & _HIGH).view("f8").astype("f4")
     out = x.astype("f4")
