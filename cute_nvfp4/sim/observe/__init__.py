@@ -1,1 +1,1 @@
-"""What a run is asked to tell: counters, traces, snapshots of memory."""
+"""What a run can record beside its results: counters, traces, snapshots of memory."""

@@ -1,9 +1,9 @@
 """Bank conflicts of shared memory.
 
 Shared memory has 32 banks of 4 bytes; successive words lie in successive banks (CUDA C++ Programming Guide, "Shared
-Memory" of compute capability 5.x and later). In one pass a bank serves one word, to any number of lanes. A request of
-64 bits a lane is made of two half-warps, one of 128 bits of four quarter-warps, each served by itself; ldmatrix and
-stmatrix read or write one 8x8 matrix, eight rows of 16 bytes, at a time, which is the same.
+Memory" of compute capability 5.x and later). In one pass a bank serves one word, to any number of lanes. The banks
+serve a request of 64 bits a lane in two halves of the warp, and one of 128 bits a lane in four quarters. ldmatrix and
+stmatrix move one 8x8 matrix at a time (eight rows of 16 bytes), which is a quarter of 128 bits a lane.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ BANKS, WORD = 32, 4
 
 
 def passes(address: np.ndarray, lanes: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """(passes (n,), passes without conflicts (n,)) of n requests of ``width`` bytes a lane.
+    """Returns the passes (n,) of n requests of ``width`` bytes a lane, and their passes without bank conflicts (n,).
 
-    ``address`` (n, 32) are byte addresses of shared memory, or host addresses that agree with them modulo 128;
-    ``lanes`` (n, 32) says which lanes take part.
+    address: (n, 32) byte addresses of shared memory, or host addresses that agree with them modulo 128.
+    lanes: (n, 32) booleans, which say what lanes take part.
     """
-    # warps of other CTAs mostly do the same, at other addresses
+    # warps of other CTAs mostly make the same requests, from another base
     base = address[:, :1].astype("i8") & -BANKS * WORD
     kinds, of = distinct(np.where(lanes, address - base, -1 << 40).view("u8"))
     most, least = _passes((address - base)[kinds], lanes[kinds], width)

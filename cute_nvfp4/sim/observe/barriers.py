@@ -1,6 +1,6 @@
-"""The mbarriers of a launch as it used them: who arrives, who waits, with which counts, and what is left unfinished.
+"""How a launch uses its mbarriers: which warps arrive and wait, with which counts, and which phases stay unfinished.
 
-``seen = Barriers()``, ``run(program, launch, memory, others=(seen,))``, and ``seen.rings()`` has them.
+Give ``seen = Barriers()`` to ``run(program, launch, memory, others=(seen,))``, and call ``seen.rings()`` afterwards.
 """
 
 from __future__ import annotations
@@ -17,19 +17,17 @@ from cute_nvfp4.sim.machine.protocols import Wave
 
 @dataclass(frozen=True)
 class Ring:
-    """Mbarriers that lie one after the other and are used alike. ``count``: arrivals of a phase, as initialised;
-    ``tx_bytes``: bytes announced for one; ``arrive`` and ``wait``: which warps, or engines, do; ``phases``: how many
-    of them all ended; ``pending``: arrivals that a begun phase of one of them still lacked at the end."""
+    """Mbarriers that lie one after the other in shared memory and are used alike, such as those of a pipeline."""
 
-    name: str
-    stages: int
-    count: int
-    tx_bytes: int
-    arrive: tuple[str, ...]
-    wait: tuple[str, ...]
-    phases: int
-    pending: int
-    where: str
+    name: str  # says the offset of the first mbarrier in shared memory
+    stages: int  # the number of mbarriers
+    count: int  # arrivals of a phase, as mbarrier.init set them
+    tx_bytes: int  # the largest tx-count that a warp's arrival met
+    arrive: tuple[str, ...]  # the warps and tensor cores that arrive
+    wait: tuple[str, ...]  # the warps that wait
+    phases: int  # completed phases, of all mbarriers together
+    pending: int  # arrivals that a begun phase of one mbarrier still lacked at the end, at most
+    where: str  # file and line of the first mbarrier's mbarrier.init
 
 
 @dataclass
@@ -46,11 +44,12 @@ class _Seen:
 
     @property
     def use(self) -> tuple[frozenset[int], ...]:
-        """Who arrives, whose commits do, who waits."""
+        """The warps that arrive, the warps whose commits arrive, and the warps that wait."""
         return frozenset(self.arrive), frozenset(self.commits), frozenset(self.wait)
 
     def joins(self, ring: list[_Seen]) -> bool:
-        """Whether its count is that of a ring, and nobody else arrives or waits: a barrier may be used in part."""
+        """Returns whether the mbarrier has the count of ``ring``, and the same warps arrive and wait. An mbarrier at
+        which no warp arrives, or none waits, fits as well."""
         if self.count != ring[0].count:
             return False
         whole = [frozenset().union(*uses) for uses in zip(*(other.use for other in ring))]
@@ -59,21 +58,21 @@ class _Seen:
 
 
 class Barriers:
-    """Hears a launch, one of ``run``'s ``others``; it keeps the mbarriers of the first CTA of the last launch."""
+    """A client of ``run`` (in ``others``) that keeps the mbarriers of the first CTA of the last launch."""
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
         self._wave: Wave | None = None
 
     def listeners(self, wave: Wave) -> Iterable[Listener]:
-        """The first wave of a launch is heard: it has the first CTA."""
+        """Hears only the first wave of a launch, which holds the first CTA."""
         if wave.cta_name(0).startswith("CTA (0, 0, 0)"):
             self._seen, self._wave = {}, wave
             return (_Ears(wave, self._seen),)
         return ()
 
     def rings(self) -> list[Ring]:
-        """Mbarriers in the order of their addresses; neighbours that are used alike are one ring."""
+        """Returns the mbarriers in the order of their addresses; neighbours that are used alike form one ring."""
         groups: list[dict[int, _Seen]] = []
         for offset in sorted(self._seen):
             seen = self._seen[offset]
@@ -101,14 +100,14 @@ class Barriers:
         )
 
     def _missing(self, offset: int, seen: _Seen) -> int:
-        """Arrivals that a phase which has begun still lacks."""
+        """Returns the arrivals that the current phase still lacks, 0 if none has come yet."""
         table = self._wave.mbarriers
         left = int(table.pending[0, table.slot_of[offset]])
         return left if left < seen.count else 0
 
 
 class _Ears(Listener):
-    """Hears one wave, of its first CTA."""
+    """Hears what the first CTA of one wave does."""
 
     def __init__(self, wave: Wave, seen: dict[int, _Seen]) -> None:
         self.wave, self.seen = wave, seen
@@ -153,7 +152,7 @@ class _Ears(Listener):
 
 
 def _warps(numbers: set[int]) -> tuple[str, ...]:
-    """Runs of warps in words: "warp 3", "warps 0 to 2"."""
+    """Returns runs of warps in words: "warp 3", "warps 0 to 2"."""
     runs: list[list[int]] = []
     for warp in sorted(numbers):
         if runs and runs[-1][-1] + 1 == warp:

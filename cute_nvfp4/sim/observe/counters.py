@@ -1,4 +1,4 @@
-"""Collects what a launch does: instructions, memory requests, asynchronous operations, waits, matrix work."""
+"""Counts what a launch does: instructions, memory requests, asynchronous operations, waits, matrix operations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cute_nvfp4.sim.wgmma.mma import Mma as WarpgroupMma
 
 
 class Instructions(Listener):
-    """Counts how often each block of a kernel is executed by a warp; this is always kept."""
+    """Counts how often warps execute each basic block of a kernel. Every run has this client."""
 
     def __init__(self, kernel: CompiledKernel) -> None:
         self.kernel = kernel
@@ -41,7 +41,7 @@ class Instructions(Listener):
         self.executed[index] += g.n
 
     def result(self, launch: Launch) -> Result:
-        """Warps, opcodes, classes and lines of a launch that has ended."""
+        """Returns the instruction counts of a launch that has ended."""
         opcodes: dict[str, int] = {}
         classes: dict[str, int] = {}
         lines: dict[int, int] = {}
@@ -59,7 +59,8 @@ class Instructions(Listener):
 
 
 class Counters(Listener):
-    """Counts memory requests, operations of engines, matrix work and waits; ``steps`` is the clock of the launch."""
+    """Counts memory requests, operations of engines, matrix operations and waits. ``steps`` is the logical clock in
+    which waits are counted."""
 
     def __init__(self, kernel: CompiledKernel, memory: GlobalMemory, l2: L2, steps: Steps) -> None:
         self._sizes, self._threads = [len(block.code) for block in kernel.blocks], 0
@@ -71,7 +72,7 @@ class Counters(Listener):
         self._waits: dict[int, WaitCounter] = {}
 
     def listeners(self, wave: Wave) -> Iterable[Listener]:
-        """A new wave begins; nobody is parked."""
+        """Begins a wave, in which no warp is parked yet."""
         self._parked: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._wave = wave
         return (self,)
@@ -94,8 +95,8 @@ class Counters(Listener):
         self._request(g, a, "global", host, mask, size)
 
     def _request(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask, size: int | None = None) -> None:
-        """One execution of a memory instruction by the lanes in ``mask``, for ``size`` bytes in all where that is not
-        the width of the access for each lane."""
+        """Counts one execution of a memory instruction by the lanes in ``mask``. ``size`` is the bytes of all lanes,
+        where each lane does not access the full width."""
         key = (id(a.instruction), space, a.kind)
         if key not in self._memory:
             i = a.instruction
@@ -131,7 +132,7 @@ class Counters(Listener):
             counter = self._engines[id(i)] = EngineCounter(i.text, i.line, i.loc, pending.engine)
         operations = len(pending.warps) // (WARPS if i.base == "wgmma" else 1)
         counter.operations += operations
-        # Threads do cp.async by loads and stores, which are counted as such.
+        # cp.async is executed as loads and stores, whose bytes ``complete`` adds
         for f in pending.footprints(self._wave) if pending.engine != "copy" else ():
             name = f"{f.space}_{'written' if f.write else 'read'}"
             setattr(counter, name, getattr(counter, name) + footprint_bytes(f))
@@ -163,7 +164,7 @@ class Counters(Listener):
         counter.steps += int(steps.sum())
 
     def _touch(self, kind: str, sectors: np.ndarray) -> None:
-        """``sectors`` (m,): distinct, in increasing order."""
+        """Marks ``sectors`` (m,) as touched: they are distinct and in increasing order."""
         if not len(sectors):
             return
         self._l2.access(kind, sectors)
@@ -181,7 +182,7 @@ class Counters(Listener):
                 self._touched[key][inside - first] = True
 
     def complete(self, base: Result) -> Result:
-        """``base`` with all that was counted here."""
+        """Returns ``base`` with all that was counted here."""
         distinct: dict[str, int] = {}
         for (kind, _), seen in self._touched.items():
             distinct[kind] = distinct.get(kind, 0) + int(seen.sum()) * SECTOR
@@ -205,12 +206,12 @@ class Counters(Listener):
 
 
 def by_line(table: dict[Any, Any]) -> list[Any]:
-    """The counters of ``table`` in the order of their lines."""
+    """Returns the counters of ``table`` in the order of their PTX lines."""
     return sorted(table.values(), key=lambda c: c.line)
 
 
 def distinct(sectors: np.ndarray) -> np.ndarray:
-    """(m,) the sectors that occur, in increasing order."""
+    """Returns the distinct ``sectors`` (m,), in increasing order."""
     ordered = np.sort(sectors)
     first = np.ones(len(ordered), bool)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
@@ -218,7 +219,7 @@ def distinct(sectors: np.ndarray) -> np.ndarray:
 
 
 def footprint_bytes(f: Footprint) -> int:
-    """Bytes of one operand of all the operations of a batch."""
+    """Returns the bytes of one operand, summed over the operations of a batch."""
     if f.space == "shared":
         return len(f.cta) * f.place.shape[1] * CHUNK
     if f.space == "tensor":
@@ -230,7 +231,7 @@ def footprint_bytes(f: Footprint) -> int:
 
 
 def _sectors(f: Footprint) -> np.ndarray:
-    """(m,) distinct sectors of a footprint in global memory."""
+    """Returns the distinct sectors (m,) of a footprint in global memory."""
     address, length = f.place
     if not address.size or not length:
         return np.empty(0, np.int64)
@@ -240,7 +241,7 @@ def _sectors(f: Footprint) -> np.ndarray:
 
 
 def mma_work(pending: Pending) -> tuple[str, int] | None:
-    """(kind, multiply-adds of one operation) of an asynchronous matrix instruction."""
+    """Returns the kind of an asynchronous matrix instruction and the multiply-adds of one operation, or None."""
     if isinstance(pending, WarpgroupMma):
         form = pending.form
         return f"wgmma {form.a}", ROWS * form.n * form.k
@@ -251,7 +252,7 @@ def mma_work(pending: Pending) -> tuple[str, int] | None:
 
 
 def _mma_sync(opcode: str) -> tuple[str, int] | None:
-    """(kind, multiply-adds) of an mma.sync, from its shape and the type of A."""
+    """Returns the kind (``.kind``, or the type of A) and the multiply-adds of an mma.sync, or None."""
     shape = re.search(r"\.m(\d+)n(\d+)k(\d+)\.", opcode)
     if not opcode.startswith("mma.") or shape is None:
         return None

@@ -1,4 +1,4 @@
-"""Says how far a long launch has come, and how much longer it may take."""
+"""Reports how far a long launch has come, and how much longer it may take."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from cute_nvfp4.sim.machine.wave import Group, Wave
 
 EVERY_S = 5.0
 _STEPS = 0x3FF
-"""Blocks between two looks at the clock, less one."""
+"""A mask of the count of executed blocks: the clock is read once in 1024 blocks."""
 
 
 class Heartbeat(Listener):
-    """A client of any number of launches. ``tell`` gets a line every ``every`` seconds, on the clock ``now``."""
+    """A client of any number of launches. It gives ``tell`` a line every ``every`` seconds of the clock ``now``."""
 
     def __init__(
         self, tell: Callable[[str], None], every: float = EVERY_S, now: Callable[[], float] = time.monotonic

@@ -1,6 +1,6 @@
-"""Looking into shared and tensor memory while a kernel runs.
+"""Snapshots of shared and tensor memory while a kernel runs.
 
-A ``Snapshots`` is a trace with copies:
+``Snapshots`` is a trace that also copies memory:
 
     seen = Snapshots(before="tcgen05.ld")
     run(program, launch, memory, trace=seen)
@@ -26,10 +26,11 @@ from cute_nvfp4.sim.observe.trace import Trace
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Memory of one CTA at a step of the trace. ``instruction`` is the one that was about to be reached.
+    """The memory of one CTA at a step of the trace.
 
-    ``shared``: (bytes,) uint8, all of the CTA's shared memory. ``tensor``: (128, 512) uint32, lane by column, or None
-    where the kernel uses no tensor memory.
+    ``instruction`` is the one that the snapshot was asked for, in the block that was about to run.
+    ``shared`` is all of the CTA's shared memory, (bytes,) uint8. ``tensor`` is its tensor memory, (128, 512) uint32 by
+    lane and column, or None where the kernel uses none.
     """
 
     cta: str
@@ -40,11 +41,13 @@ class Snapshot:
 
 
 class Snapshots(Trace):
-    """A trace that also copies memory: each time a group of warps comes to a block with an instruction whose opcode
-    begins with ``before``, and before it executes the block. The first ``most`` are kept, of the traced CTAs only;
-    ``missed`` says how many were not.
+    """A trace that also copies the memory of traced CTAs, ahead of blocks that hold a given instruction.
 
-    What engines have not done yet is not in the picture: operations in flight show in the trace.
+    before: the beginning of an opcode. A snapshot shows a CTA whose warps are about to execute a block with it.
+    most: how many snapshots are kept, the first ones; ``missed`` counts the others.
+    clusters, max_events: those of ``Trace``.
+
+    A snapshot lacks what asynchronous operations have yet to write; the trace shows those in flight.
     """
 
     def __init__(self, before: str, most: int = 16, clusters: int = 2, max_events: int = 100_000) -> None:

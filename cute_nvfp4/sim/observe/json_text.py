@@ -1,4 +1,4 @@
-"""How every report becomes JSON: floats with six significant digits, which is more than any of them is good for."""
+"""The JSON of all reports. Floats have six significant digits, which is more than the accuracy of any figure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def json_text(content: Any, indent: int | None = 2) -> str:
-    """``content`` as JSON; what JSON does not know is written as its ``str``, and a NaN or infinity is a ValueError."""
+    """Returns ``content`` as JSON, with ``str`` of what JSON has no type for. Raises ValueError for NaN or infinity."""
     return json.dumps(_rounded(content), indent=indent, default=str, allow_nan=False)
 
 

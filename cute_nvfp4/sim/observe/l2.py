@@ -1,10 +1,11 @@
-"""A model of the L2 cache, to tell DRAM traffic from requests. It is a model: no GPU documents its replacement.
+"""A model of the L2 cache, which tells DRAM traffic from requests. No GPU documents its replacement policy.
 
-What it assumes: one cache of the architecture's nominal size, empty when the launch starts; pages of 2 KB, fully
-associative, the least recently used page leaves first; inside a page only the 32-byte sectors that somebody asked for
-are fetched and take room; a store fills its sectors without reading them, a sector stored in part counts as whole; an
-atomic reads and writes; L1 filters nothing. Accesses come in the order of execution here, an instruction of many warps
-as one, by address. Waves that a GPU would overlap come one after the other.
+The model assumes one cache of the architecture's nominal size, which is empty when the launch starts. The cache is
+fully associative, with pages of 2 KB, of which it evicts the least recently used one. Only the 32-byte sectors of a
+page that are accessed are fetched and take room. A store fills its sectors without reading them, and a sector stored in
+part counts as whole. An atomic reads and writes. L1 filters nothing. Accesses come in the order of the simulation; an
+instruction that many warps execute together is one access, in the order of its addresses. Waves that a GPU would
+overlap come one after the other.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ from cute_nvfp4.sim.host.device import DEFAULT_ARCH, DEVICES
 from cute_nvfp4.sim.machine.global_memory import SECTOR
 
 PAGE_SECTORS = 64
-"""2 KB: the sectors of a page fit the bits of one integer."""
+"""Sectors of a page of 2 KB, whose states fit the bits of one integer."""
 
 
 @dataclass(frozen=True)
 class L2Traffic:
-    """Bytes between the modelled L2 and DRAM in one launch.
+    """The bytes between the modelled L2 and DRAM in one launch.
 
-    ``read_bytes`` came from DRAM, ``refetched_bytes`` of them had been in the cache before; ``written_bytes`` went to
-    DRAM when their page left, ``dirty_bytes`` were still to be written when the launch ended.
+    ``capacity_bytes`` is the size of the cache. ``read_bytes`` came from DRAM; ``refetched_bytes`` of them had been in
+    the cache before. ``written_bytes`` went to DRAM when their page was evicted; ``dirty_bytes`` were still to be
+    written when the launch ended.
     """
 
     capacity_bytes: int
@@ -37,7 +39,7 @@ class L2Traffic:
 
 
 class L2:
-    """The cache while a launch runs."""
+    """The modelled cache during one launch; ``capacity`` is its size in bytes."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -48,12 +50,12 @@ class L2:
 
     @staticmethod
     def of(target: str) -> L2:
-        """The cache of the GPU that stands for a PTX target; a target nobody knows gets the default one's."""
+        """Returns the cache of the GPU that stands for a PTX target, or of the default GPU for an unknown target."""
         return L2(DEVICES.get(target, DEVICES[DEFAULT_ARCH]).l2_bytes)
 
     def access(self, kind: str, sectors: np.ndarray) -> None:
-        """``sectors`` (m,): distinct sector numbers (address / 32) in increasing order; ``kind`` is "load", "store" or
-        "atomic"."""
+        """Accesses ``sectors`` (m,), distinct sector numbers (address / 32) in increasing order. ``kind`` is "load",
+        "store" or "atomic"."""
         if not len(sectors):
             return
         page = sectors // PAGE_SECTORS
@@ -62,7 +64,7 @@ class L2:
         get, again = self._pages.get, self._pages.move_to_end
         for number, wanted in zip(page[starts].tolist(), np.bitwise_or.reduceat(bit, starts).tolist()):
             entry = get(number)
-            # most pages that are read are there already
+            # the common case, without a call: a page that is read is mostly there
             if kind == "load" and entry is not None and not wanted & ~entry[0]:
                 again(number)
             else:

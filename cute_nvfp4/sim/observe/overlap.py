@@ -1,4 +1,4 @@
-"""Launches of a stream that may run at the same time: a programmatic one begins before those before it have ended."""
+"""Launches of one stream that may run at the same time, because of programmatic dependent launch."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from cute_nvfp4.sim.machine.wave import Group, Wave
 from cute_nvfp4.sim.observe.touched import Runs, Touched
 
 _MOST = 4
-"""Launches that may still run, the newest; a chain of programmatic ones may be longer."""
+"""How many launches are kept as running, the newest ones; a chain of programmatic launches may be longer."""
 
 
 class Overlap:
-    """The launches of one stream, in their order; those that may still run when the next one begins are kept.
+    """The launches of one stream that may still run when the next one begins.
 
-    A launch that lets no dependents begin has ended by then (PTX ISA, "griddepcontrol"); those before it have, if each
-    of its CTAs has waited for them before it lets dependents begin, or ends.
+    A launch that does not execute griddepcontrol.launch_dependents has ended by then (PTX ISA, "griddepcontrol"). The
+    launches before it have ended if each of its CTAs executes griddepcontrol.wait ahead of launch_dependents, or ahead
+    of its end.
     """
 
     def __init__(self) -> None:
         self._running: list[tuple[str, Noted]] = []
 
     def begin(self, launch: Launch, what: str, memory: GlobalMemory) -> tuple[EarlierLaunches | None, Noted]:
-        """What may still run when ``launch``, which ``what`` names, begins; and a client that it must have."""
+        """Returns the launches that may still run when ``launch`` begins (None if there are none), and the client that
+        the run of ``launch`` needs. ``what`` names the launch in messages."""
         if self._running:
             last = self._running[-1][1]
             last.wave_over()
@@ -41,8 +43,8 @@ class Overlap:
 
 
 class Noted(Touched):
-    """What a launch touches, and when the launches beside it run: ``lets_begin`` says whether it executes
-    griddepcontrol.launch_dependents, ``waited`` whether each CTA has waited before that, or before its end."""
+    """A client that marks what a launch touches, and how the launch uses griddepcontrol: ``lets_begin`` says whether it
+    executes launch_dependents, ``waited`` whether each CTA executes wait ahead of that, or ahead of its end."""
 
     def __init__(self, memory: GlobalMemory) -> None:
         super().__init__(memory)
@@ -66,14 +68,14 @@ class Noted(Touched):
         return g.wave.cta_of_warp[g.warps[g.lanes(mask).any(axis=1)]]
 
     def wave_over(self) -> None:
-        """The wave that was heard last has ended."""
+        """Takes into account that the wave that was heard last has ended."""
         if self._waited is not None:
             self.waited &= bool(self._waited.all())
             self._waited = None
 
 
 class EarlierLaunches:
-    """What launches have touched, for the checks (``checks.dependency.Earlier``)."""
+    """The bytes that earlier launches have touched, for the checks (``checks.dependency.Earlier``)."""
 
     def __init__(self, launches: list[tuple[str, Touched]]) -> None:
         self._runs = [(what, write, runs) for what, touched in launches for _, write, runs in touched.runs()]

@@ -1,4 +1,4 @@
-"""What a trace remembers while a launch runs: cheap notes, made into bars only when somebody looks."""
+"""The notes that a trace takes while a launch runs. They are cheap; bars are made of them when they are asked for."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from cute_nvfp4.sim.observe.steps import Steps
 
 ENGINE_NAMES = {"tma": "TMA loads", "store": "TMA stores", "tensor": "tensor core", "copy": "cp.async"}
 EVENTS_OF_OPERATION = 5
-"""A bar, two ends of an arrow, two points of the curve of bytes in flight."""
+"""The events of an operation in the file: a bar, two ends of an arrow, two points of the curve of bytes in flight."""
 MOST_ROLES = 3
 PAUSE = 32
-"""Steps of others over which two bars of a warp are still joined; in a longer pause it shows that nobody chose it."""
+"""The longest pause, in steps, over which two bars of a warp are joined. A longer one shows that others were chosen."""
 
 
 class Bar(NamedTuple):
-    """A bar from step ``begin`` to before step ``end``; ``kind`` is "run" or "wait"."""
+    """A bar of a warp, from step ``begin`` up to but not including step ``end``. ``kind`` is "run" or "wait"."""
 
     begin: int
     end: int
@@ -38,8 +38,8 @@ class Bar(NamedTuple):
 
 @dataclass
 class Operation:
-    """An operation of ``engine`` that ``warp`` of ``cta`` issued at step ``begin``; it ended at ``end``, None if never.
-    ``bytes`` are those it moves from or to global memory."""
+    """An operation of ``engine``, which ``warp`` of ``cta`` issued at step ``begin``. It ended at step ``end``, None if
+    never. ``bytes`` are those that it moves from or to global memory."""
 
     engine: str
     cta: int
@@ -57,7 +57,7 @@ class Operation:
 
 @dataclass
 class Parked:
-    """A stay of a warp (or a part of it) at a barrier or another wait; ``end`` None: it was there to the last."""
+    """A wait of a warp, or of some of its lanes, from step ``begin`` to step ``end``, None for a wait without end."""
 
     begin: int
     name: str
@@ -67,7 +67,8 @@ class Parked:
 
 @dataclass
 class WaveRecord:
-    """What happened in the traced CTAs of one wave. ``steps``: (step, warps, block); ``parks`` by warp."""
+    """The events of the traced CTAs of one wave. ``roles`` and ``places`` describe each block of the kernel. ``steps``
+    holds (step, warps, block) for each executed block, ``parks`` the waits of each warp."""
 
     title: str
     ctas: list[str]
@@ -82,7 +83,7 @@ class WaveRecord:
     _by_warp: tuple[int, dict[int, list[tuple[int, int]]]] = (-1, {})
 
     def timeline(self, warp: int) -> list[tuple[int, int]]:
-        """(step, block) of one warp, in order."""
+        """Returns (step, block) for each block that a warp executed, in order."""
         if self._by_warp[0] != len(self.steps):
             out: dict[int, list[tuple[int, int]]] = defaultdict(list)
             for step, warps, block in self.steps:
@@ -92,8 +93,8 @@ class WaveRecord:
         return self._by_warp[1].get(warp, [])
 
     def bars(self, warp: int) -> list[Bar]:
-        """Bars of one warp: neighbouring blocks of the same role are one; waits fill gaps between blocks only, as
-        other lanes of the warp may go on."""
+        """Returns the bars of one warp. Successive blocks of the same role share a bar. Waits fill only gaps between
+        blocks, as other lanes of the warp may go on."""
         out: list[Bar] = []
         waits = sorted(self.parks.get(warp, []), key=lambda p: p.begin)
         last = self.begin
@@ -122,14 +123,14 @@ class WaveRecord:
 
 @dataclass
 class Room:
-    """How many events a trace still takes."""
+    """How many events a trace still takes, over all its launches."""
 
     events: int
 
 
 class Recorder(Listener):
-    """Takes the notes of one launch, from step ``start`` of the trace on; of its first ``clusters`` clusters, while
-    there is ``room``."""
+    """Takes the notes of one launch, which begins at step ``start`` of the trace. It traces the first ``clusters``
+    clusters, while there is ``room``."""
 
     def __init__(
         self, kernel: CompiledKernel, launch: Launch, steps: Steps, start: int, clusters: int, room: Room
@@ -147,7 +148,7 @@ class Recorder(Listener):
         self._in_flight: dict[int, list[Operation]] = {}
 
     def listeners(self, wave: Wave) -> Iterator[Listener]:
-        """A wave begins."""
+        """Opens the record of a wave, if any of its clusters are traced."""
         self._wave = wave
         clusters = min(self._clusters, wave.cluster_count)
         self._clusters -= clusters
@@ -204,7 +205,7 @@ class Recorder(Listener):
         self._wave = None  # a trace outlives its launches, and a wave has all their memory
 
     def _now(self) -> int:
-        """The step of the trace; keeps where the launch and its wave end."""
+        """Returns the current step of the trace, and notes it as the last one so far of the launch and its wave."""
         self.last = self.start + self._steps.now
         if self._record is not None:
             self._record.end = self.last + 1
@@ -214,7 +215,7 @@ class Recorder(Listener):
         return warps[: int(np.searchsorted(warps, self._warps))] if self._warps else warps[:0]
 
     def _take(self, events: int) -> bool:
-        """Whether there is room for more events; what has once been left out leaves all that follows out."""
+        """Takes room for ``events``, and returns whether there was enough. Once there was not, there is none left."""
         if self._room.events < events:
             self._room.events = 0
             self.dropped += events
@@ -232,7 +233,7 @@ class Recorder(Listener):
         return f"wait mbarrier {self._variable(address)}"
 
     def _variable(self, address: int) -> str:
-        """``name[j]`` of a shared variable, or the address where that says nothing."""
+        """Returns ``name[j]`` of the shared variable at ``address``, or the address if it lies in none."""
         for v in self.kernel.source.variables.values():
             start = self.kernel.layout.address[v.name][1]
             if v.space == "shared" and start <= address < start + v.size:
@@ -241,7 +242,7 @@ class Recorder(Listener):
 
 
 def _global_bytes(pending: Pending, wave: Wave) -> np.ndarray:
-    """(k,) bytes of global memory that each operation of a batch reads, or writes if it is a store."""
+    """Returns the bytes (k,) of global memory that each operation of a batch reads, or writes if it is a store."""
     out = np.zeros(len(pending.warps), np.int64)
     if pending.engine != "tensor":
         for f in pending.footprints(wave):
@@ -252,20 +253,20 @@ def _global_bytes(pending: Pending, wave: Wave) -> np.ndarray:
 
 
 def _short(i: Instruction) -> str:
-    """An opcode without what is the same everywhere."""
+    """Returns an opcode without the modifiers that tell a reader nothing."""
     dull = ("sync", "aligned", "shared", "global", "mbarrier", "b64", "b32", "cta_group", "L2", "release", "acquire")
     dull += ("tile", "bulk_group", "block_scale", "collector")
     return ".".join([i.base, *(m for m in i.mods if m.split("::")[0] not in dull)])
 
 
 def _place(block: Block) -> str:
-    """Where the first instruction of a block comes from."""
+    """Returns the source line, or else the PTX line, of a block's first instruction."""
     first = block.code[0][0] if block.code else None
     return "" if first is None else first.loc or f"PTX line {first.line}"
 
 
 def role(block: Block) -> str:
-    """The role of a block: the operations in it that are more than arithmetic, "" if there is none."""
+    """Returns the role of a block: the operations in it that are more than arithmetic, "" if there are none."""
     found = list(dict.fromkeys(filter(None, (_role(i, op.klass) for i, op in block.code))))
     return " + ".join(found[:MOST_ROLES]) + (" + …" if len(found) > MOST_ROLES else "")
 

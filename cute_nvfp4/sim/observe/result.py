@@ -1,4 +1,4 @@
-"""What a launch did, in numbers: the counters that a run returns."""
+"""The counters that ``run`` returns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from cute_nvfp4.sim.observe.timing import Timing
 
 @dataclass
 class Counted:
-    """Which instruction of the PTX a counter is about: its text, its line, its place in the source."""
+    """The PTX instruction that a counter is about: its text, its line in the PTX, and ``loc``, its file and line in the
+    source ("" if the compiler left none)."""
 
     instruction: str
     line: int
@@ -20,10 +21,15 @@ class Counted:
 
 @dataclass
 class MemoryCounter(Counted):
-    """Counts of one memory instruction: ``requests`` are warp-level executions with at least one active lane,
-    ``sectors`` the distinct 32-byte sectors summed over requests (global), ``bytes`` what active lanes asked for.
-    ``passes`` are the turns that the banks of shared memory need, ``ideal_passes`` those they would need if no two
-    words of a phase shared a bank (see ``banks``; lanes that meet in an atomic are not counted)."""
+    """The requests of one memory instruction to one state space.
+
+    ``space`` is "global", "shared" (of the own CTA), "cluster", "local" or "param". ``kind`` is "load", "store" or
+    "atomic". ``width`` is the bytes that one lane accesses. ``policy`` has the cache qualifiers as written.
+    ``requests`` counts executions by a warp with at least one active lane. ``sectors`` counts the distinct 32-byte
+    sectors of each request to global memory. ``bytes`` counts what the active lanes asked for.
+    ``passes`` counts the passes in which the banks of shared memory serve the requests, ``ideal_passes`` those without
+    bank conflicts (see ``banks``). Lanes of an atomic that meet in one word add no pass.
+    """
 
     space: str
     kind: str
@@ -41,15 +47,18 @@ class MemoryCounter(Counted):
 
     @property
     def conflicts(self) -> int:
-        """Passes lost to bank conflicts."""
+        """The passes that bank conflicts add."""
         return self.passes - self.ideal_passes
 
 
 @dataclass
 class EngineCounter(Counted):
-    """Operations of one asynchronous instruction, and the bytes they moved. ``engine`` is "tma", "store", "tensor" or
-    "copy" (whose operations are threads). A multicast reads global memory once and writes the shared memory of every
-    destination; a reduction reads and writes what it changes. Shared memory is counted in chunks of 16 bytes."""
+    """The operations of one asynchronous instruction, and the bytes that they moved.
+
+    ``engine`` is "tma" (loads), "store" (bulk and TMA stores), "tensor" (tensor core) or "copy" (cp.async, whose
+    operations are counted by thread). A multicast reads global memory once and writes the shared memory of every
+    destination; a reduction reads and writes what it changes. Shared memory is counted in chunks of 16 bytes.
+    """
 
     engine: str
     operations: int = 0
@@ -63,8 +72,8 @@ class EngineCounter(Counted):
 
 @dataclass
 class MmaCounter:
-    """Matrix work of one kind ("mma.sync f16", "wgmma bf16", "tcgen05.mma mxf4nvf4"): ``multiply_adds`` is M * N * K
-    summed over the operations, whatever was masked or zero."""
+    """The matrix operations of one kind ("mma.sync f16", "wgmma bf16", "tcgen05.mma mxf4nvf4"). ``multiply_adds`` sums
+    M * N * K over the operations, masked and zero elements included."""
 
     kind: str
     operations: int = 0
@@ -73,8 +82,9 @@ class MmaCounter:
 
 @dataclass
 class WaitCounter(Counted):
-    """How often a warp, or a part of it, was parked at an instruction, and for how many steps, summed over warps. A
-    step is one block executed by a group of warps, or one operation of an engine: it is not time."""
+    """The waits at one instruction. ``parked`` counts how often a warp waited for at least one step, from when its
+    first lanes stopped until its last ones went on. ``steps`` sums these waits. A step is a basic block that a group of
+    warps executes, or an operation of an engine; it is no measure of time."""
 
     parked: int = 0
     steps: int = 0
@@ -82,18 +92,23 @@ class WaitCounter(Counted):
 
 @dataclass(frozen=True)
 class Result:
-    """Counters of one launch.
+    """The counters of one launch. ``memory``, ``distinct_bytes``, ``engines``, ``waits``, ``mma``, ``l2`` and
+    ``thread_instructions`` are empty unless counters were asked for.
 
-    ``opcodes`` and ``classes`` count warp-level instructions issued (one for a warp, however many lanes are active),
-    ``lines`` the same by line of the PTX, ``executed`` by index of the instruction in its kernel: what never ran is in
-    neither. ``findings`` are what the checks found and went on past, one entry a class and instruction; ``warnings``
-    and ``hazards`` tell them by class. All else is empty unless counters were asked for. ``memory`` has one entry a
-    memory instruction; ``distinct_bytes`` the bytes of distinct global sectors by kind ("load", "store", "atomic"),
-    each counted once in the launch, whether threads or engines touched it; ``engines`` one entry an asynchronous
-    instruction, ``waits`` one an instruction at which warps were parked, ``mma`` one a kind of matrix instruction;
-    ``l2`` the traffic of a modelled cache; ``thread_instructions`` are instructions times active lanes (those that a
-    predicate turns off are active).
-    ``timing`` is the modelled time, if a clock was asked for.
+    ``warps`` is the number of warps in the grid.
+    ``opcodes`` and ``classes`` count the instructions that warps issued, by opcode and by class of instruction. A warp
+    counts once, however many of its lanes are active.
+    ``memory`` has an entry for each memory instruction and state space.
+    ``distinct_bytes`` counts the bytes of all 32-byte sectors of global memory that threads or engines touched, by kind
+    of access ("load", "store", "atomic"). A sector counts once in the launch.
+    ``engines`` has an entry for each asynchronous instruction, ``waits`` for each instruction at which warps waited,
+    ``mma`` for each kind of matrix instruction.
+    ``l2`` is the traffic between a modelled L2 and DRAM.
+    ``lines`` says how often warps ran each line of the PTX, ``executed`` how often they ran each instruction, by its
+    index in the kernel. Both leave out what never ran.
+    ``thread_instructions`` sums the active lanes over all instructions. Lanes that a predicate turns off are active.
+    ``findings`` are those that did not stop the launch, one for each class and instruction.
+    ``timing`` is the modelled time, None without a clock.
     """
 
     kernel: str
@@ -114,21 +129,21 @@ class Result:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Suspicious findings, and hazards of classes that were allowed; one text a class."""
+        """The suspicious findings and the hazards of allowed classes, one text for each class."""
         return grouped(self.findings, "warning")
 
     @property
     def hazards(self) -> tuple[str, ...]:
-        """What ``on_hazard="collect"`` went on past; one text a class."""
+        """The hazards that ``on_hazard="collect"`` did not let stop the launch, one text for each class."""
         return grouped(self.findings, "hazard")
 
     @property
     def instructions(self) -> int:
-        """Warp-level instructions of the launch."""
+        """The number of instructions that warps issued."""
         return sum(self.opcodes.values())
 
     def __str__(self) -> str:
-        """What was executed, counted, found and modelled, in a line."""
+        """Returns what was executed, counted, found and modelled, in one line."""
         loads = [m for m in self.memory if (m.space, m.kind) == ("global", "load")]
         requests, conflicts = sum(m.requests for m in loads), self.bank_conflicts
         parts = [f"{self.instructions:,} warp instructions in {self.warps:,} warps"]
@@ -147,5 +162,5 @@ class Result:
 
     @property
     def bank_conflicts(self) -> int:
-        """Passes lost to bank conflicts by all instructions."""
+        """The passes that bank conflicts add, over all instructions."""
         return sum(m.conflicts for m in self.memory)

@@ -1,6 +1,6 @@
-"""The logical clock of a launch: one step a block that a group of warps executes, one an operation of an engine.
+"""The logical clock of a launch. A step is a block that a group of warps executes, or an operation of an engine.
 
-Steps order events; they say nothing of time.
+Steps order events; they are no measure of time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cute_nvfp4.sim.machine.wave import Group, Wave
 
 
 class Steps(Listener):
-    """Counts; ``now`` goes on over the waves of a launch. It must hear before those who read it."""
+    """Counts the steps of a launch in ``now``, over all its waves. It must hear an event before its readers do."""
 
     now = 0
 

@@ -1,4 +1,4 @@
-"""``Timing``: the modelled time of a launch, as the clock gives it."""
+"""The record of a launch's modelled time, which ``clock.timing.Clock`` fills."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 
 
 class Wait(NamedTuple):
-    """A warp waited from ``begin`` to ``end`` because of ``reason``; ``source`` is the PTX instruction that waited."""
+    """A wait of one warp, in cycles from the start of the launch's first CTA."""
 
     begin: float
     end: float
-    reason: str
-    source: int
+    reason: str  # a key of ``Timing.lost``
+    source: int  # index of the PTX instruction that waits
 
 
 class Phase(NamedTuple):
-    """A part of a launch, in microseconds from the start of its first CTA; what cost the replayed warps most of it, and
-    what share."""
+    """A stretch of a launch, from ``begin`` to ``end`` in microseconds from the start of the first CTA. ``bound_by`` is
+    the reason that cost the replayed warps most time in it, ``share`` the fraction of their time that it cost."""
 
     begin: float
     end: float
@@ -27,46 +27,45 @@ class Phase(NamedTuple):
 
 
 class WarpTime(NamedTuple):
-    """When a replayed warp of a CTA ran, in cycles; ``role`` is what it does besides computing."""
+    """When a replayed warp ran, in cycles from the start of the launch's first CTA."""
 
-    cta: int
-    warp: int
-    role: str
+    cta: int  # index of its CTA in the grid
+    warp: int  # index of the warp in its CTA
+    role: str  # asynchronous work that it issues: "copies", "tensor", "copies and tensor", or "" for none
     begin: float
     end: float
 
 
 class Cost(NamedTuple):
-    """What one instruction of the machine code costs in a launch, in cycles of warps; ``text`` is it as nvdisasm writes
-    it, ``source`` the index of its PTX instruction (-1 for none). ``issued`` is by how many warps and how often,
-    ``stalls`` the fixed latency behind it, of which the issue is a cycle, ``lost`` what warps have waited for before or
-    at it, by reason ("mbarrier: copies" and "mbarrier: tensor" where those came last). Its ``pipe`` is busy for
-    ``busy`` cycles of a scheduler. Replayed warps stand for all."""
+    """The cost of one SASS instruction in a launch. Counts and cycles are sums over all warps of the launch: each
+    replayed warp counts as often as its SM's weight says."""
 
-    address: int
-    text: str
-    source: int
-    issued: float
-    stalls: float
-    lost: dict[str, float]
-    pipe: str
-    busy: float
+    address: int  # byte offset in the kernel's code
+    text: str  # the instruction as nvdisasm writes it
+    source: int  # index of its PTX instruction, -1 for none
+    issued: float  # how often warps issue it
+    stalls: float  # cycles of its stall count: the issue (one cycle), and the fixed latency until the next instruction
+    lost: dict[str, float]  # cycles that warps wait before it or at it, by reason (see below)
+    pipe: str  # the pipe that executes it, "" for an instruction that is never issued
+    busy: float  # cycles for which it keeps that pipe of one scheduler busy
+
+    # Waits for an mbarrier have the reason "mbarrier: copies" or "mbarrier: tensor" where a copy or a commit of the
+    # tensor core was the last to arrive, else "mbarrier".
 
     @property
     def cycles(self) -> float:
-        """All of the warps' time that it costs."""
+        """The time of warps that the instruction costs."""
         return self.stalls + sum(self.lost.values())
 
 
 class SmTime(NamedTuple):
-    """One replayed SM, which stands for ``weight``: cycles in which it had a warp, cycles of its warps, those of them
-    before the first instruction of a warp can be issued, and how many instructions it has issued."""
+    """The time of one replayed SM. Cycles and counts are those of this SM alone."""
 
-    weight: float
-    active: float
-    warp_cycles: float
-    start: float
-    issued: int
+    weight: float  # how many SMs of the GPU it stands for
+    active: float  # cycles in which it held at least one warp
+    warp_cycles: float  # cycles of its warps, summed
+    start: float  # the part of ``warp_cycles`` before a warp can issue its first instruction
+    issued: int  # instructions that its warps issued
 
 
 GAINS = {
@@ -84,24 +83,32 @@ GAINS = {
     "barriers at no cost": {f"{at}.wake": 0.0 for at in ("barrier", "mbarrier")},
     "code and parameters in caches": {"fetch.cycles_per_line": 0.0, "constant.cycles_per_line": 0.0},
 }
-"""What ``Timing.gains`` tries: figures of the machine, and by what they are multiplied."""
+"""The changes that ``Timing.gains`` tries: the figures of the machine that change, and the factor of each."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """A modelled time. ``microseconds`` is what two events around the launch would show, ``launch_us`` of it what a
-    launch costs; ``launch_from`` says where that figure is from, as hosts differ by more than a microsecond. ``cycles``
-    are from the first CTA's start to the last one's end.
+    """The modelled time of a launch on ``machine``.
 
-    ``lost`` has the share of the warps' time that each reason cost: "issue" (another warp was issuing), "pipe" (it was
-    busy), "l2", "dram", "shared", "copies", "barrier", "mbarrier", "tensor" and so on; "stalls" is the rest, which is
-    issue itself and the fixed latencies of the code. ``busy`` has the share of the time that L1's unit, L2 and DRAM
-    worked and schedulers issued, ``pipes`` that of each pipe. ``bytes`` went through L2, were read from and written to
-    DRAM, asked for by loads of global memory, and held by L1. ``bounds_us`` is the analytic roofline: what each would
-    take alone, at full rate. ``coverage``: the share of the machine "code" that can be issued, and of the "events"
-    (accesses, copies, arrivals) that found their instruction in it. ``code`` has what each instruction of the machine
-    code costs, in its order, ``sms`` the SMs that were replayed; ``limits`` are the CTAs an SM has room for, by what
-    limits them.
+    ``microseconds`` is the time that two events around the launch would show. ``launch_us`` is the part of it that the
+    host's launch costs, and ``launch_from`` the source of that figure: hosts differ by more than a microsecond.
+    ``cycles`` count from the start of the first CTA to the end of the last one.
+    ``lost`` is the share of the warps' time that each reason cost: "issue" (another warp was issuing), "pipe" (the pipe
+    was busy), "l2", "dram", "shared", "copies", "barrier", "mbarrier", "tensor" and others. The rest of their time is
+    the issue itself and the fixed latencies of the code.
+    ``busy`` is the share of ``cycles`` in which "l1", "l2" and "dram" worked, and schedulers issued ("issue").
+    ``bounds_us`` is the analytic roofline: the time of "dram" and of "issue" alone, at full rate.
+    ``replayed_sms`` SMs issued ``instructions`` in the replay.
+    ``waits`` are the replayed warps' waits of at least 40 cycles: (CTA, warp, wait); ``warps`` says when the warps ran.
+    ``coverage`` has the share of the "code" that the replay can issue, and the share of the "events" (accesses, copies,
+    arrivals) that found their instruction in the code.
+    ``again`` returns the microseconds of one more replay, with figures of the machine multiplied by factors.
+    ``notes`` say what may make the time wrong.
+    ``pipes`` is the share of ``cycles`` in which each pipe is busy.
+    ``bytes`` counts bytes through "l2", "dram_read" and "dram_written", those that loads of global memory "asked" for,
+    and those of them that L1 "held".
+    ``registers`` are those of a thread; ``limits`` are the CTAs that an SM has room for under each limit alone.
+    ``code`` is the cost of each SASS instruction, in the order of the code; ``sms`` are the times of the replayed SMs.
     """
 
     machine: str
@@ -129,12 +136,13 @@ class Timing:
 
     @property
     def bound_by(self) -> str:
-        """The largest of what cost the warps time."""
+        """The reason that cost the warps most time."""
         return max(sorted(self.lost), key=self.lost.__getitem__)
 
     def phases(self, count: int = 4) -> tuple[Phase, ...]:
-        """The launch in ``count`` parts of one length: of each, what its warps waited for longest (waits of 40 cycles
-        and more), "issue" where they ran, or "tail" where most had not begun or had ended."""
+        """Returns ``count`` stretches of equal length. A stretch is bound by what its warps waited for longest (in
+        waits of at least 40 cycles), by "issue" where they mostly ran, or by "tail" where most had not begun or had
+        ended."""
         out, length = [], self.cycles / count
         for k in range(count):
             low, high = k * length, (k + 1) * length
@@ -148,13 +156,14 @@ class Timing:
         return tuple(out)
 
     def gains(self) -> dict[str, float]:
-        """Microseconds that each of ``GAINS`` would save, the most first. Each is a replay of its own."""
+        """Returns the microseconds that each change of ``GAINS`` would save, the most first. Each takes a replay."""
         saved = {name: self.microseconds - self.again(factors) for name, factors in GAINS.items()}
         return dict(sorted(saved.items(), key=lambda item: -item[1]))
 
     def events(self, launch: int = 0, name: str = "") -> list[dict[str, Any]]:
-        """The time line in the Trace Event Format: a process is a CTA, its threads are warps; what they wait for lies
-        under their own bars. Times are modelled microseconds from the start of the launch."""
+        """Returns the time line in the Trace Event Format, in modelled microseconds from the start of the first CTA. A
+        process is a CTA, and a thread is a warp, whose waits lie under its bar. ``launch`` numbers the launches of a
+        file; ``name`` is part of the processes' names."""
         out: list[dict[str, Any]] = []
         for w in self.warps:
             at = {"pid": 1000 * launch + w.cta + 1, "tid": w.warp + 1}

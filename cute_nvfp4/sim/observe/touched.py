@@ -1,4 +1,4 @@
-"""Which bytes of global memory a launch reads and writes."""
+"""The bytes of global memory that a launch reads and writes."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ _WIDEST = 16
 
 
 class Runs(NamedTuple):
-    """Bytes from ``first`` (m,) to before ``last`` (m,): in increasing order, apart from one another."""
+    """Ranges of bytes, from ``first`` (m,) up to but not including ``last`` (m,), in increasing order and with gaps
+    between them."""
 
     first: np.ndarray
     last: np.ndarray
 
     @staticmethod
     def of(first: np.ndarray, last: np.ndarray) -> Runs:
-        """Runs (m,) in any order, joined where they touch."""
+        """Returns the union of ranges (m,), which may overlap and come in any order."""
         order = np.argsort(first, kind="stable")
         first, reach = first[order], np.maximum.accumulate(last[order])
         starts = np.flatnonzero(np.r_[True, first[1:] > reach[:-1]])
         return Runs(first[starts], reach[np.r_[starts[1:] - 1, len(first) - 1]])
 
     def shared(self, other: Runs) -> tuple[int, int] | None:
-        """The first bytes that both have, None where there are none."""
+        """Returns the first range of bytes (begin, end) that both have, None where they have none in common."""
         after = np.searchsorted(other.last, self.first, "right")
         inside = np.flatnonzero(after < len(other.first))
         hit = inside[other.first[after[inside]] < self.last[inside]]
@@ -42,7 +43,7 @@ class Runs(NamedTuple):
 
 
 class Touched(Listener):
-    """A client that marks bytes, tensor by tensor, in units as wide as the accesses."""
+    """A client that marks the bytes of each tensor that are read or written, with a mark for the width of an access."""
 
     def __init__(self, memory: GlobalMemory) -> None:
         self._memory = memory
@@ -69,7 +70,7 @@ class Touched(Listener):
             self.completed(pending)
 
     def completed(self, pending: Pending) -> None:
-        # cp.async is done by loads; the tensor core does not reach global memory
+        # cp.async is executed as loads; the tensor core does not access global memory
         for f in pending.footprints(self._wave) if pending.engine in ("tma", "store") else ():
             if f.space == "global" and f.place.length:
                 address = np.asarray(f.place.address)
@@ -83,7 +84,7 @@ class Touched(Listener):
         self._mark(host.ravel(), a.total, a.total, write)
 
     def _mark(self, address: np.ndarray, length: int, unit: int, write: bool) -> None:
-        """``length`` bytes at addresses (m,), all of them multiples of ``unit``."""
+        """Marks ``length`` bytes at each address (m,). Addresses and length are multiples of ``unit``."""
         if not address.size:
             return
         low, high = int(address.min()), int(address.max()) + length
@@ -91,7 +92,7 @@ class Touched(Listener):
         if region is not None and high <= region.end:
             self._mark_in(region, address, length, unit, write)
             return
-        for region in self._memory.regions:  # what lies in none of them is out of bounds
+        for region in self._memory.regions:  # accesses outside all of them are out of bounds
             inside = (address >= region.base) & (address + length <= region.end)
             if inside.any():
                 self._mark_in(region, address[inside], length, unit, write)
@@ -106,7 +107,7 @@ class Touched(Listener):
         self._marks[key][1][index] = True
 
     def runs(self) -> Iterator[tuple[Region, bool, Runs]]:
-        """(tensor, whether it is written, which bytes) of all that was touched."""
+        """Yields (tensor, whether the bytes are written, the bytes) for all that was touched."""
         found: dict[tuple[int, bool], list[tuple[Region, np.ndarray]]] = {}
         for (base, write, unit), (region, seen) in self._marks.items():
             edges = np.flatnonzero(np.diff(seen, prepend=False, append=False)).reshape(-1, 2) + base // unit

@@ -1,8 +1,8 @@
-"""A picture of a launch over time: what each warp does and waits for, and what is in flight in the engines.
+"""The time line of a launch: what each warp does and waits for, and which operations of the engines are in flight.
 
-Time is logical. One step is a block of code executed by a group of warps, or one operation of an engine; it orders
-events and has nothing to do with nanoseconds. Warps that stand at the same place run as one and share their steps, and
-waves of CTAs come one after the other where a GPU would overlap them.
+Time is logical. A step is a block of code that a group of warps executes, or an operation of an engine. Steps order
+events; they are no measure of time. Warps at the same instruction run together and share their steps. Waves of CTAs
+come one after the other, where a GPU would overlap them.
 
     trace = Trace()
     run(program, launch, memory, trace=trace)
@@ -24,11 +24,12 @@ from cute_nvfp4.sim.observe.steps import Steps
 
 CLOCK = "logical steps, shown as microseconds: one step is a block executed by a group of warps or an engine operation"
 _TRACKS = {name: 1000 * (j + 1) for j, name in enumerate(ENGINE_NAMES)}
-"""Thread numbers of the engines' first tracks in the file."""
+"""The thread number of each engine's first track in the file."""
 
 
 class Row(NamedTuple):
-    """One bar of a timeline: from step ``begin`` to before step ``end``; ``kind`` is "run", "wait" or "engine"."""
+    """One bar of the time line, from step ``begin`` up to but not including step ``end``. ``track`` names a warp or a
+    part of an engine, ``kind`` is "run", "wait" or "engine"."""
 
     cta: str
     track: str
@@ -40,10 +41,10 @@ class Row(NamedTuple):
 
 
 class Trace:
-    """Collects launches; give it to ``run(..., trace=...)``, to several in turn if you like.
+    """The time lines of the launches that were run with ``run(..., trace=trace)``, one after the other.
 
-    Only the CTAs of the first ``clusters`` clusters of each launch are kept, and of them about ``max_events`` events:
-    ``left_out`` says what is missing.
+    clusters: how many clusters of each launch are traced, the first ones.
+    max_events: about how many events are kept, of all launches together; ``left_out`` says what is missing.
     """
 
     def __init__(self, clusters: int = 2, max_events: int = 100_000) -> None:
@@ -51,29 +52,29 @@ class Trace:
         self._recorders: list[Recorder] = []
 
     def client(self, kernel: CompiledKernel, launch: Launch, steps: Steps) -> Client:
-        """A client that hears the events of one launch."""
+        """Returns a client that records the events of one launch."""
         start = self._recorders[-1].last + 1 if self._recorders else 0
         self._recorders.append(Recorder(kernel, launch, steps, start, self._clusters, self._room))
         return self._recorders[-1]
 
     @property
     def left_out(self) -> dict[str, int]:
-        """CTAs that were not traced, and events for which there was no room."""
+        """How many "ctas" were not traced, and for how many "events" of the others there was no room."""
         return {
             "ctas": sum(r.untraced_ctas for r in self._recorders),
             "events": sum(r.dropped for r in self._recorders),
         }
 
     def rows(self) -> list[Row]:
-        """Every bar, by CTA and track; bars of one track do not overlap."""
+        """Returns all bars, ordered by CTA and track. Bars of one track do not overlap."""
         return [row for wave in self._waves() for _, _, row in _wave_rows(wave)]
 
     def write(self, path: str | Path) -> None:
-        """Writes the file that Perfetto and chrome://tracing read."""
+        """Writes a file that Perfetto and chrome://tracing read."""
         Path(path).write_text(json.dumps(self.json(), separators=(",", ":")))
 
     def json(self) -> dict[str, Any]:
-        """The trace as an object (Trace Event Format): a process is a CTA, its threads are warps and engines."""
+        """Returns the trace in the Trace Event Format: a process is a CTA, its threads are warps and engines."""
         events: list[dict[str, Any]] = []
         for number, wave in enumerate(self._waves()):
             events += _Events(wave, 1 + 1000 * number).all()
@@ -93,7 +94,7 @@ class _Placed(NamedTuple):
 
 
 def _wave_rows(wave: WaveRecord) -> list[tuple[int, int, Row]]:
-    """(CTA, thread number, bar) of a wave, in order."""
+    """Returns (CTA, thread number, bar) for each bar of a wave, ordered by CTA; warps come before engines."""
     out = []
     placed = sorted(_place(wave), key=lambda p: (p.tid, p.begin))
     for cta, name in enumerate(wave.ctas):
@@ -113,8 +114,8 @@ def _track(tid: int) -> str:
 
 
 def _place(wave: WaveRecord) -> list[_Placed]:
-    """Operations from issue to completion, each on the first free track of its engine. The tensor core works in order,
-    so there an operation begins when the one before has ended."""
+    """Places operations, which last from issue to completion, each on the first free track of its engine. The tensor
+    core works in order, so its operations begin when the one before has ended."""
     out, free = [], {}
     for o in sorted(wave.operations, key=lambda o: (o.begin, o.end or wave.end)):
         begin, end = o.begin, o.end or wave.end
@@ -128,7 +129,7 @@ def _place(wave: WaveRecord) -> list[_Placed]:
 
 
 class _Events:
-    """The events of one wave in the file; ``first`` is the process number of its first CTA."""
+    """The events of one wave in the file, whose first CTA has the process number ``first``."""
 
     def __init__(self, wave: WaveRecord, first: int) -> None:
         self.wave, self.first = wave, first
@@ -155,7 +156,7 @@ class _Events:
         return {"ph": "M", "name": name, "pid": self.first + cta, "tid": tid, "args": args}
 
     def _flows(self) -> list[dict[str, Any]]:
-        """An arrow from the warp that issues to the end of the operation."""
+        """Returns an arrow for each operation, from the warp that issues it to its end."""
         out = []
         for number, (tid, o, _, end) in enumerate(_place(self.wave)):
             if o.end is None:
@@ -166,7 +167,7 @@ class _Events:
         return out
 
     def _in_flight(self) -> list[dict[str, Any]]:
-        """Bytes that have been asked for and have not come, by CTA and engine."""
+        """Returns curves of the bytes in flight (asked for, and not there yet) by CTA and engine."""
         change: dict[tuple[int, str], dict[int, int]] = {}
         for o in self.wave.operations:
             steps = change.setdefault((o.cta, o.engine), {})
