@@ -1,1 +1,1 @@
-"""What executes: warps, memory, barriers, clusters, asynchronous engines."""
+"""The machine that executes kernels: warps, memory, barriers, clusters, asynchronous engines."""

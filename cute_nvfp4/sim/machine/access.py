@@ -1,7 +1,10 @@
-"""Loads and stores: from addresses of a group of warps to gathers and scatters on host memory.
+"""Loads and stores of a group of warps, as gathers and scatters on host memory.
 
-Every access is checked for bounds and alignment. Lanes are served in the order (warp, lane), so that of several
-stores to one address the last lane's stays: the ISA leaves this open, a simulator must not.
+Every access is checked for bounds and alignment. Lanes are served in the order (warp, lane), so of several stores to
+one address the last lane's remains; the ISA leaves the winner open.
+
+Common arguments: ``g`` is the group, ``a`` the access, ``mask`` the active lanes (booleans that broadcast to (n, 32),
+or None for all lanes of the group), ``addr`` their addresses (broadcast to (n, 32)), ``off`` a byte offset to add.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ _SPACES = {0: "global", WINDOWS["shared"]: "cluster", WINDOWS["local"]: "local",
 
 
 def split_generic(g: Group, a: Access, mask, addr: np.ndarray, off: int):
-    """Yields (space, mask, address, offset) for each window that a generic access touches."""
+    """Yields (space, mask, address in the space, offset) for each address window that a generic access touches.
+    Raises ``OutOfBounds`` for an address in no window."""
     window = addr >> np.uint64(WINDOW_SHIFT)
     found = np.unique(window if mask is None else np.broadcast_to(window, (g.n, 32))[mask])
     for w in found.tolist():
@@ -38,7 +42,11 @@ def split_generic(g: Group, a: Access, mask, addr: np.ndarray, off: int):
 
 
 def locate(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
-    """(host addresses, mask of the same shape or None, the one region they lie in or None when there are several)."""
+    """Returns (host addresses, mask of the same shape or None for all, the region that holds all of them or None).
+
+    Raises ``Misaligned``, ``OutOfBounds`` or ``ReadOnlyWrite``, but checks global addresses for bounds and writability
+    only where one region holds them all: ``located`` checks the others.
+    """
     if space in ("shared", "cluster"):
         host, inside = _shared(g, a, space, mask, addr, off)
     elif space == "param":
@@ -72,7 +80,7 @@ def locate(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
 
 
 def located(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
-    """``locate``; raises too for the first lane that falls outside every region, where they are several."""
+    """Returns what ``locate`` does, after the checks of bounds where no single region holds all addresses."""
     host, found, region = locate(g, a, space, mask, addr, off)
     if region is None:
         for _ in by_region(g, a, host, found, host.ravel() if found is None else host[found]):
@@ -81,8 +89,8 @@ def located(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
 
 
 def _shared(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
-    """(host addresses, offsets in the shared memory that is meant); the rank in an address of .shared::cta must be the
-    own one."""
+    """Returns (host addresses, offsets in the shared memory of the addressed CTA). Raises ``OutOfBounds`` for the rank
+    of another CTA in a .shared::cta address, a rank beyond the cluster, or a CTA that has exited."""
     wave = g.wave
     address = addr.astype(np.int64) + off
     if wave.cluster_size == 1:
@@ -108,7 +116,8 @@ def _shared(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
 
 
 def reduce_mask(mask, shape: tuple[int, ...]):
-    """The (n, 32) mask seen by values of a smaller shape: a value is needed when any of its lanes is."""
+    """Reduces a mask to the ``shape`` of values that broadcast to it: a value is needed if any of its lanes is active.
+    Returns None if all values are."""
     if mask is None or mask.shape == shape:
         return mask
     if mask.size == 1 or (len(shape) == 2 and shape == (1, 1)):
@@ -122,7 +131,7 @@ def reduce_mask(mask, shape: tuple[int, ...]):
 
 
 def load(g: Group, a: Access, mask, addr: np.ndarray, off: int) -> Any:
-    """Gathers; returns one array of unsigned integers, or a tuple of ``count`` of them."""
+    """Loads; returns an array of unsigned integers of ``a.element`` bytes, or a tuple of ``a.count`` such arrays."""
     if a.space != "generic":
         return _load(g, a, a.space, mask, addr, off)
     parts = list(split_generic(g, a, mask, addr, off))
@@ -147,7 +156,7 @@ def _load(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int) -> 
 
 
 def load_rows(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int) -> np.ndarray:
-    """Loads into one array, whose last axis are the ``count`` integers where there are several."""
+    """Loads into one array; if ``a.count`` is above 1, its last axis has the elements of each access."""
     host, m, region = located(g, a, space, mask, addr, off)
     g.wave.events.load(g, a, space, host, mask)
     flat = host if m is None else host[m]
@@ -165,7 +174,7 @@ def load_rows(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int)
 
 
 def _parameter(run: Run, a: Access, offset: int) -> Any:
-    """Parameter bytes as (1, 1) arrays."""
+    """Loads from a parameter address that is the same for all lanes, as (1, 1) arrays that the run caches."""
     key = (offset, a.element, a.count)
     if key not in run.parameters_read:
         raw = run.params.rows(1, 1)[1][max(offset, 0) : offset + a.total].copy()
@@ -185,7 +194,8 @@ def _gather(region: Region, a: Access, flat: np.ndarray) -> np.ndarray:
 
 
 def by_region(g: Group, a: Access, host, m, flat: np.ndarray):
-    """Yields (region, lanes that fall into it); raises for the first lane that falls into none."""
+    """Yields (region, which of ``flat`` lie in it); ``flat`` has the addresses ``host`` of the lanes in ``m``.
+    Raises ``OutOfBounds`` for the first lane outside every region, ``ReadOnlyWrite`` for a write to a read-only one."""
     memory = g.wave.run.memory
     starts = np.array([r.base for r in memory.regions], np.int64)
     ends = np.array([r.end for r in memory.regions], np.int64)
@@ -202,7 +212,7 @@ def by_region(g: Group, a: Access, host, m, flat: np.ndarray):
 
 
 def store(g: Group, a: Access, mask, addr: np.ndarray, off: int, values: tuple[np.ndarray, ...]) -> None:
-    """Scatters ``count`` arrays; of two lanes at one address the later in (warp, lane) order wins."""
+    """Stores ``values``, ``a.count`` arrays; of two lanes at one address the later in (warp, lane) order wins."""
     parts = [(a.space, mask, addr, off)] if a.space != "generic" else split_generic(g, a, mask, addr, off)
     g.wave.effects += 1
     for space, part, at, o in parts:
@@ -222,7 +232,7 @@ def store(g: Group, a: Access, mask, addr: np.ndarray, off: int, values: tuple[n
 
 
 def _first(g: Group, host: np.ndarray, mask, bad_flat: np.ndarray) -> tuple[np.ndarray, int]:
-    """(offending lanes (n, 32), address of the first); ``bad_flat`` is over the lanes in ``mask``."""
+    """Returns (offending lanes (n, 32), address of the first); ``bad_flat`` marks them among the lanes in ``mask``."""
     full = np.zeros(host.shape, bool)
     if mask is None:
         full[...] = bad_flat.reshape(host.shape)
@@ -233,7 +243,7 @@ def _first(g: Group, host: np.ndarray, mask, bad_flat: np.ndarray) -> tuple[np.n
 
 
 def _say(g: Group, a: Access, bad: np.ndarray, what: str) -> str:
-    """``what`` the first lane of ``bad`` (n, 32) has done wrong."""
+    """Returns the message of an error: ``what`` is wrong, and the first lane of ``bad`` (n, 32) has done it."""
     who = f"{g.thread(bad)} in {g.wave.run.launch.title}"
     return f"{a.instruction.where()}: {what}; {a.kind} of {a.total} bytes by {who}"
 
@@ -260,6 +270,6 @@ def _window_bounds(g: Group, a: Access, addr, off: int, mask, size: int, base: i
     at = np.broadcast_to(addr.astype(np.int64) + off - base, (g.n, 32))
     full = g.lanes() if mask is None else g.lanes() & np.broadcast_to(mask, (g.n, 32))
     bad = ((at < 0) | (at + a.total > size)) & full
-    # Addresses of a smaller shape than the mask's have been seen with those of lanes that do not take part.
+    # Where the shapes of mask and addresses differ, ``seen`` includes lanes outside the mask.
     if bad.any():
         raise OutOfBounds(_say(g, a, bad, f"byte {int(at[bad][0])} of {what}, which has {size} bytes"))

@@ -1,4 +1,4 @@
-"""Atomic read-modify-write, in the order (warp, lane), on global and shared memory (PTX ISA, "atom", "red")."""
+"""Atomic read-modify-write on global and shared memory, in the order (warp, lane) (PTX ISA, "atom", "red")."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ BySpace = Callable[[str], Update]
 
 
 def atomic(g: Group, a: Access, mask, addr: np.ndarray, off: int, update: BySpace, operands: tuple, returns: bool):
-    """Applies ``memory = update(space)(memory, *operands)`` lane by lane; returns the old values (n, 32) if
-    ``returns``.
+    """Applies ``memory = update(space)(memory, *operands)`` lane by lane; returns the old values (n, 32) or None.
 
-    ``update(space)`` works on raw unsigned arrays. Lanes that share an address are served one after the other.
+    g, a, mask, addr, off: the same as in ``access``; ``a.count`` is 1.
+    update: gives the function for a state space, which works on arrays of raw unsigned integers.
+    operands: arrays that broadcast to (n, 32).
+    returns: whether the old values are wanted.
     """
     parts = [(a.space, mask, addr, off)] if a.space != "generic" else list(split_generic(g, a, mask, addr, off))
     old = np.zeros((g.n, 32), f"u{a.element}") if returns else None
@@ -43,10 +45,7 @@ def atomic(g: Group, a: Access, mask, addr: np.ndarray, off: int, update: BySpac
 
 
 def serialize(memory: np.ndarray, index: np.ndarray, update: Update, values: list[np.ndarray]) -> np.ndarray:
-    """Updates ``memory[index]`` in order, one lane at a time for equal indices; returns what each lane read.
-
-    Lanes are served in rounds, so that each round has distinct addresses.
-    """
+    """Updates ``memory[index]``, one lane after the other where indices are equal; returns what each lane read."""
     old = np.empty(len(index), memory.dtype)
     for lanes in rounds(index):
         where = index[lanes]

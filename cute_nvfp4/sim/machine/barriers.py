@@ -1,8 +1,8 @@
 """Named barriers of a CTA (PTX ISA, "barrier{.cta}" and "bar").
 
-Threads are counted, not warps, as on sm_70 and later. A phase ends with the arrival that makes its number complete, and
-who comes after that is in the next one. A barrier without a thread count waits for every thread of the CTA that has not
-exited. Reductions (``bar.red``) combine the predicates of everybody who took part.
+A barrier counts threads, not warps, as on sm_70 and later. A phase ends with the arrival that completes its thread
+count, and later arrivals belong to the next phase. A barrier without a thread count waits for every thread of the CTA
+that has not exited. Reductions (``bar.red``) combine the predicates of all threads that took part.
 """
 
 from __future__ import annotations
@@ -17,23 +17,27 @@ from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.wave import Group, Wave
 
 BARRIERS = 16
+"""Named barriers of a CTA."""
 
 
 @dataclass
 class Waiting:
-    """A group parked at a barrier: ``ident`` and ``count`` per warp (n,), count 0 meaning every live thread."""
+    """A group that has come to a barrier instruction."""
 
     group: Group
-    block: Block
-    ident: np.ndarray
-    count: np.ndarray
-    predicate: np.ndarray | None
+    block: Block  #: the block that the barrier instruction ends
+    ident: np.ndarray  #: (n,) the number of the barrier, for each warp
+    count: np.ndarray  #: (n,) the thread count that each warp names, 0 for all threads of the CTA
+    predicate: np.ndarray | None  #: the operand of bar.red, which broadcasts to (n, 32); None for other barriers
 
 
 class Barriers:
-    """The barriers of every CTA of a wave. Of the phase under way of each (CTA, barrier): ``came`` counts the threads
-    that have arrived, waiting or not, ``count`` is the largest number of threads that one of them has named, and
-    ``everybody`` says whether one has named none."""
+    """The named barriers of every CTA of a wave.
+
+    ``waiting`` has the groups that wait at a barrier. Three arrays (CTAs, 16) describe the phase under way of each
+    barrier: ``came`` counts the threads that have arrived, waiting or not; ``count`` is the largest thread count that
+    an arrival has named; ``everybody`` says whether an arrival has named no thread count.
+    """
 
     def __init__(self, wave: Wave) -> None:
         self.wave = wave
@@ -43,7 +47,13 @@ class Barriers:
         self.everybody = np.zeros(self.came.shape, bool)
 
     def arrive(self, group: Group, block: Block, operands: tuple, live: np.ndarray) -> list[Group]:
-        """Takes a group that executed a barrier; returns the groups that may go on."""
+        """Counts the arrival of a group that has executed the barrier instruction at the end of ``block``.
+
+        operands: the barrier's number and thread count, and the predicate of bar.red.
+        live: (warps, 32) the threads of the wave that have not exited.
+
+        Returns the groups that may go on. Raises ``Deadlock`` for a barrier number that does not exist.
+        """
         ident, count, *rest = operands
         ident, count = self._per_warp(group, ident), self._per_warp(group, count)
         instruction = block.code[-1][0]
@@ -52,12 +62,12 @@ class Barriers:
         comes = Waiting(group, block, ident, count, rest[0] if rest else None)
         if group.n == 1 or not self._too_many(comes, live):
             return self._take(comes, instruction, live)
-        # a phase ends among these warps: they come one after the other
+        # A phase ends among these warps, so they arrive one after the other.
         parts = [self._part(comes, np.array([k])) for k in range(group.n)]
         return [g for part in parts for g in self._take(part, instruction, live)]
 
     def _too_many(self, comes: Waiting, live: np.ndarray) -> bool:
-        """Whether more threads come to a barrier than its phase still wants."""
+        """Returns whether more threads come to a barrier than its phase still wants."""
         at = (self.wave.cta_of_warp[comes.group.warps], comes.ident)
         came, count, everybody = self.came.copy(), self.count.copy(), self.everybody.copy()
         self._add(at, comes, came, count, everybody)
@@ -65,13 +75,13 @@ class Barriers:
 
     @staticmethod
     def _add(at: tuple, comes: Waiting, came: np.ndarray, count: np.ndarray, everybody: np.ndarray) -> None:
-        """Adds the warps that come to the three numbers of the phases under way."""
+        """Adds the arrivals ``comes`` at the barriers ``at`` to the three arrays of the phases under way."""
         np.add.at(came, at, comes.group.lanes().sum(axis=1))
         np.maximum.at(count, at, comes.count)
         everybody[at] |= comes.count == 0
 
     def _wanted(self, count: np.ndarray, everybody: np.ndarray, live: np.ndarray) -> np.ndarray:
-        """(CTA, barrier) how many threads end the phase under way."""
+        """Returns how many threads end the phase under way of each barrier, (CTAs, 16)."""
         return np.where(everybody, np.maximum(count, live.reshape(self.wave.count, -1).sum(axis=1)[:, None]), count)
 
     def _take(self, comes: Waiting, instruction: Instruction, live: np.ndarray) -> list[Group]:
@@ -86,12 +96,12 @@ class Barriers:
         return self.release(live)
 
     def _per_warp(self, group: Group, value: np.ndarray) -> np.ndarray:
-        """The operand of the first active lane of each warp."""
+        """Returns the operand of the first active lane of each warp, (n,)."""
         wide = np.broadcast_to(value.astype(np.int64), (group.n, 32))
         return wide[np.arange(group.n), group.lanes().argmax(axis=1)]
 
     def release(self, live: np.ndarray) -> list[Group]:
-        """Opens every barrier whose threads have all come."""
+        """Ends the phase of every barrier whose threads have all arrived; returns the groups that waited there."""
         open_ = (self.came > 0) & (self.came >= self._wanted(self.count, self.everybody, live))
         if not open_.any():
             return []
@@ -123,7 +133,7 @@ class Barriers:
         return Waiting(group, w.block, w.ident[rows], w.count[rows], predicate)
 
     def _reduce(self, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-        """Per (CTA, barrier): how many threads brought a true predicate, and how many came."""
+        """Returns, for each barrier, how many threads wait with a true predicate and how many with a predicate."""
         true, came = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         for w in self.waiting:
             if w.predicate is not None:

@@ -1,7 +1,7 @@
-"""Groups of asynchronous copies, thread by thread (PTX ISA, "cp.async.commit_group", "cp.async.bulk.commit_group").
+"""Each thread's groups of asynchronous copies (PTX ISA, "cp.async.commit_group", "cp.async.bulk.commit_group").
 
-A copy belongs to the group that its thread commits next. Groups are numbered from 0 in each thread; ``wait_group N``
-waits for all but the last N that were committed.
+A copy belongs to the group that its thread commits next. Each thread numbers its groups from 0; ``wait_group N`` waits
+for all but the last N groups that the thread has committed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ NAMES = {"bulk_group": "bulk copy", "cp_async": "cp.async"}
 class CopyGroups:
     """The groups of one kind ("bulk_group" or "cp_async") of every thread of a wave.
 
-    ``committed`` (warps, 32) is how many groups each thread has committed, which is also the number of its open one.
+    ``committed`` (warps, 32) counts the groups that each thread has committed, which is also the number of its open
+    group. ``in_flight`` maps each incomplete operation to the warps, lanes and group numbers (k,) of its copies.
     """
 
     def __init__(self, wave: Wave, kind: str) -> None:
@@ -32,11 +33,12 @@ class CopyGroups:
         self._watchers: list[tuple[dict[Pending, None], Callable[[], Any]]] = []
 
     def begin(self, pending: Pending, warps: np.ndarray, lanes: np.ndarray) -> None:
-        """``pending`` consists of one copy of each of the threads (warps, lanes) (k,)."""
+        """Adds ``pending``, which is one copy of each of the threads (warps, lanes) (k,), to their open groups."""
         pending.group = self.committed[warps, lanes]
         self.in_flight[pending] = (warps, lanes, pending.group)
 
     def finish(self, pending: Pending) -> None:
+        """Marks ``pending`` as complete, and makes the calls that ``when_done`` has delayed until then."""
         del self.in_flight[pending]
         for left, _ in self._watchers:
             left.pop(pending, None)
@@ -46,18 +48,18 @@ class CopyGroups:
             then()
 
     def commit(self, warps: np.ndarray, lanes: np.ndarray) -> None:
-        """Threads ``lanes`` (n, 32) of ``warps`` (n,) close their open groups."""
+        """Commits the open groups of the threads ``lanes`` (n, 32) of ``warps`` (n,)."""
         self.committed[warps] += lanes
 
     def oldest(self) -> np.ndarray:
-        """(warps, 32) the first group of each thread that is not complete."""
+        """Returns the number of each thread's first incomplete group, (warps, 32), or ``_NEVER`` if it has none."""
         out = np.full(self.committed.shape, _NEVER)
         for warps, lanes, group in self.in_flight.values():
             np.minimum.at(out, (warps, lanes), group)
         return out
 
     def open_copies(self, warps: np.ndarray, lanes: np.ndarray) -> list[dict[Pending, None]]:
-        """The copies in flight of each of the threads (warps, lanes) (k,), in the order of their issue."""
+        """Returns the copies in flight of each of the threads (warps, lanes) (k,), in the order of their issue."""
         row = np.full(self.committed.shape, -1)
         row[warps, lanes] = np.arange(len(warps))
         found: list[dict[Pending, None]] = [{} for _ in warps]
@@ -68,7 +70,7 @@ class CopyGroups:
         return found
 
     def when_done(self, copies: dict[Pending, None], then) -> None:
-        """Calls ``then`` when all of ``copies`` are complete, at once if they are."""
+        """Calls ``then`` when all of ``copies`` are complete, at once if there are none."""
         if copies:
             self._watchers.append((dict(copies), then))
         else:
@@ -76,7 +78,7 @@ class CopyGroups:
 
 
 def groups(wave: Wave, kind: str) -> CopyGroups:
-    """The groups of a wave, made when they are first needed."""
+    """Returns the wave's groups of one kind, and makes them at the first call."""
     held = wave.__dict__.setdefault("copy_groups", {})
     if kind not in held:
         held[kind] = CopyGroups(wave, kind)
@@ -84,7 +86,10 @@ def groups(wave: Wave, kind: str) -> CopyGroups:
 
 
 class GroupWait(Wait):
-    """Threads that wait until their groups with numbers below ``until`` (n, 32) are complete."""
+    """The wait of threads until their groups with numbers below ``until`` (n, 32) are complete.
+
+    ``read`` says whether the instruction was wait_group.read; the wait itself is the same.
+    """
 
     def __init__(self, group: Group, instruction: Instruction, kind: str, until: np.ndarray, read: bool) -> None:
         super().__init__(group, instruction)
@@ -112,13 +117,14 @@ class GroupWait(Wait):
 
 
 def commit(g: Group, mask: np.ndarray | None, kind: str) -> None:
-    """commit_group of the active lanes."""
+    """Executes commit_group for the active lanes."""
     lanes = g.lanes(mask)
     groups(g.wave, kind).commit(g.warps, lanes)
 
 
 def wait(g: Group, mask: np.ndarray | None, instruction: Instruction, kind: str, pending: int, read: bool):
-    """wait_group: None when every active lane has at most ``pending`` committed groups left, else a ``GroupWait``."""
+    """Executes wait_group: returns None if at most the last ``pending`` committed groups of every active lane are
+    incomplete, else a ``GroupWait``."""
     lanes = g.lanes(mask)
     held = groups(g.wave, kind)
     until = held.committed[g.warps] - pending

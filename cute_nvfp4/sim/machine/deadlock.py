@@ -1,4 +1,4 @@
-"""The picture of a deadlock: who waits, for what, and who could still have brought it."""
+"""The description of a deadlock in its error message: which warps wait, where, and for what."""
 
 from __future__ import annotations
 
@@ -11,13 +11,18 @@ from cute_nvfp4.sim.machine.engine import Wait
 from cute_nvfp4.sim.machine.wave import Group, Wave
 
 MOST = 32
-"""Reasons to wait that are shown."""
+"""The most reasons to wait that a message lists."""
 MOST_CTAS = 8
-"""CTAs whose warps are listed for one reason."""
+"""The most CTAs whose warps a message lists for one reason."""
 
 
 def picture(wave: Wave, unmet: list[Group], barriers: Barriers, parked: list[Wait]) -> list[str]:
-    """Every warp that waits, by what it waits for."""
+    """Returns the lines of a message that list every waiting warp by its reason.
+
+    unmet: groups that wait for other lanes of their warps or other warps of their warpgroups.
+    barriers: the named barriers, at which groups wait.
+    parked: the other waits.
+    """
     by: dict[tuple[str, ...], tuple[list[int], list[str]]] = {}
     reasons = (*_for_lanes(wave, unmet), *_at_barriers(wave, barriers), *_parked(parked))
     for warp, key, lines in reasons:
@@ -42,7 +47,7 @@ def picture(wave: Wave, unmet: list[Group], barriers: Barriers, parked: list[Wai
 
 
 def who(wave: Wave, warps: Iterable[int]) -> str:
-    """Warps in words; CTAs with the same warps are told together."""
+    """Returns the names of warps, given by index in the wave; CTAs with the same warps are named together."""
     by: dict[int, list[int]] = {}
     for warp in sorted(set(warps)):
         by.setdefault(int(wave.cta_of_warp[warp]), []).append(int(wave.warp_in_cta[warp]))
@@ -55,21 +60,21 @@ def who(wave: Wave, warps: Iterable[int]) -> str:
 
 
 def _several(names: list[str]) -> str:
-    """Names of CTAs in one; of several, the ranks are left out."""
+    """Joins the names of CTAs; several names lose their ranks."""
     if len(names) == 1:
         return names[0]
     return "CTAs " + ", ".join(name.partition(" (rank")[0].removeprefix("CTA ") for name in names)
 
 
 def _ranges(numbers: list[int]) -> str:
-    """Ascending numbers of warps: "warps 0-3, 7"."""
+    """Returns ascending warp numbers as ranges, such as "warps 0-3, 7"."""
     cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
     parts = [f"{p[0]}-{p[-1]}" if len(p) > 1 else f"{p[0]}" for p in np.split(np.array(numbers), cuts)]
     return f"warp{'s' if len(numbers) > 1 else ''} {', '.join(parts)}"
 
 
 Reason = tuple[int, tuple[str, ...], list[str]]
-"""A warp, what makes its reason the same as another's, and the reason in lines."""
+"""A warp, the key that equal reasons share, and the lines that word the reason."""
 
 
 def _for_lanes(wave: Wave, unmet: list[Group]) -> Iterator[Reason]:

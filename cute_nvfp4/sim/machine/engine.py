@@ -1,4 +1,4 @@
-"""Asynchronous operations: what they are, where they queue, and how a warp waits for something.
+"""Asynchronous operations, the queues of the engines that run them, and the waits of warps.
 
 A warp that issues an asynchronous instruction captures its operands in a ``Pending`` and goes on. The engines run the
 pending operations later, when the schedule says so. Tensor-core operations of one CTA run in the order of their issue
@@ -18,55 +18,50 @@ from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.protocols import Group, Wave
 
 LAZINESS = 1024
-"""Blocks after which a lazy engine does one operation all the same: a warp may poll for it."""
+"""Turns after which a lazy engine runs one operation all the same, because a warp may poll for it."""
 ENGINES = ("tma", "store", "tensor", "copy")
+"""The queues: copies to shared memory, copies to global memory, tcgen05 operations, cp.async."""
 
 
 class Cells(NamedTuple):
-    """Tensor memory: ``lanes`` a slice or (m,) array, ``columns`` (k, c)."""
+    """Cells of tensor memory: every lane of ``lanes`` in each column of ``columns``, for k operations."""
 
-    lanes: slice | np.ndarray
-    columns: np.ndarray
+    lanes: slice | np.ndarray  #: a slice, or the indices (m,)
+    columns: np.ndarray  #: (k, c) column indices
 
 
 class Spans(NamedTuple):
-    """Global memory: ``length`` bytes from each address (k, m)."""
+    """Spans of global memory: ``length`` bytes from each address, for k operations."""
 
-    address: np.ndarray
+    address: np.ndarray  #: (k, m) host addresses
     length: int
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one operand of an operation touches.
+    """The memory that one operand of an operation reads or writes, in k rows."""
 
-    ``cta`` (k,) says whose memory it is. ``place``: in space "shared" (k, m) or (1, m) offsets of 16-byte chunks; in
-    space "tensor" ``Cells``; in space "global" ``Spans``. ``rows`` (k,): which of the issuing threads each row belongs
-    to, where it is not one row for each of them in order.
-    """
-
-    space: str
+    space: str  #: "shared", "tensor" or "global"
     write: bool
-    cta: np.ndarray
+    cta: np.ndarray  #: (k,) the CTA whose memory it is
+    #: "tensor": ``Cells``; "global": ``Spans``; "shared": offsets of 16-byte chunks, (k, m), or (1, m) for all rows
     place: Any
-    rows: np.ndarray | None = None
+    rows: np.ndarray | None = None  #: (k,) the issuing thread of each row; None: row k is of thread k
 
 
 @dataclass(frozen=True)
 class Completion:
-    """How the end of an operation is observed.
+    """The way in which threads observe the end of an operation."""
 
-    ``kind``: "mbarrier" (complete_tx on the barrier at ``offset`` (k,) of ``cta`` (k,)), "tensor" (tcgen05.commit),
-    "bulk_group", "cp_async", "tmem_load", "tmem_store" or "none" (synchronous).
-    """
-
+    #: "mbarrier" (complete_tx), "tensor" (tcgen05.commit), "bulk_group", "cp_async", "wgmma", "tmem_load",
+    #: "tmem_store", or "none" for a synchronous operation
     kind: str
-    cta: np.ndarray | None = None
-    offset: np.ndarray | None = None
+    cta: np.ndarray | None = None  #: (k,) the CTA of each mbarrier
+    offset: np.ndarray | None = None  #: (k,) the shared address of each mbarrier
 
 
 class Pending:
-    """One asynchronous operation issued by ``warps`` (k,), which belong to ``ctas`` (k,)."""
+    """An asynchronous operation that ``warps`` (k,) of the CTAs ``ctas`` (k,) have issued with one instruction."""
 
     engine = "tma"
     completion = Completion("none")
@@ -77,45 +72,47 @@ class Pending:
         self.ctas = wave.cta_of_warp[warps]
 
     def run(self, wave: Wave) -> None:
-        """Does what the operation does to memory, and signals its completion."""
+        """Applies the operation to memory, and signals its completion."""
         raise NotImplementedError
 
     def footprints(self, wave: Wave) -> list[Footprint]:
-        """The footprints that the operation reads and writes, for the checks."""
+        """Returns the memory that the operation reads and writes."""
         return []
 
     def joined(self, following: Pending) -> Pending | None:
-        """One operation that does this one's work and then that of ``following``, or None."""
+        """Returns one operation that does the work of this one and then of ``following``, or None if there is none."""
         return None
 
     def occupies(self, wave: Wave) -> np.ndarray:
-        """CTAs whose other operations of this engine must keep their order with this one."""
+        """Returns the CTAs whose operations on this engine must keep their order with this one."""
         return self.ctas
 
 
 class Wait:
-    """Why a group is parked, row by row. ``ready()`` gives the rows (n,) that may go on."""
+    """The reason why a group of n warps is parked; each row stands for a warp."""
 
     def __init__(self, group: Group, instruction: Instruction) -> None:
         self.group, self.instruction = group, instruction
 
     def ready(self) -> np.ndarray:
+        """Returns which rows may go on, (n,) booleans."""
         raise NotImplementedError
 
     def part(self, rows: np.ndarray, group: Group) -> Wait:
-        """This wait for some rows only; ``group`` holds them."""
+        """Returns the same wait of the warps ``rows`` only, which ``group`` holds."""
         raise NotImplementedError
 
     def passed(self, rows: np.ndarray, group: Group) -> None:
-        """Called when ``rows`` go on, before they do."""
+        """Is called just before the warps ``rows``, which ``group`` holds, go on."""
 
     def describe(self, row: int) -> str:
-        """What the row waits for, for the picture of a deadlock."""
+        """Returns what the warp waits for, for the message of a deadlock."""
         return self.instruction.where()
 
 
 class RowWait(Wait):
-    """A wait whose test is a function of per-row arrays (n,)."""
+    """A wait that functions of the arrays ``rows``, each (n,), define. ``test`` returns which warps may go on, ``say``
+    what one warp waits for; ``then`` is called with the group and the values of the warps that go on."""
 
     def __init__(
         self,
@@ -144,7 +141,8 @@ class RowWait(Wait):
 
 
 class MemoryWait(Wait):
-    """A loop that polls memory, and has seen it in a state in which it only goes round."""
+    """The wait of a loop that polls memory, and would only repeat itself until the wave's ``changes`` differ from
+    ``seen``, their count at the head of the loop."""
 
     def __init__(self, group: Group, instruction: Instruction, seen: int) -> None:
         super().__init__(group, instruction)
@@ -161,10 +159,10 @@ class MemoryWait(Wait):
 
 
 def issue_rows(g: Group, mask: np.ndarray | None, *operands: np.ndarray, once: bool = False):
-    """(warps (k,), lanes (k,), [operand (k,), ...]) of the threads that execute the instruction.
+    """Returns (warps (k,), lanes (k,), [operand (k,), ...]) of the threads that execute an instruction.
 
-    With ``once`` the lanes of a warp that bring the same operands count as one thread: the DSL emits bulk stores
-    without electing a lane, and the hardware executes them once.
+    With ``once``, neighbouring active lanes of a warp with equal operands count as one thread: the DSL emits bulk
+    stores without electing a lane, and the hardware executes them once.
     """
     rows, cols = np.nonzero(g.lanes(mask))
     values = [np.broadcast_to(o, (g.n, 32))[rows, cols] for o in operands]
@@ -179,7 +177,10 @@ def issue_rows(g: Group, mask: np.ndarray | None, *operands: np.ndarray, once: b
 
 
 class Engines:
-    """The queues of one wave, and when they are worked off (``Schedule``)."""
+    """The engines of one wave: their queues of pending operations, which they run as the ``Schedule`` says.
+
+    ``waiting`` counts the queued operations, ``turns`` the calls of ``turn`` that found any.
+    """
 
     def __init__(self, wave: Wave) -> None:
         self.wave = wave
@@ -189,19 +190,19 @@ class Engines:
         self.waiting = self.turns = 0
 
     def submit(self, pending: Pending) -> None:
-        """Queues an operation; it is announced now, because now its operands are bound."""
+        """Queues an operation, and announces it, because its operands are bound now."""
         self.wave.events.issued(pending, True)
         self.queues[pending.engine].append(pending)
         self.waiting += 1
 
     def perform(self, pending: Pending) -> None:
-        """Does an operation at once."""
+        """Runs an operation at once."""
         self.wave.events.issued(pending, False)
         pending.run(self.wave)
 
     def turn(self, idle: bool) -> None:
-        """Called before each block; ``idle`` when no warp can go on, or when engines that wait for that must have a
-        turn all the same."""
+        """Runs the operations that the schedule wants now; the executor calls it before each block. ``idle`` says that
+        no warp can go on, or that the batch engines must have a turn all the same."""
         if not self.waiting:
             return
         self.turns += 1
@@ -216,8 +217,8 @@ class Engines:
                 self._one(name, 0)
 
     def work(self) -> bool:
-        """Nothing else can move: one operation of the engines that are lazy or random. Returns whether there was
-        any."""
+        """Runs operations because no warp can go on: one of a lazy or random engine, or all of another engine.
+        Returns whether any was queued."""
         names = [n for n, q in self.queues.items() if q]
         if not names:
             return False
@@ -230,7 +231,7 @@ class Engines:
         return True
 
     def drain(self) -> None:
-        """Finishes everything: the kernel has ended."""
+        """Runs all queued operations, at the end of the kernel."""
         while self.work():
             pass
 
@@ -243,10 +244,10 @@ class Engines:
             self._run(pending)
 
     def _one(self, name: str, index: int) -> None:
-        """Runs one operation; of the tensor core's, the first one that no earlier one of its CTAs precedes."""
+        """Runs operation ``index`` of a queue, or, of the tensor core's, the one that must come before it."""
         queue = self.queues[name]
         if name == "tensor":
-            # What precedes it may itself be preceded.
+            # An operation that must come before it may have to wait for another one in turn.
             while (before := self._precedes(queue, index)) is not None:
                 index = before
         self.waiting -= 1
@@ -255,7 +256,7 @@ class Engines:
         self._run(pending)
 
     def _precedes(self, queue: list[Pending], index: int) -> int | None:
-        """The first operation before ``index`` that shares a CTA with it."""
+        """Returns the first operation before ``index`` that shares a CTA with it."""
         mine = queue[index].occupies(self.wave)
         return next((j for j in range(index) if np.intersect1d(queue[j].occupies(self.wave), mine).size), None)
 
@@ -267,7 +268,7 @@ class Engines:
 
 
 def fuse(queue: list[Pending]) -> list[Pending]:
-    """Lets neighbouring operations of the tensor core become one where that changes nothing but the time it takes."""
+    """Joins neighbouring operations of the tensor core that can run as one with the same effect, to save time."""
     out: list[Pending] = []
     for pending in queue:
         if out and (joined := out[-1].joined(pending)) is not None:
