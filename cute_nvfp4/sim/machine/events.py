@@ -3,10 +3,10 @@
 Checks, counters, traces and snapshots are listeners: each overrides the methods of the events that it wants. A listener
 may raise, and then the kernel stops there. An event without a listener costs the call of an empty function.
 
-Common arguments: ``g`` is the group of n warps. ``i`` is the instruction, ``a`` a memory access. ``mask`` has the
-active lanes, booleans that broadcast to (n, 32), or None for all lanes of the group. ``space`` is "shared" (of the own
-CTA), "cluster", "global", "local" or "param". Arrays (k,) have one entry for each of k threads, whose warps in the group
-are ``rows`` (k,) and whose lanes are ``lanes`` (k,). ``cta``, ``warps``: indices in the wave.
+Common arguments: ``g`` is the group of n warps, ``i`` the instruction, ``a`` a memory access. ``mask`` has the active
+lanes, booleans that broadcast to (n, 32), or None for all lanes of the group. ``space`` is "shared" (of the own CTA),
+"cluster", "global", "local" or "param". Arrays (k,) have one entry for each of k threads: ``rows`` (k,) are their warps
+in the group, ``lanes`` (k,) their lanes. ``cta`` and ``warps`` are indices in the wave.
 """
 
 from __future__ import annotations
