@@ -1,1 +1,1 @@
-"""Exact arithmetic as pure functions on numpy arrays; nothing here knows about instructions or warps."""
+"""Exact arithmetic of the GPU as pure functions on numpy arrays, independent of instructions and warps."""

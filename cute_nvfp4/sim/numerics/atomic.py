@@ -1,4 +1,4 @@
-"""What an atomic operation makes of memory and its operands (PTX ISA, "atom", "red")."""
+"""The arithmetic of atomic operations (PTX ISA, "atom", "red")."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ FLOATS = ("f32", "f64", "f16", "bf16", "f16x2", "bf16x2")
 
 
 def update(op: str, t: str, space: str = "shared"):
-    """The function from raw memory and raw operands to raw memory in a state space ("global" differs in NaNs of f64
-    and subnormals of f32)."""
+    """Returns the function of an atomic operation, which computes the new raw memory words from the old ones and the
+    raw operands. State space "global" differs from the others in the NaNs of f64 and the subnormals of f32."""
     if op in ("and", "or", "xor"):
         return {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[op]
     if op == "exch":
@@ -43,8 +43,8 @@ def _raw(a: np.ndarray) -> np.ndarray:
 
 
 def _float_add(t: str, space: str):
-    """Sums round to nearest even. In global memory those of f32 flush subnormals, operands and results (PTX ISA,
-    "atom"), and those of f64 leave a NaN as it is."""
+    """Returns the function of a floating-point addition, which rounds to nearest even. In global memory, f32 flushes
+    subnormal operands and results (PTX ISA, "atom"), and f64 does not quiet NaNs."""
     everywhere = space == "global"
     if t == "f64":
         total = double.sum_in_global_memory if everywhere else double.sum_in_shared_memory

@@ -1,8 +1,8 @@
-"""Binary64 arithmetic as the GPU does it: every rounding mode, and NaNs that keep their payload.
+"""Binary64 arithmetic of the GPU, in every rounding mode and with the payloads of NaNs.
 
-PTX ISA, "Floating Point Instructions", leaves the payload of f64 results open. Observed on an H200: the NaN operand
-comes through quieted, sign and payload kept; an invalid operation gives 0xfff8000000000000. Which of several NaN
-operands wins depends on the operation (``NAN_ORDER``).
+The PTX ISA ("Floating Point Instructions") leaves the payload of f64 results open. An H200 was observed to return the
+NaN operand, quieted, with its sign and payload, and 0xfff8000000000000 for an invalid operation. The operation
+determines which of several NaN operands it returns (``NAN_ORDER``).
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ import numpy as np
 
 INVALID = np.uint64(0xFFF8000000000000)
 _QUIET = np.uint64(1 << 51)
-#: operands by which one's NaN wins
+#: Indices of the operands of each operation: the result is the first NaN in this order.
 NAN_ORDER = {"add": (1, 0), "sub": (1, 0), "mul": (1, 0), "fma": (1, 2, 0), "div": (0, 1), "extremum": (1, 0)}
 
 
 def with_nan(out: np.ndarray, *operands: np.ndarray, quiet: bool = True) -> np.ndarray:
-    """``out`` with its NaNs replaced by that of the first operand that is one, else by the NaN of invalid operations.
-
-    ``quiet``: sets the quiet bit of an operand that comes through.
-    """
+    """Returns ``out``, with each NaN replaced by the first operand that is NaN, or else by the NaN of invalid
+    operations. ``quiet`` sets the quiet bit of that operand."""
     bad = np.isnan(out)
     if not bad.any():
         return out
@@ -39,21 +37,21 @@ def _ordered(kind: str, out: np.ndarray, *operands: np.ndarray) -> np.ndarray:
 
 
 def add64(a: np.ndarray, b: np.ndarray, mode: str = "rn") -> np.ndarray:
-    """The sum in binary64, rounded by ``mode``."""
+    """Returns the binary64 sum, rounded by ``mode``."""
     out = a + b
     if mode != "rn":
-        # an exact zero of operands of both signs is -0 rounded down (IEEE 754-2019, 6.3)
+        # An exact zero sum of operands with different signs is -0 when rounded down (IEEE 754-2019, 6.3).
         out = _each(out, lambda x, y: Fraction(x) + Fraction(y), mode, lambda x, y: _zero_sum(x, y, mode), a, b)
     return _ordered("add", out, a, b)
 
 
 def sub64(a: np.ndarray, b: np.ndarray, mode: str = "rn") -> np.ndarray:
-    """a - b; the sign of a NaN does not change."""
+    """Returns a - b, rounded by ``mode``; the sign of a NaN does not change."""
     return _ordered("sub", add64(a, -b, mode), a, b)
 
 
 def mul64(a: np.ndarray, b: np.ndarray, mode: str = "rn") -> np.ndarray:
-    """The product in binary64, rounded by ``mode``."""
+    """Returns the binary64 product, rounded by ``mode``."""
     out = a * b
     if mode != "rn":
         out = _each(out, lambda x, y: Fraction(x) * Fraction(y), mode, None, a, b)
@@ -61,7 +59,7 @@ def mul64(a: np.ndarray, b: np.ndarray, mode: str = "rn") -> np.ndarray:
 
 
 def fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: str = "rn") -> np.ndarray:
-    """a * b + c rounded once, through exact rationals."""
+    """Returns a * b + c, computed with exact rationals and rounded once by ``mode``."""
 
     def zero(x: float, y: float, z: float) -> float:
         return _zero_sum(math.copysign(1, x) * math.copysign(1, y), z, mode)
@@ -71,33 +69,35 @@ def fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: str = "rn") -> np.n
 
 
 def div64(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The quotient in binary64, to nearest even."""
+    """Returns the binary64 quotient, rounded to nearest even."""
     return _ordered("div", a / b, a, b)
 
 
 def sqrt64(a: np.ndarray) -> np.ndarray:
-    """The square root in binary64, to nearest even."""
+    """Returns the binary64 square root, rounded to nearest even."""
     return with_nan(np.sqrt(a), a)
 
 
 def sum_in_global_memory(old: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The sum of an atomic in global memory: a NaN stays as it is, signaling ones too, and the operand's wins."""
+    """Returns the sum of an atomic operation in global memory, which returns the first NaN of operand and memory
+    unchanged, even a signaling one."""
     return with_nan(old + b, b, old, quiet=False)
 
 
 def sum_in_shared_memory(old: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The sum of an atomic in shared memory, where the NaN in memory wins."""
+    """Returns the sum of an atomic operation in shared memory, which returns the first NaN of memory and operand,
+    quieted."""
     return with_nan(old + b, old, b)
 
 
 def _zero_sum(x: float, y: float, mode: str) -> float:
-    """The zero that exact sums of ``x`` and ``y`` (by their signs) give."""
+    """Returns the zero that results when the exact sum of ``x`` and ``y`` is zero; only their signs matter."""
     negative, other = math.copysign(1, x) < 0, math.copysign(1, y) < 0
     return -0.0 if (negative if negative == other else mode == "rm") else 0.0
 
 
 def _rounded(exact: Fraction, mode: str) -> float:
-    """A rational that is not zero, rounded once."""
+    """Returns a nonzero rational, rounded once."""
     try:
         near = float(exact)
     except OverflowError:
@@ -113,8 +113,10 @@ def _rounded(exact: Fraction, mode: str) -> float:
 
 
 def _each(naive: np.ndarray, exact: Callable, mode: str, zero: Callable | None, *operands: np.ndarray) -> np.ndarray:
-    """``naive`` with the lanes of finite operands made from ``exact`` rationals; ``zero`` is what an exact zero
-    gives, where ``naive`` does not already have it."""
+    """Returns ``naive``, with lanes of finite operands replaced by the rounded ``exact`` rational of the operands.
+
+    Where that is zero, the lane becomes ``zero`` of the operands, or remains as it is without ``zero``.
+    """
     out = np.array(naive)
     flat = out.reshape(-1)
     columns = [np.broadcast_to(x, out.shape).ravel().tolist() for x in operands]

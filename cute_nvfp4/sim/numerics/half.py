@@ -1,7 +1,7 @@
-"""Binary16 and bfloat16, scalar and packed, with one rounding.
+"""Arithmetic of binary16 and bfloat16, scalar and packed, with one rounding.
 
-Values travel as f32 (``widen``), which holds every f16 and bf16 exactly, and are rounded back once (``narrow``).
-bf16 values and packed pairs are raw bits outside this module; a pair has its low half first along a new last axis.
+``widen`` converts values to f32, which represents every f16 and bf16 exactly. ``narrow`` rounds results once. Outside
+this module, bf16 values and packed pairs are raw bits. A widened pair has a last axis of 2, with the low half first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ NAN16 = np.uint16(0x7FFF)
 
 
 def widen(a: np.ndarray, t: str) -> np.ndarray:
-    """f32 (or f64 unchanged) values of an array of type ``t``; packed types gain a last axis of 2."""
+    """Returns the values of an array of type ``t`` as f32; f64 is returned unchanged. Packed types gain a last axis of
+    2."""
     if t in ("f32", "f64"):
         return a
     if t == "f16":
@@ -37,7 +38,7 @@ def narrow(x: np.ndarray, t: str, mode: str = "rn") -> np.ndarray:
 
 
 def to_half(x: np.ndarray, mode: str = "rn") -> np.ndarray:
-    """f32/f64 to f16 in mode rn, rz, rm or rp."""
+    """Rounds f32 or f64 values to f16 in mode rn, rz, rm or rp. NaNs become 0x7fff."""
     out = x.astype("f2")
     if mode != "rn":
         back = out.astype(x.dtype)
@@ -49,7 +50,8 @@ def to_half(x: np.ndarray, mode: str = "rn") -> np.ndarray:
 
 
 def to_bfloat(x: np.ndarray, mode: str = "rn") -> np.ndarray:
-    """f32/f64 to bf16 bits. Binary64 goes to f32 by rounding to odd first, so that one rounding remains."""
+    """Rounds f32 or f64 values to bf16 bits in mode rn, rz, rm or rp. NaNs become 0x7fff. Binary64 is first rounded to
+    odd in f32, which avoids double rounding."""
     if x.dtype == np.float64:
         near = x.astype("f4")
         x = round_to_odd(near, x - near.astype("f8"))
@@ -64,10 +66,10 @@ def to_bfloat(x: np.ndarray, mode: str = "rn") -> np.ndarray:
 
 
 def fma_half(a: np.ndarray, b: np.ndarray, c: np.ndarray, t: str) -> np.ndarray:
-    """a * b + c on widened values, exact until it is rounded once to f16 or bf16.
+    """Returns a * b + c of widened values, rounded once to f16 or bf16.
 
-    The product of two 11-bit (8-bit) significands is exact in f32, exponent range of bf16 apart; where the f32 sum is
-    exact too, one rounding follows. Elsewhere the sum is made in binary64, rounded to odd, and then rounded once.
+    The product of two f16 is exact in f32. If all f32 sums are exact too, one rounding follows. Otherwise the sum is
+    rounded to odd in binary64 and then rounded once; so is every sum of bf16, whose products can exceed f32.
     """
     if t.startswith("f16"):
         p = a * b
@@ -80,18 +82,19 @@ def fma_half(a: np.ndarray, b: np.ndarray, c: np.ndarray, t: str) -> np.ndarray:
 
 
 def add_half(a: np.ndarray, b: np.ndarray, t: str) -> np.ndarray:
-    """a + b on widened values; the sum is rounded to odd in binary64 before the one rounding."""
+    """Returns a + b of widened values, rounded once to f16 or bf16; the binary64 sum is rounded to odd before."""
     s, error = two_sum(a.astype("f8"), b.astype("f8"))
     return narrow(round_to_odd(s, error), t)
 
 
 def flush_half(x: np.ndarray) -> np.ndarray:
-    """``.ftz`` on widened f16 values: f16 subnormals become zeros of the same sign."""
+    """Replaces widened f16 values that are subnormal in f16 by zeros of the same sign (``.ftz``)."""
     return np.where(np.abs(x) < np.float32(2.0**-14), np.copysign(np.float32(0), x), x)
 
 
 def flush_tiny_half(x: np.ndarray, exact) -> np.ndarray:
-    """``.ftz`` on widened f16 results, as ``single.flush_tiny``: ``exact()`` gives them in binary64, rounded to odd."""
+    """Flushes widened f16 results (``.ftz``) as ``single.flush_tiny`` flushes f32; ``exact()`` returns the results in
+    binary64, rounded to odd."""
     x = flush_half(x)
     edge = np.abs(x) == np.float32(2.0**-14)
     if not edge.any():
@@ -100,15 +103,15 @@ def flush_tiny_half(x: np.ndarray, exact) -> np.ndarray:
 
 
 def canonical_half(raw: np.ndarray, t: str) -> np.ndarray:
-    """Raw 16-bit values, or packed pairs, with 0x7fff for every NaN."""
+    """Returns raw 16-bit values or packed pairs, in which 0x7fff replaces every NaN."""
     infinity = np.uint16(0x7C00 if t.startswith("f16") else 0x7F80)
     halves = np.ascontiguousarray(raw).view("u2")
     return np.where((halves & np.uint16(0x7FFF)) > infinity, NAN16, halves).view(raw.dtype)
 
 
 def narrow_nan(out: np.ndarray, x: np.ndarray) -> np.ndarray:
-    """Narrowed f64 values ``out`` (f16, bf16 bits or f32) where ``x`` is a NaN: sign and the high bits of the payload
-    stay, and it is quiet."""
+    """Returns the narrowed values ``out`` (f16, bf16 bits or f32) of f64 values ``x``, in which each NaN is quiet and
+    keeps its sign and the high bits of its payload."""
     bad = np.isnan(x)
     if not bad.any():
         return out

@@ -6,7 +6,7 @@ import numpy as np
 
 
 def mul_hi(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The high half of the full product."""
+    """Returns the high half of the full product."""
     size, kind = a.dtype.itemsize, a.dtype.kind
     if size < 8:
         wide = np.dtype(f"{kind}{2 * size}")
@@ -22,7 +22,7 @@ def mul_hi(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def mul_wide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The full product, twice as wide as the factors."""
+    """Returns the full product, which is twice as wide as the factors."""
     wide = np.dtype(f"{a.dtype.kind}{2 * a.dtype.itemsize}")
     return a.astype(wide) * b.astype(wide)
 
@@ -33,7 +33,7 @@ def _magnitude(a: np.ndarray) -> np.ndarray:
 
 
 def div(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Division that rounds toward zero; by zero all ones (the ISA leaves it open)."""
+    """Returns the quotient rounded toward zero. Division by zero gives all ones; the PTX ISA leaves it open."""
     ua, ub = _magnitude(a), _magnitude(b)
     q = ua // np.where(ub == 0, ub.dtype.type(1), ub)
     if a.dtype.kind == "i":
@@ -42,7 +42,7 @@ def div(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def rem(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Remainder with the sign of the dividend; by zero the dividend."""
+    """Returns the remainder with the sign of the dividend. Division by zero gives the dividend."""
     ua, ub = _magnitude(a), _magnitude(b)
     r = ua % np.where(ub == 0, ub.dtype.type(1), ub)
     if a.dtype.kind == "i":
@@ -57,14 +57,15 @@ def saturated(a: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def shl(a: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """Left shift; amounts of the width or more give zero."""
+    """Returns ``a`` shifted left by ``n`` bits; amounts of the width or more give zero."""
     width = a.dtype.itemsize * 8
     shifted = a << (n & np.uint32(width - 1)).astype(a.dtype)
     return shifted if n.size == 1 and n.item() < width else np.where(n < width, shifted, a.dtype.type(0))
 
 
 def shr(a: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """Right shift, arithmetic for signed ``a``; amounts of the width or more give the fill."""
+    """Returns ``a`` shifted right by ``n`` bits, arithmetically for signed ``a``. Amounts of the width or more give the
+    fill: zero, or copies of the sign bit."""
     width = a.dtype.itemsize * 8
     if a.dtype.kind == "i":
         return a >> np.minimum(n, np.uint32(width - 1)).astype(a.dtype)
@@ -73,14 +74,15 @@ def shr(a: np.ndarray, n: np.ndarray) -> np.ndarray:
 
 
 def funnel(a: np.ndarray, b: np.ndarray, n: np.ndarray, left: bool, wrap: bool) -> np.ndarray:
-    """``shf``: 32 bits of the 64-bit value (b high, a low), shifted."""
+    """Returns the result of ``shf``: the high half (``left``) or the low half of the shifted 64-bit value of ``b``
+    (high) and ``a`` (low). The amount ``n`` is taken modulo 32 with ``wrap``, and clamped to 32 without."""
     n = (n & np.uint32(31) if wrap else np.minimum(n, np.uint32(32))).astype("u8")
     both = b.astype("u8") << np.uint64(32) | a
     return ((both << n) >> np.uint64(32) if left else both >> n).astype("u4")
 
 
 def lop3(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: int) -> np.ndarray:
-    """Bitwise function of three inputs: bit 4a + 2b + c of ``table``."""
+    """Returns the bitwise function of three inputs whose result is bit 4a + 2b + c of ``table``."""
     out = np.zeros((1, 1), a.dtype)
     for k in range(8):
         if table >> k & 1:
@@ -89,7 +91,7 @@ def lop3(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: int) -> np.ndarray:
 
 
 def popc(a: np.ndarray) -> np.ndarray:
-    """Number of one bits."""
+    """Returns the number of one bits."""
     x = a.astype("u8")
     x = x - (x >> np.uint64(1) & np.uint64(0x5555555555555555))
     x = (x & np.uint64(0x3333333333333333)) + (x >> np.uint64(2) & np.uint64(0x3333333333333333))
@@ -98,7 +100,7 @@ def popc(a: np.ndarray) -> np.ndarray:
 
 
 def clz(a: np.ndarray) -> np.ndarray:
-    """Number of leading zero bits."""
+    """Returns the number of leading zero bits."""
     x, width = a, a.dtype.itemsize * 8
     for s in (1, 2, 4, 8, 16, 32):
         if s < width:
@@ -107,7 +109,7 @@ def clz(a: np.ndarray) -> np.ndarray:
 
 
 def brev(a: np.ndarray) -> np.ndarray:
-    """The bits in reverse order."""
+    """Returns the bits in reverse order."""
     t, width = a.dtype.type, a.dtype.itemsize * 8
     masks = {1: 0x5555555555555555, 2: 0x3333333333333333, 4: 0x0F0F0F0F0F0F0F0F}
     for s, m in masks.items():
@@ -117,7 +119,7 @@ def brev(a: np.ndarray) -> np.ndarray:
 
 
 def bfe(a: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Bit-field extract with the sign rule of the ISA: past the top, signed fields repeat the sign bit."""
+    """Returns a bit field of ``a`` (PTX ISA, "bfe"); a signed field repeats its sign bit past the top of ``a``."""
     width, unsigned = a.dtype.itemsize * 8, np.dtype(f"u{a.dtype.itemsize}")
     pos, size = (start & np.uint32(255)).astype("i8"), (length & np.uint32(255)).astype("i8")
     u = a.view(unsigned)
@@ -131,14 +133,14 @@ def bfe(a: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
 
 
 def bfi(a: np.ndarray, b: np.ndarray, start: np.ndarray, length: np.ndarray) -> np.ndarray:
-    """Inserts the low bits of ``a`` into ``b``."""
+    """Returns ``b`` with the low ``length`` bits of ``a`` inserted at bit ``start``."""
     pos, size = start & np.uint32(255), (length & np.uint32(255)).astype("i8")
     mask = shl(ones(size, a.dtype), pos)
     return (b & ~mask) | (shl(a, pos) & mask)
 
 
 def ones(count: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """A mask of ``count`` low one bits, all bits for counts of the width or more."""
+    """Returns masks of ``count`` low one bits; counts of the width or more give all ones."""
     dtype = np.dtype(dtype)
     return np.where(
         count >= dtype.itemsize * 8, ~dtype.type(0), shl(np.ones_like(count, dtype), count.astype("u4")) - dtype.type(1)
@@ -146,7 +148,8 @@ def ones(count: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def prmt(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: str) -> np.ndarray:
-    """Byte permute (PTX ISA, "prmt"): four bytes of (b, a), chosen by nibbles of ``c`` or by a named mode."""
+    """Returns four bytes of ``b`` (high) and ``a`` (low), chosen by the nibbles of ``c``, or by ``c`` and a named
+    ``mode`` (PTX ISA, "prmt")."""
     both = b.astype("u8") << np.uint64(32) | a
     out = np.zeros(np.broadcast_shapes(both.shape, c.shape), "u4")
     for i in range(4):
@@ -173,7 +176,7 @@ _PRMT = {
 
 
 def dot_bytes(a: np.ndarray, b: np.ndarray, c: np.ndarray, a_signed: bool, b_signed: bool) -> np.ndarray:
-    """``dp4a``: the sum of four products of bytes, plus ``c``, wrapping in 32 bits."""
+    """Returns the result of ``dp4a``: the sum of four products of bytes plus ``c``, which wraps around in 32 bits."""
     total = c.view("u4")
     for i in range(4):
         x, y = _byte(a, i, a_signed), _byte(b, i, b_signed)
@@ -182,7 +185,8 @@ def dot_bytes(a: np.ndarray, b: np.ndarray, c: np.ndarray, a_signed: bool, b_sig
 
 
 def dot_halves(a: np.ndarray, b: np.ndarray, c: np.ndarray, a_signed: bool, b_signed: bool, high: bool) -> np.ndarray:
-    """``dp2a``: two 16-bit parts of ``a`` times two bytes of ``b`` (the low or the high pair), plus ``c``."""
+    """Returns the result of ``dp2a``: both 16-bit halves of ``a`` times the low or ``high`` two bytes of ``b``, plus
+    ``c``, which wraps around in 32 bits."""
     total = c.view("u4")
     for i in range(2):
         half = (a >> np.uint32(16 * i)).astype("u2")

@@ -1,4 +1,4 @@
-"""Rows that are the same, so that what is computed of them is computed once."""
+"""Finds equal rows, so that a caller computes their common result once."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import numpy as np
 
 
 def distinct(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The first of each kind of row of 64-bit ``words`` (n, m), and the kind that each row is (n,)."""
+    """Returns (first, of) for the rows of 64-bit ``words`` (n, m): ``first`` has the index of the first row of each set
+    of equal rows, and ``of`` (n,) the set of each row."""
     _, first, of = np.unique(words @ _odd(words.shape[1]), return_index=True, return_inverse=True)
     if (words != words[first[of]]).any():
-        # two kinds of one sum
+        # Different rows have the same hash, so every row becomes a set.
         return np.arange(len(words)), np.arange(len(words))
     return first, of
 
 
 @cache
 def _odd(count: int) -> np.ndarray:
-    """Factors by which the sums of different rows differ."""
+    """Returns random odd factors; the dot product of a row with them is its hash."""
     return np.random.default_rng(0).integers(1 << 63, size=count, dtype="u8") | np.uint64(1)

@@ -1,7 +1,8 @@
 """Binary32 arithmetic with one rounding.
 
-numpy rounds to nearest-even. What it lacks is here: fused multiply-add, rounding toward zero and to odd, flushing of
-subnormals. ``exact_*`` give results in binary64 rounded to odd, from which any rounding to 24 bits can be made.
+numpy rounds to nearest even. This module adds fused multiply-add, directed rounding, rounding to odd and flushing of
+subnormals. The functions ``exact_*`` return binary64 results rounded to odd, which can be rounded to 24 bits in any
+mode without double rounding. ``mode`` is a rounding mode of PTX: rn, rz, rm (down) or rp (up).
 """
 
 from __future__ import annotations
@@ -11,22 +12,25 @@ import numpy as np
 from cute_nvfp4.sim.numerics import double
 
 _TINY32 = np.float32(2.0**-126)
-#: below these a result of 24 bits and unbounded exponent stays less than 2**-126: to nearest, and away from zero
+#: Bounds below which a result rounded to 24 bits with unbounded exponent, to nearest or away from zero, is less than
+#: 2**-126.
 _TINY_NEAREST, _TINY_AWAY = 2.0**-126 * (1 - 2.0**-25), 2.0**-126 * (1 - 2.0**-24)
 CANONICAL_NAN32 = np.uint32(0x7FFFFFFF)
 
 
 def flush(a: np.ndarray) -> np.ndarray:
-    """``.ftz``: subnormal f32 values become zeros of the same sign; other types are returned as they are."""
+    """Replaces subnormal f32 values by zeros of the same sign (``.ftz``). Returns arrays of other types unchanged."""
     if a.dtype != np.float32:
         return a
     return np.where(np.abs(a) < _TINY32, np.copysign(np.float32(0), a), a)
 
 
 def flush_tiny(out: np.ndarray, mode: str, exact) -> np.ndarray:
-    """``.ftz`` of rounded f32 results: besides subnormals it flushes a result that is 2**-126 only because subnormals
-    are coarse. Tiny is what is below 2**-126 when rounded with unbounded exponent (observed on an H200:
-    0x00800000 * 0x3f7fffff is 0). ``exact()`` gives the results in binary64, rounded to odd."""
+    """Flushes rounded f32 results (``.ftz``) whose magnitude is below 2**-126 when rounded with unbounded exponent.
+
+    These are the subnormal results, and some that are 2**-126 only because subnormals have fewer bits (observed on an
+    H200: 0x00800000 * 0x3f7fffff is 0). ``exact()`` returns the results in binary64, rounded to odd.
+    """
     out = flush(out)
     edge = np.abs(out) == _TINY32
     if not edge.any():
@@ -37,7 +41,8 @@ def flush_tiny(out: np.ndarray, mode: str, exact) -> np.ndarray:
 
 
 def canonical(a: np.ndarray) -> np.ndarray:
-    """Arithmetic f32 results that are NaN become 0x7fffffff (PTX ISA, "Floating-Point": NaN payloads are not kept)."""
+    """Replaces NaN results by the canonical NaN of their type: 0x7fff, 0x7fffffff or 0x7ff8000000000000 (PTX ISA,
+    "Floating-Point": NaN payloads are not kept)."""
     bad = np.isnan(a)
     if not bad.any():
         return a
@@ -47,15 +52,15 @@ def canonical(a: np.ndarray) -> np.ndarray:
 
 
 def two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The rounded sum and its exact error (Knuth)."""
+    """Returns the rounded sum and its exact error (Knuth)."""
     s = a + b
     t = s - a
     return s, (a - (s - t)) + (b - t)
 
 
 def round_to_odd(s: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """``s`` + ``error`` rounded to odd in the type of ``s``, binary64 or binary32: an inexact result gets an odd last
-    bit, so that a later rounding to two bits less is the rounding of the exact value (Boldo and Melquiond)."""
+    """Returns ``s`` + ``error`` rounded to odd in the type of ``s``, binary64 or binary32. An inexact result has an odd
+    last bit, so a later rounding to at least two bits less rounds the exact value correctly (Boldo and Melquiond)."""
     bits = s.view(f"i{s.dtype.itemsize}")
     least = bits.dtype.type(1), bits.dtype.type(np.iinfo(bits.dtype).min + 1)
     inexact = (error != 0) & np.isfinite(s) & (bits & 1 == 0)
@@ -67,7 +72,7 @@ def round_to_odd(s: np.ndarray, error: np.ndarray) -> np.ndarray:
 
 
 def to_single(x: np.ndarray, mode: str) -> np.ndarray:
-    """Binary64 to binary32 in rounding mode rn, rz, rm (down), rp (up) or rna (ties away)."""
+    """Rounds binary64 values to binary32. Raises ``ValueError`` for modes other than rn, rz, rm and rp."""
     nearest = x.astype("f4")
     if mode == "rn":
         return nearest
@@ -85,8 +90,8 @@ def to_single(x: np.ndarray, mode: str) -> np.ndarray:
 
 
 def to_tf32(a: np.ndarray, rounding: str) -> np.ndarray:
-    """The bits of f32 values with 10 mantissa bits kept, in mode rn, rz or rna. A NaN becomes 0x7fffe000; with .rna it
-    keeps its sign and high bits."""
+    """Returns the bits of f32 values rounded to 10 mantissa bits in mode rn, rz or rna (ties away). A NaN becomes
+    0x7fffe000, except with .rna, which keeps its sign and high bits."""
     u = np.ascontiguousarray(a).view("u4")
     if rounding == "rn":
         out = u + (np.uint32(0xFFF) + (u >> np.uint32(13) & np.uint32(1)))
@@ -97,20 +102,20 @@ def to_tf32(a: np.ndarray, rounding: str) -> np.ndarray:
 
 
 def exact_mul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The product of binary32 numbers in binary64, which holds it exactly."""
+    """Returns the product of binary32 values in binary64, which represents it exactly."""
     return a.astype("f8") * b.astype("f8")
 
 
 def exact_fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a · b + c in binary64, rounded to odd."""
+    """Returns a * b + c in binary64, rounded to odd."""
     return round_to_odd(*two_sum(exact_mul(a, b), c.astype("f8")))
 
 
 def exact_div(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """The binary64 quotient, corrected by the sign of its exact remainder."""
+    """Returns a / b in binary64, rounded to odd."""
     x, y = a.astype("f8"), b.astype("f8")
     q = x / y
-    # q carries 53 bits; x - q*y has the sign of what was cut off. The product of 53 and 24 bits is split to stay exact.
+    # The sign of the remainder x - q*y tells how q was rounded. The product q*y of 53 and 24 bits is split to be exact.
     head = (q.view("u8") & np.uint64(0xFFFFFFFFF8000000)).view("f8")
     remainder = (x - head * y) - (q - head) * y
     error = np.where(np.isfinite(remainder) & np.isfinite(q), np.sign(remainder) * np.sign(y), 0.0)
@@ -118,10 +123,10 @@ def exact_div(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def fma32(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: str = "rn") -> np.ndarray:
-    """a * b + c of f32 arrays, rounded once.
+    """Returns a * b + c of f32 arrays, rounded once.
 
-    The product is exact in binary64. The sum is rounded there first, and that can change the result only where it
-    lands on a tie of f32 (or where f32 is subnormal): those lanes are redone with rounding to odd.
+    The product is exact in binary64, but the sum is rounded there first. This changes the result only where the
+    binary64 sum is a tie of f32 or the result is subnormal in f32. These lanes are computed again, rounded to odd.
     """
     p, wide = exact_mul(a, b), c.astype("f8")
     if mode != "rn":
@@ -137,8 +142,8 @@ def fma32(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: str = "rn") -> np.n
 
 
 def _directed_sum(p: np.ndarray, c: np.ndarray, mode: str) -> np.ndarray:
-    """p + c of binary64 values, rounded to f32 in a directed mode. An exact zero is -0 when rounded down, unless both
-    are +0 (IEEE 754-2019, 6.3)."""
+    """Returns p + c of binary64 values, rounded to f32 in a directed mode. An exact zero is -0 when rounded down,
+    unless both terms are +0 (IEEE 754-2019, 6.3)."""
     s = round_to_odd(*two_sum(p, c))
     out = canonical(to_single(s, mode))
     if mode == "rm":
@@ -147,29 +152,29 @@ def _directed_sum(p: np.ndarray, c: np.ndarray, mode: str) -> np.ndarray:
 
 
 def add32(a: np.ndarray, b: np.ndarray, mode: str = "rn") -> np.ndarray:
-    """The sum in binary32, rounded by ``mode``."""
+    """Returns the binary32 sum, rounded by ``mode``."""
     return canonical(a + b) if mode == "rn" else _directed_sum(a.astype("f8"), b.astype("f8"), mode)
 
 
 def mul32(a: np.ndarray, b: np.ndarray, mode: str = "rn") -> np.ndarray:
-    """The product in binary32, rounded by ``mode``."""
+    """Returns the binary32 product, rounded by ``mode``."""
     return canonical(a * b) if mode == "rn" else canonical(to_single(exact_mul(a, b), mode))
 
 
 def div32(a: np.ndarray, b: np.ndarray, mode: str = "rn") -> np.ndarray:
-    """The quotient in binary32, rounded by ``mode``."""
+    """Returns the binary32 quotient, rounded by ``mode``."""
     return canonical(a / b) if mode == "rn" else canonical(to_single(exact_div(a, b), mode))
 
 
 def div_approx32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """``div.approx``: divisors between 2**126 and 2**128 in magnitude give zero, or NaN for an infinite dividend
-    (PTX ISA, "div"); others are rounded correctly here, where 2 ulp are allowed."""
+    """Returns the result of ``div.approx``. Divisors between 2**126 and 2**128 in magnitude give zero, or NaN for an
+    infinite dividend (PTX ISA, "div"). Other quotients are correctly rounded, where the ISA allows 2 ulp."""
     large = (np.abs(b) > np.float32(2.0**126)) & np.isfinite(b)
     return div32(a, b) if not large.any() else canonical(np.where(large, a * np.copysign(np.float32(0), b), a / b))
 
 
 def sqrt32(a: np.ndarray, mode: str = "rn") -> np.ndarray:
-    """The square root in binary32, rounded by ``mode``."""
+    """Returns the binary32 square root, rounded by ``mode``."""
     if mode == "rn":
         return canonical(np.sqrt(a))
     x = a.astype("f8")
@@ -181,13 +186,13 @@ def sqrt32(a: np.ndarray, mode: str = "rn") -> np.ndarray:
 
 
 def minimum(a: np.ndarray, b: np.ndarray, nan: bool) -> np.ndarray:
-    """``min``: -0 is less than +0; a NaN loses against a number unless ``nan`` (``.NaN``) lets it win. Of two f64 NaNs
-    the second comes through."""
+    """Returns the result of ``min``, for which -0 is less than +0. If one operand is NaN, the result is the other one,
+    or NaN with ``nan`` (``.NaN``). Of two f64 NaNs, the result is the second."""
     return _extremum(a, b, nan, np.less)
 
 
 def maximum(a: np.ndarray, b: np.ndarray, nan: bool) -> np.ndarray:
-    """``max``: the mirror image of ``minimum``."""
+    """Returns the result of ``max``, for which +0 is greater than -0; NaNs are treated as in ``minimum``."""
     return _extremum(a, b, nan, np.greater)
 
 
