@@ -1,6 +1,6 @@
-"""A simulated GPU for whole programs: device "cuda" of torch, the CUDA bindings, and launches of the CuTe DSL.
+"""A simulated GPU for whole programs: it serves torch's device "cuda", the CUDA bindings, and launches of the CuTe DSL.
 
-``with simulated_gpu("sm_100a") as session: …`` or ``cute-nvfp4 sim SCRIPT``.
+``with simulated_gpu("sm_100a") as session: …`` opens one for a block, ``cute-nvfp4 sim SCRIPT`` for a script.
 """
 
 from __future__ import annotations

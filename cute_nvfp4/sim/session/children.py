@@ -1,8 +1,8 @@
-"""Python processes that a program in a session starts (pools by spawn or fork-server, subprocesses) are in one too.
+"""Opens a session in every Python process that a program in a session starts: a pool's worker, or a subprocess.
 
-The environment says so: ``CUTE_NVFP4_SESSION`` describes the session, and the folder ``child`` is first on
-``PYTHONPATH``, whose ``sitecustomize`` Python loads when it starts. A forked process needs none of it: it has the
-session's memory. Launches of a child stay its own; a hazard is an error there.
+Two environment variables tell the child. ``CUTE_NVFP4_SESSION`` describes the parent's session, and ``PYTHONPATH``
+begins with the folder ``child``, whose ``sitecustomize`` Python loads at startup. A forked process does not need them,
+because it has the parent's memory. The parent does not see the launches of a child, and a hazard is an error there.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _entered: list[Any] = []
 
 
 def install(patches: Patches, opener: str, arch: str, options: dict[str, Any]) -> None:
-    """Tells the children to come: ``opener`` is the module whose ``simulated_gpu`` opens their session."""
+    """Describes the session in the environment; ``opener`` is the module whose ``simulated_gpu`` opens the child's."""
     here = Path(__file__).resolve().parent
     paths = [str(here / "child"), str(here.parents[2]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     told = {"module": opener, "arch": arch, "schedule": str(options.get("schedule") or "")}
@@ -32,9 +32,9 @@ def install(patches: Patches, opener: str, arch: str, options: dict[str, Any]) -
 
 
 def enter() -> None:
-    """Opens the session that the environment describes, for the life of this process."""
+    """Opens the session that the environment describes; it lasts as long as this process."""
     told = json.loads(os.environ[VARIABLE])
     opener = importlib.import_module(told.pop("module"))
     session = opener.simulated_gpu(told.pop("arch"), schedule=Schedule.parse(told.pop("schedule")), **told)
-    _entered.append(session)  # it would end with its context manager
+    _entered.append(session)  # a session ends when its context manager is collected
     session.__enter__()

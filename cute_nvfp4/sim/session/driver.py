@@ -1,7 +1,7 @@
-"""``cuda.bindings.driver`` and ``.runtime`` of a session: what the DSL's utilities and programs ask of a GPU.
+"""The functions of ``cuda.bindings.driver`` and ``cuda.bindings.runtime`` in a session.
 
-Functions that are not listed raise, naming themselves. Every function returns ``(status, value, …)`` as the real ones
-do.
+Every modelled function returns ``(status, value, …)`` as the real one does. The others raise ``TargetError`` with their
+name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CLUSTER = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
 
 def install(patches: Patches, gpu: Runtime) -> None:
-    """Replaces every function of both modules, the modelled ones and the others."""
+    """Replaces every function of both modules, by a model or by a refusal."""
     _install(patches, driver, "cu", _driver(gpu))
     _install(patches, runtime, "cuda", _runtime(gpu))
 
@@ -63,7 +63,7 @@ def _errors(p: str, ok: Any, kind: Callable[[int], Any]) -> dict[str, Callable[.
 
 
 def _done(ok: Any, *names: str) -> dict[str, Callable[..., Any]]:
-    """Functions for which there is nothing to do."""
+    """Returns functions that do nothing and report success."""
     return dict.fromkeys(names, lambda *_: (ok,))
 
 
@@ -98,7 +98,7 @@ def _devices(gpu: Runtime) -> dict[str, Callable[..., Any]]:
 
 
 def _occupancy(gpu: Runtime) -> dict[str, Callable[..., Any]]:
-    """Libraries and kernels are handles only; the kernel asked about is taken to fill a multiprocessor."""
+    """Returns the functions for kernels and occupancy; every kernel is assumed to fill an SM with one CTA."""
 
     def clusters(kernel: Any, config: Any) -> tuple:
         dims = [a.value.clusterDim for a in config.attrs if a.id == _CLUSTER]
@@ -118,7 +118,7 @@ def _occupancy(gpu: Runtime) -> dict[str, Callable[..., Any]]:
 
 
 def _streams(gpu: Runtime, module: ModuleType, p: str, ok: Any, types: tuple[str, ...]) -> dict[str, Callable]:
-    """Streams, events, captures and graphs; the functions of the two modules differ in prefix and types only."""
+    """Returns the functions for streams, events, captures and graphs, with prefix ``p`` and handles of ``types``."""
     stream, event, graph, executable = (getattr(module, t) for t in types)
 
     def begin(s: Any, mode: Any = None) -> tuple:
@@ -157,7 +157,7 @@ def _streams(gpu: Runtime, module: ModuleType, p: str, ok: Any, types: tuple[str
     made = ("Create", "CreateWithPriority", "CreateWithFlags")
     return {
         **_done(ok, f"{p}StreamDestroy", f"{p}EventDestroy"),
-        # all is done when it is asked: so a program that asks and goes on is in order
+        # a query answers that the work is done, so it orders what follows as a synchronize does
         **{f"{p}Stream{n}": synchronize for n in ("Synchronize", "Query")},
         **{f"{p}Event{n}": synchronize_event for n in ("Synchronize", "Query")},
         f"{p}StreamWaitEvent": wait,
@@ -187,7 +187,7 @@ def _blocks(gpu: Runtime, p: str, ok: Any, bad: Any, pointer: Callable[[int], An
 
 
 def _fill(gpu: Runtime, dtype: str, ok: Any) -> Callable[..., tuple]:
-    """Fills ``count`` elements of ``dtype`` with the low bits of a number."""
+    """Returns a memset of elements of ``dtype``, which uses as many low bits of its value."""
     size = np.dtype(dtype).itemsize
 
     def fill(address: Any, value: int, count: int, stream: Any = 0) -> tuple:
@@ -203,7 +203,7 @@ def _fill(gpu: Runtime, dtype: str, ok: Any) -> Callable[..., tuple]:
 
 
 def _address(value: Any) -> int:
-    """The address of a device pointer, an integer, or an object with the buffer protocol."""
+    """Returns the address of a device pointer, an integer, or an object with the buffer protocol."""
     try:
         return int(value)
     except TypeError:
@@ -211,7 +211,7 @@ def _address(value: Any) -> int:
 
 
 def _copy(gpu: Runtime, ok: Any, kinds: int = 0) -> Callable[..., tuple]:
-    """Copies ``size`` bytes; ``kinds`` (0 or 1) arguments stand before the stream."""
+    """Returns a memcpy that has ``kinds`` (0 or 1) arguments between the size and the stream."""
 
     def copy(to: Any, source: Any, size: int, *rest: Any) -> tuple:
         stream = int(rest[kinds] if len(rest) > kinds else 0)
@@ -223,7 +223,7 @@ def _copy(gpu: Runtime, ok: Any, kinds: int = 0) -> Callable[..., tuple]:
 
         gpu.submit(stream, work)
         known = [gpu.memory.uses_at(_address(at)) is not None for at in (to, source)]
-        if not all(known) and stream not in gpu.captures:  # from or to pageable memory: the host waits
+        if not all(known) and stream not in gpu.captures:  # the host waits for pageable memory
             gpu.order.synchronize(stream)
         return (ok,)
 

@@ -1,7 +1,8 @@
-"""The hooks in nvidia-cutlass-dsl: compiled functions keep their PTX, and calling one runs the simulator.
+"""The hooks in nvidia-cutlass-dsl: compiled functions keep their PTX, and a call of one runs in the simulator.
 
-Hook points: ``CompileOptions.apply_envar_settings`` (every compilation passes it), the construction, call and
-``to`` of ``CudaDialectJitCompiledFunction`` (every execution passes ``to``), and the benchmarking helpers.
+The main hooks are ``CompileOptions.apply_envar_settings``, which every compilation calls, and the constructor,
+``__call__`` and ``to`` of ``CudaDialectJitCompiledFunction``, of which every execution calls ``to``. Other hooks
+replace the benchmark helpers, refuse the export of object files, and keep tensors from using TVM-FFI.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ _ENDED = "this function was compiled in a simulated session that has ended; comp
 
 
 class SimExecutor:
-    """What a compiled function calls to run: its host code, with launches given to the session."""
+    """Runs a compiled function: executes its host code, and submits the launches to the session.
+
+    Raises ``TargetError`` for a function without PTX, and for a call after the session has ended.
+    """
 
     def __init__(self, session: Session, compiled: Any) -> None:
         self._session, self._arguments = session, compiled.execution_args
@@ -54,7 +58,7 @@ class SimExecutor:
         self._session.submit(self._program, launch)
 
     def _flush(self) -> None:
-        """Keeps what host code prints through C in order with what Python prints."""
+        """Flushes both output buffers, so that text printed by C and by Python stays in order."""
         if self._prints:
             sys.stdout.flush()
             ctypes.pythonapi.fflush(None)
@@ -79,7 +83,7 @@ def _no_export(compiled: Any, *_: Any, **__: Any) -> None:
 
 
 class DslHooks:
-    """Installs the hooks for one session."""
+    """The hooks of one session; ``lineinfo`` makes compilations put source lines into the PTX."""
 
     def __init__(self, session: Session, lineinfo: bool) -> None:
         self.session, self.lineinfo = session, lineinfo
@@ -89,7 +93,7 @@ class DslHooks:
         self._ffi_always = False
 
     def install(self, patches: Patches) -> None:
-        """Raises ``TargetError`` for another release of the DSL, which may lack what is hooked."""
+        """Installs the hooks. Raises ``TargetError`` for another release of the DSL, whose internals may differ."""
         require_dsl()
         import cutlass  # noqa: F401  (makes the DSL's singletons)
         from cutlass.base_dsl.compiler import CompileOptions
@@ -97,7 +101,6 @@ class DslHooks:
         from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction as Compiled
 
         self._set_environment(patches)
-        # patched outside in, so that each wrapper finds the original
         patches.set(CompileOptions, "apply_envar_settings", self._compiling(CompileOptions.apply_envar_settings))
         patches.set(Compiled, "__init__", self._constructing(Compiled.__init__))
         patches.set(Compiled, "__call__", self._calling(Compiled.__call__))
@@ -132,7 +135,7 @@ class DslHooks:
             ffi_option, keep = options.options[EnableTVMFFI], options.options[KeepPTX]
             self._ffi_asked = bool(ffi_option.value) or self._ffi_always
             ffi_option.value = False
-            # options may be those of an earlier compilation, with what was set here
+            # the options may come from an earlier compilation, which set them here
             if not keep.value or getattr(keep, "sim_set", False):
                 self._compiled += 1
                 keep.value = keep.sim_set = True
@@ -177,7 +180,7 @@ class DslHooks:
     def _benchmark(
         self, callable: Any, *, kernel_arguments: Any = None, workspace_generator: Any = None, **_: Any
     ) -> float:
-        """Runs what is to be measured once; what it gives is counted work, not a time."""
+        """Replaces the DSL's ``benchmark``: calls the function once, and returns counted work instead of a time."""
         if (kernel_arguments is None) == (workspace_generator is None):
             raise ValueError("give kernel_arguments or workspace_generator")
         work = kernel_arguments if workspace_generator is None else workspace_generator()
@@ -189,7 +192,7 @@ class DslHooks:
         return self.work(callable, *args, **kwargs)
 
     def work(self, callable: Any, *args: Any, **kwargs: Any) -> float:
-        """Calls what is to be measured once; the work that this was, which is no time."""
+        """Calls ``callable`` once, and returns the work that ``Runtime.counted`` gained."""
         runtime = self.session.runtime
         before = runtime.counted
         callable(*args, **kwargs)

@@ -1,5 +1,5 @@
-"""Libraries that a session changes when they are loaded: ``torch.utils.cpp_extension`` refuses CUDA sources with the
-reason, before nvcc is looked for, and Triton's benchmarks count work."""
+"""Changes to libraries that a program may load in a session: ``torch.utils.cpp_extension`` refuses CUDA sources before
+it looks for nvcc, and Triton's benchmarks return counted work."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ _LOADERS = ("load", "load_inline")
 
 
 def install(patches: Patches, work: Callable[[Callable[[], Any]], float]) -> None:
-    """Replaces the functions that compile extensions, and Triton's benchmarks, now or when their modules are loaded:
-    that takes a while, and few programs ask for them. ``work`` calls a function and gives the work it was."""
+    """Changes modules that are loaded now, and the others once they are: loading is slow, and few programs use them.
+
+    ``work`` calls a function and returns the counted work.
+    """
     changes = {_MODULE: partial(_refuse_cuda, patches), _TRITON: partial(_count, patches, work)}
     for name, change in changes.items():
         if name in sys.modules:
@@ -33,7 +35,7 @@ def install(patches: Patches, work: Callable[[Callable[[], Any]], float]) -> Non
 
 
 class _Finder:
-    """Finds modules as Python does, and changes each when it has been loaded."""
+    """An import finder that finds modules as Python does, and changes each once it has been loaded."""
 
     def __init__(self, changes: dict[str, Callable[[ModuleType], None]]) -> None:
         self._changes = changes
@@ -55,7 +57,7 @@ class _Finder:
 
 
 def _count(patches: Patches, work: Callable[[Callable[[], Any]], float], module: ModuleType) -> None:
-    """Triton's benchmarks call their function once, and give counted work."""
+    """Makes Triton's benchmarks call their function once and return counted work."""
     for name in ("do_bench", "do_bench_cudagraph"):
         if hasattr(module, name):
             patches.set(module, name, lambda fn, *_, **__: work(fn))
@@ -67,7 +69,7 @@ def _refuse_cuda(patches: Patches, module: ModuleType) -> None:
 
 
 def _host_only(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """``original`` for extensions in C++; one with CUDA in it is an error that says why."""
+    """Returns a function that passes C++ extensions to ``original``, and raises ``TargetError`` for CUDA sources."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)

@@ -1,7 +1,8 @@
 """The calling convention of functions compiled with ``--enable-tvm-ffi``, without TVM-FFI.
 
 Such a function takes torch tensors, addresses and numbers where an ordinary one takes the DSL's wrappers, and checks
-them against the examples it was compiled with. Here it is compiled as an ordinary one, and its arguments are wrapped.
+them against the examples it was compiled with. In a session the DSL compiles an ordinary function, and this module
+checks and wraps the arguments.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from cuda.bindings import driver, runtime
 from cute_nvfp4.sim.session.protocol import Session
 
 Bound = dict[int, int]
-"""Symbolic size (by identity) to the value it has in this call."""
+"""Maps the ``id`` of a symbolic size to its value in a call."""
 
 
 class Packed:
-    """An argument that lies ready in memory."""
+    """An argument of a host function: a ctypes value, passed by address."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -32,7 +33,10 @@ class Packed:
 
 
 class Convention:
-    """Turns the arguments of a call into those of the compiled host function."""
+    """Converts the arguments of a call into those of the compiled host function.
+
+    ``examples`` and ``more`` are the positional and keyword arguments of the compilation.
+    """
 
     def __init__(self, signature: inspect.Signature, examples: tuple, more: dict[str, Any], session: Session) -> None:
         self._session = session
@@ -45,7 +49,7 @@ class Convention:
         self._signature = signature.replace(parameters=explicit, return_annotation=inspect.Signature.empty)
 
     def convert(self, args: tuple, kwargs: dict[str, Any]) -> list[Any]:
-        """The converted arguments in the order of the signature. Raises ``TypeError`` or ``ValueError``."""
+        """Returns the arguments in the signature's order; raises ``TypeError`` or ``ValueError`` if one is wrong."""
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         symbols: Bound = {}
@@ -92,7 +96,7 @@ class Convention:
 
 
 class TensorSlot:
-    """A tensor argument: the checks its example asks for, and the descriptor of its address and dynamic sizes."""
+    """A tensor parameter: checks a tensor against the example, and packs its address, dynamic shape and strides."""
 
     def __init__(self, name: str, example: Any) -> None:
         self.name = name
@@ -110,7 +114,7 @@ class TensorSlot:
         if len(shape) != len(self.shape):
             raise ValueError(f"{self.name}: expected {len(self.shape)} dimensions, got {len(shape)}")
         sizes = [self._size("shape", i, v, e, d, symbols) for i, v, e, d in _zip(shape, self.shape, self.dynamic[0])]
-        # the stride of a dimension of one element means nothing
+        # a dimension of one element may have any stride
         steps = [
             self._size("stride", i, v, e, d, symbols) if d or shape[i] > 1 else v
             for i, v, e, d in _zip(stride, self.stride, self.dynamic[1])
@@ -125,7 +129,7 @@ class TensorSlot:
         return Packed(filled)
 
     def _view(self, value: Any) -> tuple[int, list[int], list[int]]:
-        """(address, shape, strides in elements of the DSL's type) of ``value``."""
+        """Returns (address, shape, strides) of ``value``, which count elements of the DSL's type."""
         if isinstance(value, torch.Tensor):
             if not value.is_cuda:
                 raise ValueError(f"{self.name}: expected a tensor on cuda, got one on {value.device}")

@@ -1,4 +1,4 @@
-"""The device memory of a session: torch storages that count as CUDA memory, and blocks that were asked for by size."""
+"""The device memory of a session: torch storages that count as CUDA memory, and blocks that CUDA calls allocated."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from cute_nvfp4.sim.machine.global_memory import GlobalMemory
 from cute_nvfp4.sim.session.uses import Uses
 
 ALIGNMENT = 512
-"""What cudaMalloc and torch's allocator promise."""
+"""Alignment of device memory in bytes, that of torch's CUDA allocator."""
 _MOST_NAMES = 3
 _DEPTH = 12
 
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor that lies in a larger storage: kernels may touch its bytes, and none between it and the next one."""
+    """A tensor inside a larger storage. Kernels may access its bytes, but not the gaps between parts.
+
+    ``base`` is its address and ``size`` its length in bytes; messages call it ``name``.
+    """
 
     base: int
     size: int
@@ -32,6 +35,8 @@ class Part:
 
 @dataclass
 class _Entry:
+    """A device or pinned storage; ``index`` is its CUDA device. Without ``parts``, kernels may access all of it."""
+
     storage: StorageWeakRef
     base: int
     size: int
@@ -52,21 +57,21 @@ class _Block(NamedTuple):
 
 
 class Heap:
-    """Host memory that plays the part of device memory."""
+    """An allocator of host memory that serves as device memory."""
 
     def buffer(self, size: int) -> np.ndarray:
-        """``size`` bytes at an address of the promised alignment; they are not cleared."""
+        """Returns ``size`` uninitialised bytes at an address aligned to ``ALIGNMENT``."""
         data = np.empty(size + ALIGNMENT, np.uint8)
         start = -data.ctypes.data % ALIGNMENT
         return data[start : start + size]
 
     def fits(self, address: int) -> bool:
-        """Whether a storage at ``address`` may stay where it is."""
+        """Returns whether a storage at ``address`` can serve as device memory without being moved."""
         return address % ALIGNMENT == 0
 
 
 def tensors_in(value: object, depth: int = 0) -> Iterator[torch.Tensor]:
-    """The tensors of an argument or a result, inside sequences and dictionaries too."""
+    """Yields the tensors in an argument or a result, and in up to four levels of lists, tuples and dictionaries."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (list, tuple)) and depth < 4:
@@ -78,7 +83,7 @@ def tensors_in(value: object, depth: int = 0) -> Iterator[torch.Tensor]:
 
 
 def storage_key(tensor: torch.Tensor) -> int | None:
-    """Identifies the storage of a strided host tensor; None for tensors without one."""
+    """Returns a key of the storage of a strided host tensor, None for any other tensor."""
     if tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return None
     try:
@@ -88,10 +93,10 @@ def storage_key(tensor: torch.Tensor) -> int | None:
 
 
 class DeviceMemory:
-    """Which host memory plays the part of device memory.
+    """The record of the host memory that serves as device memory.
 
-    A torch storage is entered by its identity and leaves when torch frees it. ``pinned`` storages belong to the host
-    but kernels may use them.
+    ``adopt`` enters a torch storage, which leaves when torch frees it. Pinned storages belong to the host, but kernels
+    may access them.
     """
 
     def __init__(self, heap: Heap | None = None) -> None:
@@ -102,18 +107,18 @@ class DeviceMemory:
         self._made = 0
 
     def device_index(self, tensor: torch.Tensor) -> int | None:
-        """The ordinal of the CUDA device that ``tensor`` is on, None for a host tensor."""
+        """Returns the ordinal of the CUDA device that ``tensor`` is on, None for a host tensor."""
         entry = self._tensors.get(storage_key(tensor) or 0)
         return None if entry is None or entry.storage.expired() else entry.index
 
     def entry(self, tensor: torch.Tensor) -> _Entry | None:
-        """What is known of the device or pinned storage of ``tensor``; None for any other."""
+        """Returns the entry of the device or pinned storage of ``tensor``, None for any other tensor."""
         key = storage_key(tensor) or 0
         found = self._tensors.get(key) or self._pinned.get(key)
         return None if found is None or found.storage.expired() else found
 
     def uses_at(self, address: int) -> _Entry | _Block | None:
-        """The storage or block in which ``address`` lies."""
+        """Returns the storage or block that contains ``address``, or None."""
         for entries in (self._tensors, self._pinned):
             for entry in entries.values():
                 if entry.base <= address < entry.base + entry.size and not entry.storage.expired():
@@ -122,7 +127,7 @@ class DeviceMemory:
 
     @property
     def pins(self) -> bool:
-        """Whether there is pinned memory."""
+        """Whether any storage is pinned."""
         return bool(self._pinned)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
@@ -130,9 +135,9 @@ class DeviceMemory:
         return entry is not None and not entry.storage.expired()
 
     def adopt(self, tensor: torch.Tensor, index: int = 0, *, pinned: bool = False) -> None:
-        """Makes the storage of ``tensor`` device memory (or pinned memory).
+        """Makes the storage of ``tensor`` memory of CUDA device ``index``, or pinned memory.
 
-        A storage that torch has just made is replaced by one of the heap.
+        Where the storage does not fit the heap, ``tensor`` moves to a new one with the same values.
         """
         key = storage_key(tensor)
         entries = self._pinned if pinned else self._tensors
@@ -161,33 +166,33 @@ class DeviceMemory:
         return tensor.untyped_storage()
 
     def forget_dead(self) -> None:
-        """Drops storages that torch has freed."""
+        """Drops the entries of storages that torch has freed."""
         for entries in (self._tensors, self._pinned):
             for key in [k for k, e in entries.items() if e.storage.expired()]:
                 del entries[key]
 
     def divide(self, tensor: torch.Tensor, parts: Iterable[Part]) -> None:
-        """Lets kernels touch only ``parts`` of the storage of ``tensor``, which is device memory already."""
+        """Lets kernels access only ``parts`` of the storage of ``tensor``, which must be device memory."""
         with torch._C.DisableTorchFunction():
             self._tensors[storage_key(tensor)].parts = tuple(parts)
 
     def allocate(self, size: int, label: str) -> int:
-        """A block of ``size`` bytes; returns its address."""
+        """Allocates a block of ``size`` bytes, which messages call ``label``; returns its address."""
         data = self._heap.buffer(max(size, 1))
         self._blocks[data.ctypes.data] = _Block(data, label, Uses())
         return data.ctypes.data
 
     def free(self, address: int) -> bool:
-        """Frees a block; False where ``address`` is not the start of one."""
+        """Frees the block that starts at ``address``; returns False if there is none."""
         return self._blocks.pop(address, None) is not None
 
     def used(self) -> int:
-        """Bytes of device memory in use."""
+        """Returns the bytes of device memory in use."""
         self.forget_dead()
         return sum(e.size for e in self._tensors.values()) + sum(block.data.nbytes for block in self._blocks.values())
 
     def snapshot(self, frame: FrameType | None = None) -> GlobalMemory:
-        """What exists now, as the memory of a launch; tensors carry the names of the caller's variables."""
+        """Returns the memory that a launch may access. Variables of ``frame`` and its callers give tensors their names."""
         self.forget_dead()
         with torch._C.DisableTorchFunction():
             names = _names(frame)
@@ -206,7 +211,7 @@ class DeviceMemory:
 
 
 def _names(frame: FrameType | None) -> dict[int, list[str]]:
-    """Storage to the names of variables that hold tensors on it, innermost frames first."""
+    """Maps the key of a storage to the names of variables that hold tensors on it, innermost frames first."""
     found: dict[int, list[str]] = {}
 
     def note(name: str, value: object) -> None:

@@ -1,4 +1,4 @@
-"""What the hooks of a session may ask of it."""
+"""The protocol of a session that its hooks depend on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cute_nvfp4.sim.session.torch_dispatch import CudaDispatch
 
 
 class Session(Protocol):
-    """See ``session.Session``."""
+    """The members of ``session.Session`` that the hooks use."""
 
     device: Device
     runtime: Runtime

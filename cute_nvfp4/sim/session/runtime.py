@@ -1,4 +1,4 @@
-"""Streams, events and captures of a session: one clock-less GPU on which every operation ends as it is issued."""
+"""Streams, events and captures of a session. Its GPU has no clock, and every operation ends as it is issued."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from cute_nvfp4.sim.session.order import Timeline
 from cute_nvfp4.sim.session.streams import StreamChecks
 
 Work = Callable[[Timeline], None]
-"""Work on a stream; it is told which, for a graph has streams of its own."""
+"""Work on a stream, called with its timeline: a graph has timelines of its own."""
 Recorded = list[tuple[int, Work]]
+"""The work of a capture or of a graph in its order, each with its captured stream."""
 _LAUNCH, _OPERATOR, _INSTRUCTIONS = 100.0, 1.0, 1000.0
-"""Counted work of a launch, of an operator of torch, and the warp instructions that count as one."""
-
+"""Counted work of a launch, counted work of a torch operator, and the warp instructions that count as 1."""
 
 NO_TIME = "times between CUDA events are counted work, not times: 100 a launch, 1 for 1000 warp instructions"
-"""Said once, where a program asks for a time."""
+"""The note that is printed when a program first asks for a time."""
 
 
 @dataclass
 class Runtime:
-    """What torch.cuda, cuda.bindings and the launches of a session share.
+    """The state that torch.cuda, cuda.bindings and the launches of a session share.
 
-    A stream that is being captured collects work instead of doing it, and so does one that waits for it. ``order`` is
-    the order between streams; ``counted`` is the work done so far: what events say instead of a time.
+    A stream in a capture records work instead of doing it, and so does a stream that waits for an event of the capture.
+    ``order`` is the order between streams.
     """
 
     device: Device
     memory: DeviceMemory
-    count: int = 1
-    current: int = 0
-    counted: float = 0.0
-    events: dict[int, float] = field(default_factory=dict)
-    captures: dict[int, Recorded] = field(default_factory=dict)
+    count: int = 1  #: number of devices
+    current: int = 0  #: ordinal of the current device
+    counted: float = 0.0  #: the work done so far, which events report instead of a time
+    events: dict[int, float] = field(default_factory=dict)  #: ``counted`` when each event was recorded
+    captures: dict[int, Recorded] = field(default_factory=dict)  #: the open capture of each stream that is in one
     graphs: dict[int, Recorded] = field(default_factory=dict)
-    _captured: dict[int, Recorded] = field(default_factory=dict)
+    _captured: dict[int, Recorded] = field(default_factory=dict)  # the capture in which each event was recorded
     _handles: Any = field(default_factory=lambda: itertools.count(0x5100_0000, 0x10))
     _said: set[str] = field(default_factory=set)
 
@@ -50,11 +50,14 @@ class Runtime:
         self.order = self.streams.order
 
     def handle(self) -> int:
-        """A number that no other stream, event, graph or context of the session has."""
+        """Returns a number that no other stream, event, graph or context of the session has."""
         return next(self._handles)
 
     def submit(self, stream: int, work: Work) -> None:
-        """Does ``work``, or records it where ``stream`` is being captured."""
+        """Does ``work``, or records it if ``stream`` is being captured.
+
+        Raises ``TargetError`` for the default stream while another stream is being captured.
+        """
         if stream in self.captures:
             self.captures[stream].append((stream, work))
         elif self.captures and stream == 0:
@@ -63,7 +66,7 @@ class Runtime:
             work(stream)
 
     def wait(self, stream: int, event: int) -> None:
-        """The stream waits for an event; for one of a capture, it joins the capture."""
+        """Makes ``stream`` wait for ``event``; if the event is in an open capture, the stream joins that capture."""
         recorded = self._captured.get(event)
         if recorded is not None and any(recorded is open_ for open_ in self.captures.values()):
             self.captures.setdefault(stream, recorded)
@@ -73,7 +76,7 @@ class Runtime:
             self.order.wait(stream, event)
 
     def wait_stream(self, stream: int, other: int) -> None:
-        """The stream waits for all that is on another."""
+        """Makes ``stream`` wait for all work issued on ``other`` so far."""
         event = self.handle()
         self.record(event, other)
         self.wait(stream, event)
@@ -87,7 +90,7 @@ class Runtime:
         self.captures[stream] = []
 
     def end_capture(self, stream: int) -> int:
-        """Ends a capture; returns the handle of its graph."""
+        """Ends the capture of ``stream`` and returns the handle of its graph."""
         if stream not in self.captures:
             raise TargetError("the stream is not being captured")
         graph, recorded = self.handle(), self.captures[stream]
@@ -96,7 +99,7 @@ class Runtime:
         return graph
 
     def replay(self, graph: int, stream: int = 0) -> None:
-        """Does the work of a graph on ``stream``: its own streams begin after it, and it goes on after them."""
+        """Does the work of ``graph``, which comes after earlier work on ``stream`` and before later work there."""
         branches = {captured: (graph, captured) for captured, _ in self.graphs[graph]}
         for branch in branches.values():
             self.order.follow(branch, stream)
@@ -106,15 +109,15 @@ class Runtime:
             self.order.follow(stream, branch)
 
     def count_launch(self, instructions: int) -> None:
-        """Counts a launch of so many warp instructions as work."""
+        """Adds a launch of ``instructions`` warp instructions to the counted work."""
         self.counted += _LAUNCH + instructions / _INSTRUCTIONS
 
     def count_operator(self) -> None:
-        """Counts an operator of torch as work."""
+        """Adds an operator of torch to the counted work."""
         self.counted += _OPERATOR
 
     def record(self, event: int, stream: int = 0) -> None:
-        """Notes the work done, and what is on the stream, when an event is recorded."""
+        """Records ``event`` on ``stream``, with the work counted so far."""
         self.events[event] = self.counted
         self._captured.pop(event, None)
         if stream in self.captures:
@@ -124,18 +127,18 @@ class Runtime:
             self.order.record(event, stream)
 
     def elapsed(self, start: int, end: int) -> float:
-        """Stands for the milliseconds between two events: the work counted between them, at least 1, not a time.
+        """Returns the work counted between two events, at least 1, in place of the milliseconds.
 
-        The same program gives the same numbers. They are far larger than times on a GPU, so that a loop that measures
-        until some time has passed ends soon.
+        The same program always gets the same values. They are far larger than times on a GPU, so that a loop that
+        measures until some time has passed ends soon.
         """
         self.say(NO_TIME)
-        for event in (start, end):  # a time that is there says that both are over
+        for event in (start, end):  # on a GPU, the call succeeds only when both have completed
             self.order.synchronize_event(event)
         return max(self.events.get(end, self.counted) - self.events.get(start, 0.0), _OPERATOR)
 
     def say(self, text: str) -> None:
-        """A note to standard error, the first time only."""
+        """Prints ``text`` to standard error, the first time only."""
         if text not in self._said:
             self._said.add(text)
             print(f"cute_nvfp4.sim: {text}", file=sys.stderr)

@@ -12,14 +12,14 @@ from pathlib import Path
 def run_script(path: str, arguments: Sequence[str]) -> int:
     """Executes the file as ``__main__`` with its folder first on ``sys.path``; returns its exit status.
 
-    What the program raises comes out, ``SystemExit`` excepted. ``sys.argv``, ``sys.path`` and ``__main__`` are put
-    back. Raises ``OSError`` and ``SyntaxError`` where the file cannot be read.
+    Exceptions of the program propagate, except ``SystemExit``. ``sys.argv``, ``sys.path`` and ``__main__`` are restored
+    afterwards. Raises ``OSError`` if the file cannot be read, and ``SyntaxError`` if it cannot be compiled.
     """
     source = Path(path).read_bytes()
     code = compile(source, path, "exec", dont_inherit=True)
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=path, __builtins__=__builtins__, __spec__=None, __loader__=None)
-    if sys.version_info < (3, 14):  # since then a module makes its annotations when somebody asks for them
+    if sys.version_info < (3, 14):  # later modules make their annotations on demand
         main.__dict__.update(__annotations__={})
     before = sys.modules.get("__main__"), sys.argv, list(sys.path)
     sys.modules["__main__"] = main
@@ -38,7 +38,7 @@ def run_script(path: str, arguments: Sequence[str]) -> int:
 
 
 def exit_status(end: SystemExit) -> int:
-    """The status that Python gives a process for ``SystemExit``; a message is printed."""
+    """Returns the exit status that Python gives a process for ``SystemExit``; prints a message if ``end`` has one."""
     if end.code is None:
         return 0
     if isinstance(end.code, int):

@@ -1,4 +1,4 @@
-"""A simulated GPU for the length of a ``with`` block."""
+"""``simulated_gpu``: a simulated GPU for the length of a ``with`` block, and its state."""
 
 from __future__ import annotations
 
@@ -35,31 +35,29 @@ from cute_nvfp4.sim.session.torch_python import install as install_python
 
 @dataclass
 class LaunchRecord:
-    """One launch of a session, of a kernel of ``program``; ``result`` is None until it has ended well."""
+    """One launch of a session."""
 
-    number: int
+    number: int  #: the position of the launch in the session, from 0
     launch: Launch
-    program: Program
-    seconds: float = 0.0
-    result: Result | None = None
-    ended: bool = False
+    program: Program  #: the PTX module of the launched kernel
+    seconds: float = 0.0  #: host time that the simulation took
+    result: Result | None = None  #: None before the launch has run, if an error stopped it, and with ``execute=False``
+    ended: bool = False  #: whether the launch is over without an error
 
     @property
     def instructions(self) -> int:
-        """Warp instructions executed."""
+        """The number of executed warp instructions."""
         return self.result.instructions if self.result else 0
 
 
 @dataclass
 class Session:
-    """The state of a simulated GPU; made by ``simulated_gpu``.
+    """The state of a simulated GPU, made by ``simulated_gpu``, which explains the fields that are its arguments.
 
-    ``launches`` lists what was launched, ``failure`` is the first launch that was stopped, or that went on past a
-    hazard (``on_hazard="collect"``), and its error, even where the program went on; the launch is None for a hazard
-    between streams that torch's own work has. ``between`` are the hazards between streams. ``options`` are passed to
-    ``sim.run``. ``observe`` is called before a launch runs and, with its result in place, after it. With
-    ``execute=False`` launches are recorded and not run; ``execution`` runs them, on the memory of ``heap``. ``number``
-    is the session's own in this process.
+    ``launches`` has the launches in the order in which they began. ``failure`` is the first launch with a hazard or
+    another error, and that error, even if the program caught it or collects hazards; the launch is None for a hazard
+    between streams outside any launch. ``between`` maps the texts of hazards between streams to their findings.
+    ``active`` says whether the session is open. ``number`` counts the sessions of this process from 1.
     """
 
     device: Device
@@ -89,11 +87,11 @@ class Session:
 
     @property
     def instructions(self) -> int:
-        """Warp instructions of all launches so far."""
+        """The number of warp instructions of all launches so far."""
         return sum(record.instructions for record in self.launches)
 
     def findings(self) -> list[Finding]:
-        """The findings of all launches: one entry for a class at an instruction of a kernel, and how often it came."""
+        """Returns all findings, also between streams: one with a count for each class at an instruction of a kernel."""
         lists = [tuple(self.between.values())]
         lists += [record.result.findings for record in self.launches if record.result is not None]
         if self.failure is not None:
@@ -107,7 +105,7 @@ class Session:
 
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
-        """Within it, torch's functions and operators know the session, also where torch has switched its modes off."""
+        """Gives torch's calls and operators in the block to the session, also where torch has disabled its modes."""
         with contextlib.ExitStack() as stack:
             for mode in (self.mode, self.dispatch):
                 if self.active and not mode.on:
@@ -115,18 +113,18 @@ class Session:
             yield
 
     def current_stream(self) -> int:
-        """The handle of torch's current stream."""
+        """Returns the handle of torch's current stream."""
         return self.cuda.streams[-1].cuda_stream
 
     def submit(self, program: Program | None, launch: Launch) -> None:
-        """Runs a launch, or records it where its stream is being captured."""
+        """Runs a launch, or records it if its stream is being captured; raises ``TargetError`` without a program."""
         if program is None:
             raise TargetError(f"a launch of {launch.kernel} by a function without device code")
         frame = sys._getframe(1)
         self.runtime.submit(launch.stream, lambda at: self._run(program, launch, frame, at))
 
     def _unordered(self, text: str, what: str, where: str) -> None:
-        """A hazard between streams: an error, unless it is allowed or all are to be collected."""
+        """Notes a hazard between streams, and raises it unless it is allowed or ``on_hazard`` is "collect"."""
         launch = next((record for record in reversed(self.launches) if not record.ended), None)
         rule, kernel = "stream-order", "" if launch is None else launch.launch.kernel
         finding = Finding("hazard", rule, kernel, what, 0, where, text)
@@ -173,7 +171,7 @@ _current: Session | None = None
 
 
 def current_session() -> Session | None:
-    """The session that is active in this process, if there is one."""
+    """Returns the session that is active in this process, or None."""
     return _current
 
 
@@ -191,18 +189,24 @@ def simulated_gpu(
     heap: Heap | None = None,
     **options: Any,
 ) -> Iterator[Session]:
-    """Within it, torch and CuTe DSL programs find a GPU of ``arch``, and their kernels run in the simulator.
+    """Gives torch and CuTe DSL programs a GPU of ``arch`` inside a ``with`` block; the simulator runs their kernels.
 
-    Device "cuda" of torch is served from host memory, ``cuda.bindings`` answers as a GPU would, and launches of
-    compiled DSL functions are executed from their PTX, one after another. ``options`` go to ``sim.run`` (counters,
-    step_limit, …). ``benchmarks`` is "once" (the DSL's benchmark helpers run their function once) or "full".
-    ``lineinfo`` puts source lines into the PTX, so that hazards can name them. ``host_operators`` adds operators of
-    torch that only a GPU has, by what computes them on host tensors. Python processes started within it are in a
-    session too, which the ``simulated_gpu`` of the module ``opener`` opens. ``execution`` runs the launches in another
-    place than this process, which then has to share the memory of ``heap``. Everything is as before when it ends.
+    Host memory serves torch's device "cuda", ``cuda.bindings`` answers as a GPU would, and launches of compiled DSL
+    functions are executed from their PTX, one after another. The end of the block restores everything.
+
+    lineinfo: whether to put source lines into the PTX, so that hazards can name them.
+    benchmarks: "once" makes the DSL's benchmark helpers call their function once; "full" leaves them as they are.
+    execute: whether to run launches; if not, they are only recorded.
+    observe: called with a launch's record before it runs, and again when it has ended without an error.
+    host_operators: maps torch operators that only a GPU has to functions that compute them on host tensors.
+    opener: the module whose ``simulated_gpu`` opens the sessions of Python processes that the program starts.
+    execution: runs the launches, by default in this process. Another process has to share the memory of ``heap``.
+    heap: allocates the memory that serves as device memory.
+    options: keyword arguments of ``sim.run`` for every launch (counters, step_limit, …).
 
     Raises:
-        TargetError: an unknown architecture, or a session inside another.
+        TargetError: an unknown architecture or value of ``benchmarks``, another release of the DSL, or a session
+            inside another.
     """
     global _current
     if _current is not None:

@@ -1,8 +1,8 @@
-"""The checks between streams: memory that one stream uses and another writes, with nothing that orders the two.
+"""The checks for races between streams: one stream writes memory that another uses, and nothing orders the two.
 
-A session does work when it is issued; on a GPU, streams run beside one another. So every launch, copy and operator of
-torch is compared with the earlier uses of the same bytes, by the order that the program makes (``order``) and not by
-what came first here.
+A session does work when it is issued, but the streams of a GPU run concurrently. So these checks compare every launch,
+copy and torch operator with the earlier uses of the same bytes. They go by the order that the program establishes
+(``order``), not by the order of execution in the session.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ Report = Callable[[str, str, str], None]
 
 
 class StreamChecks:
-    """``on`` says whether to look; ``stream`` gives torch's current stream; ``report`` is called with a hazard's text,
-    and with who came second, and where.
+    """Records the uses of memory, and reports those that race with earlier ones.
+
+    ``on`` returns whether to check. ``stream`` returns the handle of torch's current stream. ``report`` is called with
+    the text of a hazard, the name of the later work, and its place in the program.
     """
 
     def __init__(self, memory: DeviceMemory) -> None:
@@ -35,7 +37,7 @@ class StreamChecks:
         self.report: Report = lambda text, what, where: None
 
     def launched(self, what: str, where: str, touched: Touched, issued: tuple[Timeline, int, Clock]) -> None:
-        """A kernel has run that was ``issued`` so."""
+        """Checks and records the accesses of a launch, ``issued`` as (timeline, number, clock)."""
         timeline, number, clock = issued
         for region, write, runs in touched.runs():
             for uses in region.owner if isinstance(region.owner, list) else [region.owner]:
@@ -49,7 +51,7 @@ class StreamChecks:
                     )
 
     def worked(self, what: str, reads: Iterable[torch.Tensor], writes: Iterable[torch.Tensor]) -> None:
-        """Torch has worked on the current stream."""
+        """Checks and records work of torch on its current stream."""
         if not self.on():
             return
         timeline, number, clock = self.order.issue(self.stream())
@@ -64,7 +66,7 @@ class StreamChecks:
                     )
 
     def copied(self, what: str, at: Timeline, read: int, written: int, size: int) -> None:
-        """``size`` bytes were copied from address ``read`` (0: filled) to ``written`` on stream ``at``."""
+        """Checks and records a copy of ``size`` bytes to address ``written`` from address ``read``, 0 for a fill."""
         if not self.on() or not size:
             return
         timeline, number, clock = self.order.issue(at)
@@ -74,7 +76,7 @@ class StreamChecks:
                 self._use(found.uses, use, clock, found.label, found.base)
 
     def host_worked(self, what: str, reads: Iterable[torch.Tensor], writes: Iterable[torch.Tensor]) -> None:
-        """The host has used tensors, which matters where they are pinned. Later work comes after it in any case."""
+        """Checks accesses of the host to pinned tensors; it records none, as all later work comes after them."""
         if not self.on():
             return
         for tensors, write in ((reads, False), (writes, True)):
@@ -86,11 +88,11 @@ class StreamChecks:
                     self._check(entry.uses, use, self.order.host, entry.label, entry.base)
 
     def synchronize(self) -> None:
-        """The host has waited for torch's current stream."""
+        """Notes that the host has waited for torch's current stream."""
         self.order.synchronize(self.stream())
 
     def gather(self) -> None:
-        """What comes on torch's current stream is in order with all before it."""
+        """Orders later work on torch's current stream after all work issued so far."""
         self.order.gather(self.stream())
 
     def _use(self, uses: Uses, use: Use, clock: Clock, name: str, base: int) -> None:
@@ -128,7 +130,7 @@ def _on(timeline: Timeline) -> str:
 
 
 def place(frame: FrameType | None) -> str:
-    """File and line of the program where it called a library."""
+    """Returns the file and line where the program called a library, or "" if no frame is the program's."""
     at: Any = frame
     while at is not None and at.f_globals.get("__name__", "").partition(".")[0] in _OURS:
         at = at.f_back

@@ -1,4 +1,4 @@
-"""``torch.cuda`` of a session: devices, streams and events that exist, and clear errors for the rest."""
+"""``torch.cuda`` in a session: devices, streams, events, graphs, memory and random state; the rest is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cute_nvfp4.sim.session.torch_types import device_type, generator_type, prof
 
 
 class TorchCuda:
-    """Installs itself in the module ``torch.cuda`` and takes itself out again."""
+    """The replacements in the module ``torch.cuda``; ``streams`` is the stack of torch's current streams."""
 
     def __init__(self, runtime: Runtime, mode: CudaMode) -> None:
         self.runtime, self.mode = runtime, mode
@@ -69,9 +69,9 @@ class TorchCuda:
 
     @contextlib.contextmanager
     def _capture(self, graph: Any, pool: Any = None, stream: Any = None, **_: Any) -> Iterator[None]:
-        """``torch.cuda.graph``: launches on the stream are recorded; torch's own work there is refused."""
+        """Replaces ``torch.cuda.graph``: records launches on the stream, and refuses torch's own work there."""
         stream = stream or self.stream_type()
-        self.runtime.order.synchronize()  # as torch does first
+        self.runtime.order.synchronize()  # as torch does
         self.runtime.begin_capture(stream.cuda_stream)
         self.mode.on_work = _refuse_in_capture
         try:
@@ -137,7 +137,7 @@ class TorchCuda:
         }
 
     def _random(self) -> dict[str, Any]:
-        """CUDA and CPU share one generator here, so the numbers are not those of a GPU."""
+        """Returns the functions of random state. CUDA shares the CPU's generator, so values differ from a GPU's."""
         generator = torch.default_generator
         return {
             **dict.fromkeys(("manual_seed", "manual_seed_all"), lambda seed: generator.manual_seed(int(seed))),
@@ -150,7 +150,7 @@ class TorchCuda:
         }
 
     def _from_dlpack(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A tensor imported from device memory of the session stays there."""
+        """Returns ``original`` extended to CUDA tensors of the session, whose memory the result shares."""
 
         def from_dlpack(source: Any, *args: Any, **kwargs: Any) -> Any:
             where = source.__dlpack_device__() if hasattr(source, "__dlpack_device__") else (1, 0)
@@ -165,7 +165,7 @@ class TorchCuda:
 
 def _stream_type(runtime: Runtime, owner: TorchCuda) -> type:
     class Stream:
-        """A non-blocking stream. Work on it is done at once; what it is in order with, ``Order`` knows."""
+        """A non-blocking stream. Its work is done at once; ``Order`` tracks what it is ordered with."""
 
         def __init__(self, device: Any = None, priority: int = 0, *, handle: int | None = None, **_: Any) -> None:
             self.cuda_stream = runtime.handle() if handle is None else handle
@@ -185,7 +185,7 @@ def _stream_type(runtime: Runtime, owner: TorchCuda) -> type:
             runtime.wait(self.cuda_stream, event.cuda_event)
 
         def query(self) -> bool:
-            self.synchronize()  # it says that all is done
+            self.synchronize()  # True tells the host that all work is done
             return True
 
         def record_event(self, event: Any = None) -> Any:
@@ -211,7 +211,7 @@ def _stream_type(runtime: Runtime, owner: TorchCuda) -> type:
 
 def _event_type(runtime: Runtime, owner: TorchCuda) -> type:
     class Event:
-        """An event; what lies between two is counted work, not time."""
+        """An event. The time between two events is counted work."""
 
         def __init__(self, enable_timing: bool = False, **_: Any) -> None:
             self.cuda_event, self._timed, self._recorded = runtime.handle(), enable_timing, False
@@ -234,7 +234,7 @@ def _event_type(runtime: Runtime, owner: TorchCuda) -> type:
             runtime.wait((stream or owner.streams[-1]).cuda_stream, self.cuda_event)
 
         def query(self) -> bool:
-            self.synchronize()  # it says that all is done
+            self.synchronize()  # True tells the host that all work is done
             return True
 
     return Event
@@ -242,7 +242,7 @@ def _event_type(runtime: Runtime, owner: TorchCuda) -> type:
 
 def _graph_type(runtime: Runtime, owner: TorchCuda) -> type:
     class CUDAGraph:
-        """Launches recorded by ``torch.cuda.graph``."""
+        """The launches that ``torch.cuda.graph`` recorded."""
 
         def __init__(self, keep_graph: bool = False) -> None:
             self.handle: int | None = None
@@ -261,7 +261,7 @@ def _graph_type(runtime: Runtime, owner: TorchCuda) -> type:
     return CUDAGraph
 
 
-#: what may happen to CUDA tensors during a capture, because it does no work on the device
+#: a function whose name contains one of these is allowed on CUDA tensors in a capture, as it does no work there
 _FREE_WORDS = ("__get__", "view", "reshape", "permute", "transpose", "data_ptr", "size", "stride", "numel", "dim")
 _FREE_WORDS += ("__getitem__", "expand", "unsqueeze", "squeeze", "is_contiguous", "element_size", "storage", "detach")
 _FREE_WORDS += ("is_neg", "is_conj", "is_inference")

@@ -1,8 +1,8 @@
-"""Device "cuda" of torch, served from host memory.
+"""Torch's device "cuda", served from host memory.
 
-A ``TorchFunctionMode`` sees every call of torch's Python API. Calls run on the CPU; which tensors count as CUDA tensors
-is kept by storage (``DeviceMemory``), so views and in-place results need no care. A result on a new storage goes where
-the ``device`` argument says, else where the inputs are.
+A ``TorchFunctionMode`` sees every call of torch's Python API. Calls run on the CPU. ``DeviceMemory`` records by storage
+which tensors count as CUDA tensors, so views and in-place results need no care. A result on a new storage goes to the
+device that the argument ``device`` names, else to that of the inputs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FACTORIES = default_device._device_constructors()
 
 
 def as_device(value: Any) -> torch.device | None:
-    """``value`` as a device if it is one in any of torch's spellings."""
+    """Returns ``value`` as a device if it is one or the name of one, else None."""
     if isinstance(value, torch.device):
         return value
     if isinstance(value, str):
@@ -37,12 +37,12 @@ def as_device(value: Any) -> torch.device | None:
 
 
 class CudaMode(TorchFunctionMode):
-    """While entered, torch has CUDA devices 0 … ``count`` - 1 in host memory; ``dispatch`` sees what it computes."""
+    """A mode in which torch has CUDA devices 0 … ``count`` - 1; ``current`` is the ordinal of the current one."""
 
     def __init__(self, memory: DeviceMemory, dispatch: CudaDispatch, count: int = 1) -> None:
         super().__init__()
         self.memory, self.dispatch, self.count, self.current = memory, dispatch, count, 0
-        #: called with the function of torch that is about to work on CUDA tensors
+        #: called with each torch function that is about to work on CUDA tensors
         self.on_work: Callable[[Any], None] = lambda func: None
         tensor = torch.Tensor
         self._special: dict[Any, Callable[..., Any]] = {
@@ -65,7 +65,7 @@ class CudaMode(TorchFunctionMode):
 
     @property
     def on(self) -> bool:
-        """Whether it sees calls at present: torch switches it off in what its own functions call back."""
+        """Whether the mode sees calls at present; torch disables it in callbacks from its own functions."""
         return any(mode is self for mode in _get_current_function_mode_stack())
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -76,7 +76,7 @@ class CudaMode(TorchFunctionMode):
             special = None
         if special is None:
             return self._call(func, args, kwargs)
-        with self.dispatch.place(-1, quiet=True):  # they say themselves where a result lies, and what is copied
+        with self.dispatch.place(-1, quiet=True):  # they place results and report copies themselves
             return special(*args, **kwargs)
 
     def _call(self, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -99,8 +99,8 @@ class CudaMode(TorchFunctionMode):
         return result
 
     def _requested(self, func: Any, kwargs: dict) -> int | None:
-        """The CUDA ordinal that ``device`` asks for, -1 for the CPU, None where nothing is asked; ``device`` becomes
-        the CPU."""
+        """Returns the CUDA ordinal that ``device`` names, -1 for the CPU, or None without one. Replaces a device in
+        ``kwargs`` by the CPU."""
         device = kwargs.get("device")
         if device is None:
             ambient = default_device.CURRENT_DEVICE if func in _FACTORIES else None
@@ -116,7 +116,7 @@ class CudaMode(TorchFunctionMode):
         return -1 if device.type == "cpu" else self.ordinal(device)
 
     def ordinal(self, device: torch.device | int | str | None) -> int:
-        """The ordinal of a CUDA device; an absent one is an error, as it is with a GPU."""
+        """Returns the ordinal of a CUDA device; raises ``TargetError`` if the session does not have it."""
         if isinstance(device, str):
             device = torch.device(device)
         index = device.index if isinstance(device, torch.device) else device
@@ -130,7 +130,7 @@ class CudaMode(TorchFunctionMode):
         return tensor.device if index is None else torch.device("cuda", index)
 
     def _place(self, tensor: torch.Tensor) -> int:
-        """The ordinal of the tensor's CUDA device, -1 for the CPU."""
+        """Returns the ordinal of the tensor's CUDA device, -1 for the CPU."""
         index = self.memory.device_index(tensor)
         return -1 if index is None else index
 
@@ -141,14 +141,14 @@ class CudaMode(TorchFunctionMode):
         return tensor.is_cpu and self.memory.device_index(tensor) is None
 
     def _move(self, tensor: torch.Tensor, target: int, copied: torch.Tensor, blocking: bool = True) -> torch.Tensor:
-        """``copied`` (the result of a conversion of ``tensor`` on the CPU) put on CUDA device ``target``, or -1 for the
-        CPU; a copy is made where a GPU would make one, for which the host waits if it is ``blocking``."""
+        """Puts ``copied``, to which the CPU converted ``tensor``, on CUDA device ``target`` (-1: the CPU) and returns
+        it, or a copy of it where a GPU would make one; the host waits for this if it is ``blocking``."""
         place = self._place(tensor)
         if place != target and storage_key(copied) == storage_key(tensor):
             copied = copied.clone(memory_format=torch.preserve_format)
         if storage_key(copied) == storage_key(tensor) or max(place, target) < 0:
             return copied
-        if target >= 0 or not blocking:  # torch copies to pinned memory where it does not wait
+        if target >= 0 or not blocking:  # torch copies to pinned memory if it does not wait
             self.memory.adopt(copied, max(target, 0), pinned=target < 0)
         self.dispatch.streams.worked("a copy of torch's", [tensor], [copied])
         if blocking and min(place, target) < 0:
@@ -156,7 +156,7 @@ class CudaMode(TorchFunctionMode):
         return copied
 
     def _to_host(self, tensor: torch.Tensor) -> None:
-        """The host reads the tensor, and waits for it where it is on a device."""
+        """Reports that the host reads ``tensor``, and waits for it if it is on a device."""
         if self.memory.device_index(tensor) is None:
             self.dispatch.streams.host_worked("torch", [tensor], [])
         else:
@@ -245,7 +245,7 @@ _name.restype, _name.argtypes = ctypes.c_char_p, [ctypes.py_object]
 
 
 def _set_capsule_device(capsule: Any, kind: int, index: int) -> None:
-    """Writes the device into a DLPack capsule: the ``DLDevice`` follows the data pointer of the ``DLTensor``."""
+    """Writes the device into a DLPack capsule, where ``DLDevice`` follows the data pointer of ``DLTensor``."""
     name = _name(capsule)
     address = _pointer(capsule, name)
     # DLManagedTensorVersioned begins with version (8 bytes), context, deleter and flags

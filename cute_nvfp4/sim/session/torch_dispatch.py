@@ -1,7 +1,8 @@
 """Operators of torch below autograd: where results lie, which kernel computes them, and what a GPU refuses.
 
-A ``TorchDispatchMode`` sees every operator that is computed, those of backward passes and of C++ too, which the
-function mode (``torch_device``) does not. Results on a new storage lie where the inputs do.
+A ``TorchDispatchMode`` sees every computed operator. Unlike the function mode (``torch_device``), it also sees those of
+backward passes and of calls from C++. A result on a new storage lies on the device of the inputs, unless
+``place`` says otherwise.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ _CUDA, _CPU = (torch._C.DispatchKeySet(key) for key in (torch._C.DispatchKey.CUD
 
 
 class CudaDispatch(TorchDispatchMode):
-    """``operators`` are computed as given here; ``inside`` is what operators written in Python are called in;
-    ``direct`` tells whether an operator was called by C++, and not by a function of torch's Python API; ``count`` is
-    called for each operator on CUDA tensors that is not a view; ``streams`` is told what each does to memory."""
+    """Computes operators, places their results, and reports to ``streams`` what each one does to memory.
+
+    ``operators`` maps overloads to the functions that replace them for CUDA tensors.
+    ``inside`` makes the context in which kernels written in Python are called.
+    ``direct`` returns whether C++ called the operator, and not a function of torch's Python API.
+    ``count`` is called for each operator on CUDA tensors that is not a view.
+    """
 
     supports_higher_order_operators = True
 
@@ -44,18 +49,18 @@ class CudaDispatch(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: nothing is compiled in a session, and torch's compiler is slow to load."""
+        """Returns False: a session compiles nothing, and torch's compiler is slow to load."""
         return False
 
     @property
     def on(self) -> bool:
-        """Whether it sees operators at present."""
+        """Whether the mode sees operators at present."""
         return any(mode is self for mode in _get_current_dispatch_mode_stack())
 
     @contextlib.contextmanager
     def place(self, index: int | None, *, quiet: bool = False) -> Iterator[None]:
-        """New results go to CUDA device ``index``, -1 for the CPU; None changes nothing. ``quiet``: the caller tells
-        ``streams`` itself."""
+        """Puts new results on CUDA device ``index`` inside the block (-1: the CPU, None: no change); with ``quiet``,
+        the caller reports to ``streams``."""
         before = self.placing, getattr(self._here, "quiet", False)
         self._here.placing, self._here.quiet = before[0] if index is None else index, quiet or before[1]
         try:
@@ -65,7 +70,7 @@ class CudaDispatch(TorchDispatchMode):
 
     @contextlib.contextmanager
     def backward(self, index: int) -> Iterator[None]:
-        """A backward pass on device ``index`` (-1 for the CPU): what it makes of nothing, in C++, lies there."""
+        """Encloses a backward pass on device ``index`` (-1: the CPU), where C++ puts tensors that have no inputs."""
         before = getattr(self._here, "backward", -1)
         self._here.backward = index
         self.streams.gather()  # torch runs each step on the stream of its forward step, and orders them
@@ -101,7 +106,7 @@ class CudaDispatch(TorchDispatchMode):
             return result
 
     def _foreign(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """An operator of somebody's own: the kernel that is registered for the device its tensors are on."""
+        """Computes an operator of another library with the kernel for the device of its tensors."""
         with torch._C.DisableTorchFunction():
             inputs = list(tensors_in((args, kwargs)))
             index = max((i for t in inputs if (i := self.memory.device_index(t)) is not None), default=-1)
@@ -116,7 +121,7 @@ class CudaDispatch(TorchDispatchMode):
         return result
 
     def _has_python_kernel(self, name: str) -> bool:
-        """Whether an operator has a kernel for CUDA that is written in Python, else for the CPU or any device."""
+        """Returns whether an operator has a CUDA kernel in Python; raises ``TargetError`` if only a GPU can run it."""
         has = torch._C._dispatch_has_kernel_for_dispatch_key
         if f"{name.replace('::', '/')}/CUDA" in torch.library._impls:
             return True
@@ -134,7 +139,7 @@ _PRODUCTS = {f"aten::{name}" for name in ("mm", "bmm", "addmm", "baddbmm", "mv",
 
 
 def _refuse_mixed(func: Any) -> None:
-    """What torch says of tensors on a GPU and on the CPU, for the operators of which it is known."""
+    """Raises torch's error for tensors on GPU and CPU, if ``func`` is an operator that is known to raise it."""
     if func.name().partition(".")[0] in _PRODUCTS or torch.Tag.pointwise in func.tags:
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "

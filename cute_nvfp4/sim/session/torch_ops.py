@@ -1,4 +1,4 @@
-"""Operators of torch that a GPU computes otherwise than the CPU, or that only a GPU has."""
+"""Operators of torch that a GPU computes differently from the CPU, or that only a GPU has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NARROW = {torch.float16, torch.bfloat16}
 
 
 def host_operators() -> dict[Any, Operator]:
-    """Operator overload to what computes it here, called with host tensors."""
+    """Maps operator overloads to the functions that compute them on host tensors."""
     aten, table = torch.ops.aten, {}
     for name in ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "addmv"):
         packet = getattr(aten, name)
@@ -29,7 +29,7 @@ def host_operators() -> dict[Any, Operator]:
 
 
 def _accumulating_wide(product: Operator) -> Operator:
-    """``product`` of 16-bit floats with sums in binary32 and one rounding at the end, as cuBLAS does."""
+    """Returns ``product`` with sums of 16-bit floats in binary32 and one final rounding, as in cuBLAS."""
 
     def wide(*args: Any, **kwargs: Any) -> torch.Tensor:
         found = {a.dtype for a in args if isinstance(a, torch.Tensor)}
@@ -41,7 +41,7 @@ def _accumulating_wide(product: Operator) -> Operator:
 
 
 def _with_dtype(product: Operator) -> Operator:
-    """``product`` with a result of the dtype among its arguments, computed in binary32."""
+    """Returns ``product`` computed in binary32, with the result in the dtype that is among its arguments."""
 
     def typed(*args: Any, **kwargs: Any) -> torch.Tensor:
         (dtype,) = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)]
@@ -71,9 +71,10 @@ def grouped_mm(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``torch._grouped_mm``: a product a group, in binary32. ``offs`` are the ends of the groups along the dimension
-    that a two-dimensional operand has too many: rows of ``a`` (M, K) or columns of ``b`` (K, N), or K of both.
-    (G, M, K) × (G, K, N) needs none."""
+    """Computes ``torch._grouped_mm`` in binary32: one matrix product for each group.
+
+    ``offs`` (G,) has the ends of the groups: along M for (M, K) × (G, K, N), along N for (G, M, K) × (K, N), and along
+    K for (M, K) × (K, N). The batch (G, M, K) × (G, K, N) does not use it."""
     left, right = a.float(), b.float()
     if a.dim() == b.dim() == 3:
         out = torch.bmm(left, right)
@@ -105,7 +106,10 @@ def scaled_grouped_mm(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    """``torch._scaled_grouped_mm`` with a float32 scale a row of ``a`` and a column of ``b``, those of each group."""
+    """Computes ``torch._scaled_grouped_mm`` with a float32 scale for each row of ``a`` and each column of ``b``.
+
+    Raises ``TargetError`` for scales of other types and for groups along K.
+    """
     if scale_a.dtype != torch.float32 or scale_b.dtype != torch.float32 or (a.dim() == 2 and b.dim() == 2):
         raise TargetError.of(
             "torch._scaled_grouped_mm in a simulated session",

@@ -1,4 +1,4 @@
-"""What torch and Python call back: backward passes, threads, and ``torch.compile``, which runs eagerly."""
+"""The hooks for backward passes, for threads, and for ``torch.compile``, which leaves functions eager."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cute_nvfp4.sim.session.protocol import Session
 
 
 def install(patches: Patches, session: Session) -> None:
-    """Installs the session's hooks of backward passes, threads and ``torch.compile``."""
+    """Installs these hooks of ``session``."""
     backward = _running_backward(torch.autograd.graph._engine_run_backward, session)
     patches.set(torch.autograd.graph, "_engine_run_backward", backward)
     patches.set(torch.autograd, "_engine_run_backward", backward)
@@ -23,7 +23,7 @@ def install(patches: Patches, session: Session) -> None:
     patches.set(torch, "compile", _eager(session))
     patches.set(torch.nn.Module, "compile", lambda module, *_, **__: None)
     patches.set(torch.version, "cuda", "13.0")
-    if dynamo := sys.modules.get("torch._dynamo"):  # for functions that were compiled before
+    if dynamo := sys.modules.get("torch._dynamo"):  # for functions compiled before the session
         patches.set(dynamo.eval_frame, "_stance", type(dynamo.eval_frame._stance)("force_eager"))
 
 
@@ -47,7 +47,7 @@ def _in_session(original: Callable[..., None], session: Session) -> Callable[...
 
 def _eager(session: Session) -> Callable[..., Any]:
     def compile(model: Any = None, **options: Any) -> Any:
-        """The function or module itself."""
+        """Returns the function or module unchanged."""
         session.runtime.say("torch.compile leaves functions as they are: torch runs eagerly in a simulated session")
         return model if model is not None else lambda function: function
 

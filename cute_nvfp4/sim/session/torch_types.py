@@ -1,4 +1,4 @@
-"""Classes of torch that take a device, a stream or a list of activities, for a session."""
+"""A session's replacements of torch classes that take a device, a stream or a list of profiled activities."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cute_nvfp4.sim.session.torch_device import CudaMode, as_device
 
 
 def generator_type() -> type:
-    """The type that stands for ``torch.Generator``."""
+    """Returns the class that replaces ``torch.Generator``."""
     real = torch.Generator
 
     class Meta(type):
@@ -19,7 +19,7 @@ def generator_type() -> type:
             return isinstance(instance, real)
 
     class Generator(metaclass=Meta):
-        """A generator of the CPU, whatever device is asked for."""
+        """Makes generators of the CPU, also for a CUDA device."""
 
         def __new__(cls, device: Any = "cpu") -> Any:
             asked = as_device(device)
@@ -29,10 +29,10 @@ def generator_type() -> type:
 
 
 def profile_type() -> type:
-    """The type that stands for ``torch.profiler.profile``."""
+    """Returns the class that replaces ``torch.profiler.profile``."""
 
     class Profile(torch.profiler.profile):
-        """A profile of the host's work: there is no device to profile."""
+        """A profile of the host's work, as there is no device to profile."""
 
         def __init__(self, *, activities: Any = None, **kwargs: Any) -> None:
             super().__init__(activities=[torch.profiler.ProfilerActivity.CPU], **kwargs)
@@ -41,10 +41,10 @@ def profile_type() -> type:
 
 
 def device_type(mode: CudaMode, select: Callable[[Any], None]) -> type:
-    """The type that stands for ``torch.cuda.device``."""
+    """Returns the class that replaces ``torch.cuda.device``."""
 
     class OnDevice:
-        """Makes a device the current one; None and -1 change nothing."""
+        """Makes a device the current one inside a block; None and -1 change nothing."""
 
         def __init__(self, device: Any) -> None:
             self.idx = device
@@ -60,10 +60,10 @@ def device_type(mode: CudaMode, select: Callable[[Any], None]) -> type:
 
 
 def stream_context_type(streams: list[Any]) -> type:
-    """The type that stands for torch's context of a stream."""
+    """Returns the class that replaces ``torch.cuda.StreamContext``."""
 
     class StreamContext:
-        """Makes a stream the current one; None changes nothing."""
+        """Makes a stream the current one inside a block; None changes nothing."""
 
         def __init__(self, stream: Any) -> None:
             self.stream = stream

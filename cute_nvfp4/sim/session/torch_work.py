@@ -19,24 +19,23 @@ _COPIES = ("copy_", "_to_copy")
 
 @dataclass(frozen=True)
 class Operator:
-    """``silent``: it touches no memory. ``shapes_only``: it reads none of its inputs. ``written``: positions and names
-    of the arguments that it writes. ``waited``: the host waits for its result."""
+    """The accesses of an operator."""
 
     name: str
-    silent: bool
-    shapes_only: bool
-    written: frozenset[int | str]
-    waited: bool
+    silent: bool  #: whether it accesses no memory
+    shapes_only: bool  #: whether it reads none of its inputs
+    written: frozenset[int | str]  #: positions and names of the arguments that it writes
+    waited: bool  #: whether the host waits for its result
 
     def writes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-        """The arguments that a call writes."""
+        """Returns the tensors among the arguments of a call that the operator writes."""
         named = [*enumerate(args), *kwargs.items()] if self.written else ()
         return [t for key, value in named if key in self.written for t in tensors_in(value)]
 
 
 @cache
 def operator(func: Any) -> Operator:
-    """The facts about an overload, from its schema and its name."""
+    """Returns the accesses of an overload, according to its schema, name and tags."""
     name = func.name().partition("::")[2].partition(".")[0]
     arguments = func._schema.arguments
     written = [a.name if a.kwarg_only else i for i, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write]
@@ -53,8 +52,8 @@ def operator(func: Any) -> Operator:
 def note(
     streams: StreamChecks, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, on_device: bool
 ) -> None:
-    """Tells ``streams`` what a call of ``func`` has done, on torch's current stream or, if not ``on_device``, on the
-    host."""
+    """Reports the accesses of a call of ``func`` to ``streams``: as work on torch's current stream if ``on_device``,
+    else as work of the host, which matters only while memory is pinned."""
     found = operator(func)
     if found.silent or not (on_device or streams.memory.pins):
         return
@@ -71,7 +70,7 @@ def note(
 
 
 def _blocks(streams: StreamChecks, tensors: Iterable[torch.Tensor], args: Sequence[Any], kwargs: Mapping) -> bool:
-    """Whether the host waits for a copy: one from or to its memory, unless that is pinned and nobody asks to wait."""
+    """Returns whether the host waits for a copy: always with pageable memory, with pinned memory if it is blocking."""
     asked = kwargs.get("non_blocking", any(a is True for a in args))
     pageable = any(streams.memory.entry(t) is None for t in tensors)
     pinned = any(streams.memory.is_pinned(t) for t in tensors)

@@ -1,4 +1,4 @@
-"""Who used the bytes of a storage, and whether the next use is in order."""
+"""The uses of a storage's bytes, and the check whether the next use is ordered after them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from cute_nvfp4.sim.observe.touched import Runs
 from cute_nvfp4.sim.session.order import Clock, Timeline
 
 _MOST = 256
-"""Uses of a storage that are remembered for each stream, the newest; one stands for those before it of its bytes."""
+"""The number of newest uses that a storage keeps for each timeline; a use replaces a like use of the same bytes."""
 
 
 class Bytes:
-    """Some bytes of memory: from ``low`` to before ``high``; ``runs`` are they exactly. Equal keys are equal bytes."""
+    """A set of bytes in [``low``, ``high``), which ``runs`` lists exactly. Equal keys mean equal sets."""
 
     def __init__(self, low: int, high: int, key: Hashable, runs: Callable[[], Runs]) -> None:
         self.low, self.high, self.key, self._make = low, high, key, runs
@@ -31,7 +31,7 @@ class Bytes:
 
     @staticmethod
     def of_runs(runs: Runs) -> Bytes:
-        """The memory that a launch has touched."""
+        """Returns the bytes of ``runs``, which must not be empty."""
         key = len(runs.first), hash(runs.first.tobytes()), hash(runs.last.tobytes())
         return Bytes(int(runs.first[0]), int(runs.last[-1]), key, lambda: runs)
 
@@ -41,7 +41,7 @@ class Bytes:
 
     @staticmethod
     def of_tensor(tensor: torch.Tensor) -> Bytes | None:
-        """The elements of a strided tensor, None where it has none."""
+        """Returns the bytes of a strided tensor's elements, or None if it has none."""
         shape, stride, size, start = tuple(tensor.shape), tensor.stride(), tensor.element_size(), tensor.data_ptr()
         if not tensor.numel():
             return None
@@ -51,7 +51,7 @@ class Bytes:
         return Bytes(start, end, (start, shape, stride, size), make)
 
     def shared(self, other: Bytes) -> tuple[int, int] | None:
-        """The first bytes that both have."""
+        """Returns the first run (begin, end) of bytes that both have, or None."""
         if self.high <= other.low or other.high <= self.low:
             return None
         return self.runs.shared(other.runs)
@@ -62,7 +62,7 @@ def _one(start: int, end: int) -> Runs:
 
 
 def _strided(start: int, shape: tuple[int, ...], stride: tuple[int, ...], size: int) -> Runs:
-    """A run for each element, joined where they touch."""
+    """Returns the runs of a strided tensor: one for each element, joined where they touch."""
     first = np.array([start])
     for n, s in zip(shape, stride):
         first = (first[:, None] + np.arange(n if s else 1) * s * size).ravel()
@@ -71,14 +71,14 @@ def _strided(start: int, shape: tuple[int, ...], stride: tuple[int, ...], size: 
 
 @dataclass(frozen=True)
 class Use:
-    """A use of ``bytes`` by work number ``number`` of ``timeline``; ``what`` and ``where`` say what it is."""
+    """An access of ``bytes``."""
 
     timeline: Timeline
-    number: int
+    number: int  #: the number of the accessing work on its timeline
     write: bool
     bytes: Bytes
-    what: str
-    where: str = ""
+    what: str  #: the name of the work in messages
+    where: str = ""  #: the place in the program that issued it
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Uses:
     _by: dict[Timeline, dict[Hashable, Use]] = field(default_factory=dict)
 
     def unordered(self, use: Use, clock: Clock) -> tuple[Use, int] | None:
-        """An earlier use that clashes with ``use``, which comes after ``clock``, and the first byte of both."""
+        """Returns an earlier use that races with ``use``, whose clock is given, and the first byte of both; or None."""
         for timeline, uses in self._by.items():
             known = clock.get(timeline, 0)
             if timeline == use.timeline:

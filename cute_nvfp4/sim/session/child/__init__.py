@@ -1,1 +1,1 @@
-"""A folder for ``PYTHONPATH``: Python processes that a program in a simulated session starts are in one too."""
+"""The folder that a simulated session puts on ``PYTHONPATH``, so that child Python processes open a session too."""

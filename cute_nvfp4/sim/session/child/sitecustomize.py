@@ -1,7 +1,7 @@
-"""Python loads this when it starts, because a session has put the folder first on ``PYTHONPATH``.
+"""Opens a session in a child process: Python loads this module at startup, because its folder is on ``PYTHONPATH``.
 
-Once torch has been imported, a session like the parent's begins, for the life of the process. Nothing of the package
-is imported before, so that processes without torch start as fast as ever.
+The session is like the parent's. It begins when the process has imported torch and lasts as long as the process.
+Nothing of the package is imported before, so that processes without torch start as fast as ever.
 """
 
 import importlib.machinery
@@ -11,7 +11,7 @@ import sys
 
 
 class _AfterTorch:
-    """A finder that opens the session when torch has been loaded."""
+    """An import finder that opens the session when torch has been loaded."""
 
     def find_spec(self, name, path=None, target=None):
         if name != "torch":
@@ -33,7 +33,7 @@ class _AfterTorch:
 
 
 def _load_the_one_behind():
-    """The sitecustomize of this Python, if it has one."""
+    """Runs the ``sitecustomize`` that this one hides, if there is one."""
     here = os.path.dirname(os.path.abspath(__file__))
     others = [entry for entry in sys.path if os.path.abspath(entry) != here]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
