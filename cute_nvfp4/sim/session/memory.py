@@ -192,7 +192,7 @@ class DeviceMemory:
         return sum(e.size for e in self._tensors.values()) + sum(block.data.nbytes for block in self._blocks.values())
 
     def snapshot(self, frame: FrameType | None = None) -> GlobalMemory:
-        """Returns the memory that a launch may access. Variables of ``frame`` and its callers give tensors their names."""
+        """Returns the memory of a launch. Variables of ``frame`` and its callers give tensors their names."""
         self.forget_dead()
         with torch._C.DisableTorchFunction():
             names = _names(frame)
