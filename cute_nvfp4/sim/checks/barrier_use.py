@@ -1,4 +1,4 @@
-"""Uses of mbarriers by instructions: they must be there, and their initialisation must be seen."""
+"""Checks of an instruction that uses mbarriers: they exist, and their initialisation is visible to it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from cute_nvfp4.sim.frontend.model import Instruction
 
 
 class BarrierUse:
-    """Finds mbarriers, and checks that who uses them may."""
+    """Finds mbarriers, and checks that their initialisation comes before a use."""
 
     def __init__(self, state: State) -> None:
         self.wave, self.title, self.clocks = state.wave, state.title, state.clocks
         self.labels, self.reporter, self.findings = state.labels, state.reporter, state.findings
 
     def slots(self, where: str, cta: np.ndarray, offset: np.ndarray) -> np.ndarray:
-        """The slots of the mbarriers at ``offset`` (k,) of CTAs (k,); the clocks have room for them."""
+        """Returns the slots of the mbarriers at ``offset`` (k,) of CTAs (k,), and makes room for them in the clocks.
+        Raises ``MbarrierMisuse``, with the place ``where``, if one is not valid."""
         slot = self.wave.mbarriers.find(where, cta, offset)
         self.clocks.ensure(int(slot.max(initial=0)))
         return slot
@@ -25,7 +26,8 @@ class BarrierUse:
     def ready(
         self, instruction: Instruction, warps: np.ndarray, cta: np.ndarray, slot: np.ndarray, proxy: bool
     ) -> None:
-        """The initialisation of the mbarriers must have happened before, and be visible."""
+        """Reports mbarriers whose initialisation does not happen before their use by warps (k,), or, for a use through
+        the asynchronous ``proxy``, is not visible to it."""
         c = self.clocks
         cluster, b = cta // c.cluster_size, c.barrier(cta, slot)
         init = c.initialised[cluster, b]

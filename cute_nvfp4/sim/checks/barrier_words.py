@@ -1,4 +1,4 @@
-"""The 8 bytes of an mbarrier: between init and inval nothing else may touch them (PTX ISA, "mbarrier: contents")."""
+"""The 8 bytes of a valid mbarrier, which only mbarrier instructions may access (PTX ISA, "mbarrier: contents")."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ WORD = 8
 
 
 class BarrierWords:
-    """Which words of shared memory are live mbarriers, by byte of ``wave.shared`` / 8."""
+    """The words of shared memory that are live mbarriers.
+
+    ``live`` (words,) marks them by their place in ``wave.shared``; ``pairs`` marks every 16 bytes with a live one.
+    ``low`` and ``high`` are the bounds of all mbarriers so far, as bytes of a CTA's shared memory.
+    """
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -20,7 +24,7 @@ class BarrierWords:
         self.low, self.high = state.wave.shared_stride, 0
 
     def set(self, cta: np.ndarray, offset: np.ndarray, live: bool) -> None:
-        """Initialised, or invalidated: barriers at ``offset`` (k,) of CTAs (k,)."""
+        """Marks the mbarriers at ``offset`` (k,) of CTAs (k,) as ``live``, or as invalidated."""
         at = offset - SHARED_BASE
         words = (cta * self.state.wave.shared_stride + at) // WORD
         self.live[words] = live
@@ -28,11 +32,11 @@ class BarrierWords:
         self.low, self.high = min(self.low, int(at.min())), max(self.high, int(at.max()) + WORD)
 
     def near(self, offset: np.ndarray, width: int) -> bool:
-        """Whether writes of ``width`` bytes at bytes ``offset`` of a CTA may meet one: tiles and barriers lie apart."""
+        """Whether ``width`` bytes at bytes ``offset`` of a CTA may overlap an mbarrier, by the bounds of them all."""
         return int(offset.max()) + width > self.low and int(offset.min()) < self.high
 
     def touched(self, byte: np.ndarray, size: int, who, write: bool) -> None:
-        """An access to ``size`` bytes at ``byte``, of a shape that broadcasts with the actor's."""
+        """Reports mbarriers among the ``size`` bytes at each ``byte``, of a shape that broadcasts with the actor's."""
         if not self.high:
             return
         if size == 2 * WORD and not self.pairs.take(byte >> 4, mode="clip").any():

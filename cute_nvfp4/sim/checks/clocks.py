@@ -283,8 +283,7 @@ class Clocks:
         self.visited_before[cluster, b], self.visited[cluster, b] = self.visited[cluster, b], False
 
     def pass_phase(self, warps: np.ndarray, cta: np.ndarray, slot: np.ndarray, acquire: bool = True) -> None:
-        """Records that the warps have seen the last phase end; without ``acquire`` they know what it tells only after a
-        fence."""
+        """Records that the warps have seen the last phase end; without ``acquire`` that counts only after a fence."""
         at = cta // self.cluster_size, self.barrier(cta, slot)
         rows = self.ended[at].reshape(len(warps), -1)
         if acquire:
@@ -332,8 +331,7 @@ class Clocks:
         self.now[warps] += 1
 
     def fence_init(self, warps: np.ndarray) -> None:
-        """Records fence.mbarrier_init: other CTAs and the asynchronous proxy see the mbarriers that the warps have
-        initialised."""
+        """Records fence.mbarrier_init: other CTAs and the asynchronous proxy see the warps' initialised mbarriers."""
         clock = self.open["init"][warps] - 1
         self.published[warps] = clock
         self.known[warps, 1, self.component("init", warps)] = clock

@@ -1,9 +1,9 @@
-"""Whether the CTA whose shared memory is touched is known to have started.
+"""Checks that a CTA is known to have started before another CTA accesses its shared memory.
 
 The CTAs of a cluster are scheduled together, but one may execute before another has begun. "Accessing data in
 distributed shared memory requires all the thread blocks to exist. A user can guarantee that all thread blocks have
-started executing" by the cluster's barrier (CUDA C++ Programming Guide, "Distributed Shared Memory"). Any news of a
-thread of that CTA will do: a wait at ``barrier.cluster``, its arrivals relaxed or not, or a release by it.
+started executing" by the cluster's barrier (CUDA C++ Programming Guide, "Distributed Shared Memory"). A wait at
+``barrier.cluster`` shows that, with relaxed arrivals too, and so does any release by a thread of the CTA.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from cute_nvfp4.sim.frontend.model import Instruction
 
 
 class ClusterStart:
-    """Asked by those who follow accesses to other CTAs."""
+    """The check that the listeners call for accesses to other CTAs."""
 
     def __init__(self, state: State) -> None:
         self.state, self.clocks = state, state.clocks
 
     def needed(self, i: Instruction, warps: np.ndarray, cta: np.ndarray) -> None:
-        """``warps`` touch shared or tensor memory of CTAs ``cta``, or mbarriers there; both broadcast."""
+        """Reports ``warps`` that access memory of CTAs ``cta`` not known to have started; both arrays broadcast."""
         c = self.clocks
         if c.cluster_size == 1:
             return

@@ -1,13 +1,13 @@
-"""Reads whose values a shuffle has carried to the lane that writes.
+"""Exchanges: order between a load and a store of two lanes, because a shuffle carries the loaded value to the store.
 
 shfl, vote, match and redux order no memory accesses: what lanes do before them is not visible after them. But a value
-that was sent has been read. Where a lane's store depends on a value that came, through one or more of them, from a load
-of another lane of the warp, that load cannot return what the store writes: the value would come out of thin air (PTX
-ISA, "No-Thin-Air": not through chains of dependencies and communication between threads). So the load comes before the
-store, and nothing else does: not another load, not a store.
+that was sent has been read. A store may depend on a value that came, through one or more exchanges, from a load of
+another lane of the warp. Then that load cannot return what the store writes, because the value would come out of thin
+air (PTX ISA, "No-Thin-Air": not through chains of dependencies and communication between threads). So the load comes
+before the store. No other load and no other store does for this reason.
 
-What flows where is read off the code (``flows``), and only when a conflict asks. While the kernel runs, each of these
-instructions notes when each warp has last executed it, which lanes did, and from where each took its value.
+``flows`` follows values through the code, only when there is a conflict. While the kernel runs, ``Exchanges`` records
+when each warp has last executed each exchange, which lanes did, and from which lane each took its value.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _EVERYBODY = 0xFFFFFFFF
 
 
 def is_exchange(i: Instruction) -> bool:
-    """Whether lanes get values of other lanes by it."""
+    """Whether an instruction gives lanes the values of other lanes."""
     return i.base in ("shfl", "vote", "match", "redux") and i.guard is None
 
 
 @lru_cache(maxsize=64)
 def sources(kernel: CompiledKernel) -> dict[int, Instruction]:
-    """The exchanges of a kernel that all lanes take part in and that may carry what a load has read, by the block that
-    begins with them."""
+    """Returns the exchanges in which all lanes take part and which may carry a loaded value, by the block that begins
+    with them."""
     loaded = _from_loads(kernel) if any(is_exchange(i) for i in kernel.source.code) else set()
     out = {}
     for block in kernel.blocks:
@@ -53,7 +53,7 @@ def sources(kernel: CompiledKernel) -> dict[int, Instruction]:
 
 
 def _from_loads(kernel: CompiledKernel) -> set[str]:
-    """Registers that may hold something computed from what was loaded from shared memory, anywhere in the kernel."""
+    """Returns the registers that may hold a value computed from a load of shared memory, anywhere in the kernel."""
     code = [pair for block in kernel.blocks for pair in block.code if pair[1].dst]
     found: set[str] = set()
     before = -1
@@ -69,16 +69,15 @@ def _from_loads(kernel: CompiledKernel) -> set[str]:
 
 @dataclass
 class _Exchange:
-    """The last execution of an exchange by each warp: the warp's ``clock`` (warps,), 0 for none, the ``lanes``
-    (warps, 32) that executed it, and for shfl from which lane each took its value (``source`` (warps, 32))."""
+    """The last execution of one exchange by each warp."""
 
     instruction: Instruction
-    clock: np.ndarray
-    lanes: np.ndarray
-    source: np.ndarray | None
+    clock: np.ndarray  # (warps,) the warp's clock, 0 for no execution
+    lanes: np.ndarray  # (warps, 32) the lanes that executed it
+    source: np.ndarray | None  # (warps, 32) for shfl: the lane from which each lane took its value
 
     def reach(self, warp: int, given: np.ndarray) -> np.ndarray:
-        """(lanes, lanes) whose values each lane has got, from those that its operand depends on."""
+        """Returns (lanes, lanes) whose values each lane gets, from those that each lane's operand depends on."""
         lanes = self.lanes[warp]
         given = given & lanes[:, None]
         out = given[self.source[warp]] if self.source is not None else np.broadcast_to(given.any(axis=0), (32, 32))
@@ -86,7 +85,7 @@ class _Exchange:
 
 
 class Exchanges(Listener):
-    """The exchanges of one wave, ``at_block`` by the block that begins with them."""
+    """Records the exchanges of one wave; ``at_block`` has them by the block that begins with them."""
 
     def __init__(self, state: State, at_block: dict[int, Instruction]) -> None:
         self.clocks, self.labels, self.kernel = state.clocks, state.labels, state.wave.run.kernel
@@ -115,7 +114,7 @@ class Exchanges(Listener):
             one.source[g.warps] = shuffle_source(mode, b, c)[0]
 
     def still_bad(self, who: Actor, bad: np.ndarray, epochs: np.ndarray) -> np.ndarray | None:
-        """The reads ``epochs`` that nothing orders before the store by ``who``, and that no value comes from."""
+        """Returns which of the ``bad`` reads give no value to the store by ``who``, or None if all give one."""
         shape = np.broadcast_shapes(epochs.shape, bad.shape)
         bad = np.broadcast_to(bad, shape).copy()
         component = self.clocks.thread_of(np.broadcast_to(ep.components(np.ascontiguousarray(epochs)), shape))
@@ -130,7 +129,7 @@ class Exchanges(Listener):
         return bad if bad.any() else None
 
     def _has_come(self, store: Instruction, warp: int, lane: int, read: int) -> bool:
-        """Whether what ``store`` writes in a lane (or many) depends on the value of a read of its warp."""
+        """Whether what ``store`` writes in ``lane`` depends on the value of ``read``, an epoch of the same warp."""
         e = np.array([read], np.uint64)
         load = self.labels.instruction(int(ep.labels(e)[0]))
         after = int(ep.clocks(e)[0])
@@ -162,8 +161,8 @@ def _value(g: Group, o: Operand) -> np.ndarray:
 
 @lru_cache(maxsize=4096)
 def flows(kernel: CompiledKernel, instruction: int) -> frozenset[int]:
-    """Identities of the exchanges and stores that use the result of an instruction (by identity), or what is computed
-    from it, before it is executed again."""
+    """Returns the identities of the exchanges and stores that use the result of an ``instruction`` (an identity), or
+    what is computed from it, before that instruction is executed again."""
     for block in kernel.blocks:
         for at, (i, op) in enumerate(block.code):
             if id(i) == instruction:
@@ -192,7 +191,7 @@ def _forward(kernel: CompiledKernel, block: int, at: int, start: Instruction, op
 
 
 def _after(i: Instruction, op: Op, now: frozenset[str], found: set[int]) -> frozenset[str]:
-    """The registers that depend on the start after instruction ``i``; adds it to ``found`` if it is a use."""
+    """Returns the registers that depend on the start after ``i``, from those before; adds a use to ``found``."""
     split = len(op.dst)
     used: Any = (n for o in i.operands[split:] for n in registers(o))
     if is_exchange(i):

@@ -1,4 +1,4 @@
-"""What the checks find in one launch: the classes of hazards, which of them stop it, and the list of what was found."""
+"""The findings of the checks in one launch: classes of hazards, which of them stop it, and the list of findings."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ CLASSES: dict[str, type[Hazard]] = {
     "stream-order": Race,
     "programmatic-order": Race,
 }
-"""Every class of hazard that a check can go on past, and the error it is otherwise (docs/reference/checks.md)."""
+"""Every class of hazard that a launch can go on past, and the error it raises otherwise (docs/reference/checks.md)."""
 
 MODES = ("raise", "collect")
 
@@ -61,9 +61,9 @@ MODES = ("raise", "collect")
 class Finding:
     """A finding of the checks at one instruction.
 
-    ``severity`` is "hazard" or "warning", ``rule`` the class, ``kernel`` the kernel's name; ``instruction``, ``line``
-    and ``loc`` say where (text, line of the PTX, place in the source); ``message`` is about the first time, ``count``
-    how often it was found there.
+    ``severity`` is "hazard" or "warning". ``rule`` is the class of the finding. ``kernel`` is the name of the kernel.
+    ``instruction`` is the text of the instruction, ``line`` its line in the PTX, ``loc`` its place in the source.
+    ``message`` describes the first occurrence. ``count`` is the number of occurrences at the instruction.
     """
 
     severity: str
@@ -79,18 +79,22 @@ class Finding:
         return f"{self.severity}: {self.message} [{self.rule}]"
 
     def error(self) -> Hazard:
-        """The error that is raised for the finding."""
+        """Returns the error to raise for the finding."""
         return CLASSES[self.rule](f"{self.message} [{self.rule}]")
 
     @staticmethod
     def at(instruction: Instruction, severity: str, rule: str, kernel: str, message: str) -> Finding:
-        """The finding at ``instruction``."""
+        """Returns a finding at ``instruction``."""
         return Finding(severity, rule, kernel, instruction.text, instruction.line, instruction.loc, message)
 
 
 class Findings:
-    """Where the checks of one launch report. Hazards raise, but those of the classes ``allow``, which become warnings;
-    with ``on_hazard="collect"`` none does. ``strict``: whether to look for what NVIDIA's kernels leave out too."""
+    """The collector of one launch's findings.
+
+    A hazard raises its error. Hazards of the classes ``allow`` become warnings, and with ``on_hazard="collect"`` none
+    raises. ``strict`` says whether to check also for what NVIDIA's kernels leave out. Raises ``LaunchError`` for an
+    unknown class or mode.
+    """
 
     def __init__(
         self, kernel: str, allow: Collection[str] = (), on_hazard: str = "raise", strict: bool = False
@@ -102,11 +106,11 @@ class Findings:
         self._found: dict[tuple[str, int, str], Finding] = {}
 
     def hazard(self, rule: str, message: str, instruction: Instruction) -> None:
-        """Raises the error of class ``rule``, or writes it down where the launch goes on past it."""
+        """Raises the error of class ``rule``, or records the hazard where the launch goes on past it."""
         self.add(Finding.at(instruction, "hazard", rule, self.kernel, message))
 
     def warn(self, rule: str, message: str, instruction: Instruction) -> None:
-        """Writes down what no rule forbids."""
+        """Records a warning, which never raises."""
         self.add(Finding.at(instruction, "warning", rule, self.kernel, message))
 
     def add(self, finding: Finding) -> None:
@@ -119,12 +123,12 @@ class Findings:
         self._found[key] = replace(before, count=before.count + 1) if before else finding
 
     def all(self) -> tuple[Finding, ...]:
-        """Everything found, in order; one entry for a class at an instruction."""
+        """Returns everything found, in order, with one entry for each class at an instruction."""
         return tuple(self._found.values())
 
 
 def known(allow: Collection[str]) -> frozenset[str]:
-    """The classes ``allow``. Raises ``LaunchError`` for one that does not exist."""
+    """Returns the classes ``allow`` as a set. Raises ``LaunchError`` for one that does not exist."""
     for name in allow:
         if name not in CLASSES:
             raise LaunchError.of("class of hazards to allow", got=repr(name), expected=f"one of {', '.join(CLASSES)}")
@@ -132,7 +136,7 @@ def known(allow: Collection[str]) -> frozenset[str]:
 
 
 def grouped(findings: Iterable[Finding], severity: str) -> tuple[str, ...]:
-    """One text a class: its first finding, and at how many more instructions it was found."""
+    """Returns one text for each class: its first finding of this severity, and the number of further findings."""
     by: dict[str, list[Finding]] = {}
     for f in findings:
         if f.severity == severity:

@@ -1,4 +1,4 @@
-"""Ordinary loads, stores and atomics of the lanes of a group, and registers nobody has written."""
+"""Checks of ordinary loads, stores and atomics of lanes, and of registers that nobody has written."""
 
 from __future__ import annotations
 
@@ -22,20 +22,23 @@ from cute_nvfp4.sim.machine.wave import Group
 
 _LANES = np.arange(32)[None, :]
 _MATRICES = ("ldmatrix", "stmatrix")
-"""A row is that of no lane: one names its address, others have its values."""
+"""Instructions whose rows belong to no single lane: one lane gives the address of a row, others hold its values."""
 _STRONG = ("relaxed", "acquire", "release", "volatile", "mmio")
 
 
 def order(a: Access) -> str:
-    """The memory order as written, "weak" for none; atomics without one are relaxed."""
+    """Returns the written memory order; without one, atomics are "relaxed" and other accesses "weak"."""
     words = a.instruction.mods
     found = next((w for w in words if w in (*_STRONG, "acq_rel", "sc")), None)
     return found or ("relaxed" if a.kind == "atomic" else "weak")
 
 
 class GenericAccesses(Listener):
-    """Checks accesses before they are made. Engines use the same functions as lanes do to reach memory; their accesses
-    are checked when they are issued, and not here (``quiet``)."""
+    """Checks accesses before they are made.
+
+    Engines access memory by the same functions as lanes. Their accesses are checked when they are issued, so this
+    listener ignores them while an engine runs (``quiet``).
+    """
 
     def __init__(
         self, state: State, shadows: Shadows, maps: TensorMaps, exchanges: Exchanges | None, start: ClusterStart
@@ -62,7 +65,7 @@ class GenericAccesses(Listener):
         if self.quiet:
             return
         if a.instruction.base == "tensormap" and "replace" in a.instruction.mods and space == "global":
-            # Warps may replace a field by the same value; that the word around it is read is the simulator's affair.
+            # only the simulator reads the word around a replaced field; warps may replace a field by the same value
             return
         how = order(a)
         if how != "weak":
@@ -88,7 +91,7 @@ class GenericAccesses(Listener):
         self.foreign.wrote(*who, how in ("release", "acq_rel", "sc"), True, scope)
 
     def _threads(self, g: Group, host: np.ndarray, mask: Mask) -> tuple[np.ndarray, np.ndarray]:
-        """(warps, addresses), each pair once."""
+        """Returns (warps, addresses) of the active lanes, each pair once."""
         rows, cols = np.nonzero(g.lanes(mask))
         pairs = np.stack([g.warps[rows], np.broadcast_to(host, (g.n, 32))[rows, cols]], axis=1)
         pairs = np.unique(pairs, axis=0)
@@ -100,7 +103,7 @@ class GenericAccesses(Listener):
         if not strong or scope_of(a.instruction) >= GPU or len(ctas := np.unique(g.ctas())) == 1:
             self._part(g, a, space, host, mask, write, strong, values)
             return
-        # of CTAs that execute together each is asked about the others
+        # CTAs that execute together are checked one after the other, so that each is checked against the others
         for cta in ctas.tolist():
             part = g.lanes(mask) & (g.ctas() == cta)[:, None]
             if part.any():
@@ -140,15 +143,14 @@ class GenericAccesses(Listener):
         return enter
 
     def _shared(self, a: Access, byte: np.ndarray, who: Actor, write: bool, atomic: bool) -> None:
-        # An atomic reads what it changes; a tensor map is copied with its unused half, but a field is replaced only in
-        # what is a map already.
+        # An atomic, exch excepted, reads what it changes. tensormap.cp_fenceproxy also copies the unused half of a map.
         flag = atomic and "exch" not in a.instruction.mods
         flag = flag or (not write and "cp_fenceproxy" in a.instruction.mods)
         self.shadows.barrier_words.touched(byte, a.total, who, write)
         self.shadows.touch_shared(byte, a.total, who, write, flag)
 
     def _actor(self, g, a, host, mask, strong: bool, by_cluster: bool, values, now=None):
-        """(addresses, who, label): (n, 1) when each warp has one address, (n, 32), or (q,) under a mask."""
+        """Returns (addresses, actor, label): (n, 1) when each warp has one address, (n, 32), or (q,) under a mask."""
         c, warps, n = self.clocks, g.warps, g.n
         label = self.labels.label(a.instruction)
         lanes, keep = _LANES, mask
@@ -193,14 +195,14 @@ class GenericAccesses(Listener):
         return address, who, label
 
     def _elements(self, g, host, mask, values) -> tuple[np.ndarray, np.ndarray]:
-        """(addresses (q,), values (q, count)) of the active lanes."""
+        """Returns (addresses (q,), values (q, count)) of the active lanes."""
         lanes = np.ones((g.n, 32), bool) if g.mask is None else g.mask
         lanes = lanes if mask is None else np.broadcast_to(mask, (g.n, 32))
         columns = [np.broadcast_to(v, (g.n, 32))[lanes] for v in values]
         return np.broadcast_to(host, (g.n, 32))[lanes], np.stack(columns, axis=-1)
 
     def _unchanged(self, g, a, host, mask, values) -> bool:
-        """Whether the store writes what is there already: then it does not matter who is first."""
+        """Whether memory already holds what the store writes: then the order of the writes does not matter."""
         address, data = self._elements(g, host, mask, values)
         wanted = np.ascontiguousarray(data).view(np.uint8).reshape(len(address), -1)
         for at, row in zip(address.tolist(), wanted):
@@ -219,7 +221,7 @@ class GenericAccesses(Listener):
 
 
 class _Held:
-    """The values of a group that are needed later, when its registers are gone."""
+    """The fields of a group that a noted read needs later, without the group's registers."""
 
     def __init__(self, warps: np.ndarray, mask: Mask, n: int) -> None:
         self.warps, self.mask, self.n = warps, mask, n

@@ -1,8 +1,8 @@
-"""The shadow of global memory, one array a tensor, for the whole launch.
+"""The shadow of global memory: one for each tensor, for the whole launch.
 
-Only tensors that the launch writes are watched. Reads of a tensor that nobody has written yet are noted (addresses and
-clocks, not shadows); they are entered when the first write comes. Clocks are those of a cluster, so the label of an
-epoch is the cluster here, and the instruction stands beside it.
+Only tensors that the launch writes have a shadow. Reads of a tensor before its first write are noted (addresses and
+clocks only) and entered into the shadow at that write. Each cluster has its own clocks, so the label of an epoch is
+here the number of the cluster, and the label of the instruction stands in another array.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from cute_nvfp4.sim.checks.sparse import zeros
 from cute_nvfp4.sim.machine.global_memory import GlobalMemory, Region
 
 MOST_NOTES = 1 << 24
-"""How many lanes' reads are remembered for tensors not yet written; beyond that the oldest are forgotten."""
+"""The most reads of single lanes that are noted; beyond that, the oldest note of the tensor with most is dropped."""
 
 
 class Watched(Shadow):
-    """One tensor; ``wrote`` and ``read_by`` (granules,) are labels of the instructions of the last accesses,
-    ``constant`` those of the last loads of what the launch must not write, None before there is one."""
+    """The shadow of one tensor, in granules of ``grain`` bytes.
+
+    ``wrote`` and ``read_by`` (granules,) are the labels of the instructions of the last write and the last read.
+    ``constant`` (granules,) are those of the last loads of what the launch must not write, None before the first one.
+    """
 
     def __init__(self, region: Region, grain: int, report: Callable[..., None], foreign: Callable) -> None:
         self.region, self.grain, self.start = region, grain, region.base & ~15
@@ -34,7 +37,7 @@ class Watched(Shadow):
         self.constant: np.ndarray | None = None
 
     def changes(self, index: np.ndarray, who: Actor, write: bool, label: int) -> None:
-        """Granules that one instruction reads as constant (ld.global.nc, ldu) and one writes: a hazard, whatever
+        """Reports granules that one instruction reads as constant (ld.global.nc, ldu) and another writes, whatever
         orders the two (PTX ISA, "ld.global.nc": "the data should be read-only within the kernel")."""
         if write:
             found = self.constant
@@ -47,25 +50,28 @@ class Watched(Shadow):
 
 
 Enter = Callable[[Watched], tuple[np.ndarray, Actor, int]]
-"""Gives the granules, the actor and the label of the instruction of an access."""
+"""A function that returns the granules, the actor and the instruction's label of an access to a tensor."""
 
 
 class NoClocks:
-    """Knows nothing, so that a noted read replaces no other."""
+    """The clocks of an actor that knows nothing, so that a noted read replaces no other read."""
 
     room, generic, met_lanes = 0, 0, ()
     flat = np.zeros(1 << 16, np.int32)
 
     @staticmethod
     def thread_of(component: np.ndarray) -> np.ndarray:
-        """Global memory has the threads' own components only."""
+        """Returns the components unchanged: reads of global memory never have the kind "load"."""
         return component
 
 
 class GlobalShadows:
-    """All tensors of a launch. ``grain``: bytes of the kernel's narrowest store to global memory, at most 16. ``notes``
-    are reads of tensors that nobody has written: how many lanes each stands for, and what enters it. ``written`` is
-    told of each tensor before its first write."""
+    """The shadows of all tensors of a launch.
+
+    ``grain`` is the number of bytes of the kernel's narrowest store to global memory. ``written`` is called with each
+    tensor before its first write. ``notes`` has the reads of tensors that nobody has written: the number of lanes, the
+    function that enters the read, and whether it is a constant load. Each wave sets ``report`` and ``foreign``.
+    """
 
     def __init__(self, memory: GlobalMemory, grain: int, written: Callable[[Region], None]) -> None:
         self.memory, self.grain, self.written = memory, min(grain, 16), written
@@ -76,7 +82,7 @@ class GlobalShadows:
         self.foreign: Callable | None = None
 
     def touch(self, region: Region, write: bool, lanes: int, enter: Enter, constant: bool = False) -> None:
-        """An access to ``region`` by ``lanes`` lanes; ``constant``: a load of what nobody may write."""
+        """Checks and records an access of ``lanes`` lanes; ``constant`` marks a load of what nobody may write."""
         watched = self.watched.get(region.base)
         if watched is None:
             if not write:
@@ -122,8 +128,10 @@ class GlobalShadows:
         return self.foreign(*args) if self.foreign is not None else np.zeros(len(args[0]), bool)
 
     def by_region(self, addresses: np.ndarray, length: int = 1):
-        """Yields (region, which addresses lie in it) for ``length`` bytes at addresses of any shape; what lies in no
-        region is left out: the access itself is out of bounds."""
+        """Yields each region and a mask of the addresses whose ``length`` bytes lie in it, None if all do.
+
+        Addresses may have any shape. Those in no region are left out: the access itself is out of bounds.
+        """
         low, high = int(addresses.min()), int(addresses.max())
         region = self.memory.find(low)
         if region is not None and high + length <= region.end:
@@ -135,7 +143,7 @@ class GlobalShadows:
                 yield region, inside
 
     def granules(self, watched: Watched, address: np.ndarray, width: int) -> tuple[np.ndarray, int]:
-        """(first granule, how many) of ``width`` bytes at ``address``, whole granules only."""
+        """Returns the first granule of the ``width`` bytes at each address, and their number; whole granules only."""
         offset = address - watched.start
         grain = self.grain
         if grain == 1 or not (offset & (grain - 1)).any():

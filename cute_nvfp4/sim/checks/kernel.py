@@ -1,4 +1,4 @@
-"""What the checks need to know of a kernel before it runs."""
+"""Facts about a kernel's code that the checks need before it runs."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ _KIND_OF = {
 
 
 def kinds(kernel: Kernel) -> tuple[str, ...]:
-    """Components that each warp of the kernel needs, generic ones first."""
+    """Returns the kinds of components that each warp of the kernel needs, generic ones first."""
     return ("thread", *(kind for kind, test in _KIND_OF.items() if any(test(i) for i in kernel.code)))
 
 
 def fenced_space(i: Instruction) -> str | None:
-    """The state space for which a fence joins the generic and the asynchronous proxy: "shared", "global", "" for both;
-    None where it does not."""
+    """Returns the state space in which a fence synchronises the generic and the asynchronous proxy.
+
+    That is "shared", "global" or "" for both; None means that the instruction is no such fence.
+    """
     words = set(i.mods)
     if i.base not in ("fence", "membar") or "proxy" not in words or not words & {"async", "async::generic"}:
         return None
@@ -43,12 +45,12 @@ def fenced_space(i: Instruction) -> str | None:
 
 
 def fenced_spaces(kernel: Kernel) -> set[str]:
-    """The spaces of all such fences of a kernel."""
+    """Returns the :func:`fenced_space` of every such fence of a kernel."""
     return {space for i in kernel.code if (space := fenced_space(i)) is not None}
 
 
 def grains(kernel: Kernel) -> tuple[int, int]:
-    """(shared, global): bytes of the narrowest write of a single access, at most 16."""
+    """Returns the bytes of the kernel's narrowest write to shared and to global memory, each at most 16."""
     shared = wide = 16
     for i in kernel.code:
         width = _width(i)
@@ -63,7 +65,7 @@ def grains(kernel: Kernel) -> tuple[int, int]:
 
 
 def _width(i: Instruction) -> int | None:
-    """Bytes a lane writes, or None when the instruction is no generic write."""
+    """Returns the bytes that a lane writes; None for instructions that write nothing or whole chunks of 16 bytes."""
     if i.base in ("st", "atom", "red"):
         t = next((m for m in reversed(i.mods) if m in TYPE_BITS), "b8")
         count = next((int(m[1:]) for m in i.mods if m in ("v2", "v4", "v8")), 1)
@@ -80,12 +82,12 @@ def _width(i: Instruction) -> int | None:
 
 @lru_cache(maxsize=64)
 def self_completing(kernel: CompiledKernel) -> frozenset[int]:
-    """Identities of tcgen05.ld instructions with whose results something is computed before any tcgen05.wait::ld, and
-    before the thread tells others anything.
+    """Returns the identities of tcgen05.ld instructions whose results the kernel computes with before any
+    tcgen05.wait::ld and before the thread signals others.
 
-    Compiled DSL kernels rely on that the hardware waits for a register that is still to be loaded: for them the load
-    is over when it is computed with, which is taken to be at once. A ``mov`` is no such use: ptxas makes no instruction
-    of the packing that compilers put in front of the wait.
+    Compiled DSL kernels rely on the hardware, which waits for a register that is still to be loaded. Such a load is
+    over when something is computed with its results; the checks take it to be over at once. A ``mov`` is no such use,
+    because ptxas makes no instruction of the packing that compilers put before the wait.
     """
 
     def ends(i: Instruction) -> bool:
@@ -113,8 +115,9 @@ def first_use(
     ends: Callable[[Instruction], bool],
     uses: Callable[[Instruction], bool] = lambda i: i.base != "mov",
 ) -> Instruction | None:
-    """The first instruction that ``uses`` the registers ``values`` on some way from a place in the code, before any
-    that ``ends`` it. Results of others that read them count as they do."""
+    """Returns an instruction that ``uses`` the registers ``values`` on some path from place ``at`` of ``block``, or
+    None. An instruction that ``ends`` the search stops a path. The results of other instructions that read the
+    registers count as ``values`` too."""
     known: dict[int, frozenset[str]] = {}
     todo = [(block.index, at, values)]
     while todo:
@@ -143,7 +146,7 @@ def first_use(
 
 
 def tensor_loads(kernel: CompiledKernel) -> Iterator[tuple[Block, int, Instruction, frozenset[str]]]:
-    """(block, place in it, instruction, registers it loads) of every tcgen05.ld."""
+    """Yields the block, the place in it, the instruction and the loaded registers of every tcgen05.ld."""
     for block in kernel.blocks:
         for at, (i, op) in enumerate(block.code):
             if is_tcgen05(i, "ld"):
@@ -151,7 +154,7 @@ def tensor_loads(kernel: CompiledKernel) -> Iterator[tuple[Block, int, Instructi
 
 
 def first_on_the_way(kernel: CompiledKernel, block: Block, at: int, ends: Test, target: Test) -> Instruction | None:
-    """The first ``target`` on some way from a place in the code that no ``ends`` comes before."""
+    """Returns a ``target`` on some path from place ``at`` of ``block`` before which no ``ends`` comes, or None."""
     seen: set[int] = set()
     todo = [(block.index, at)]
     while todo:

@@ -1,4 +1,4 @@
-"""The shadows of one wave: shared, tensor and global memory, and how a conflict in each is told."""
+"""The shadows of one wave (shared, tensor and global memory), and the report of a conflict in each."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
 
 _MAY_GO_NOWHERE = ("ld", "ldu", "ldmatrix", "tcgen05", "wgmma")
-"""What reads into registers, tensor memory or products: of what nobody has written, that may be stored nowhere."""
+"""Instructions that read into registers, tensor memory or products. A value that nobody has written may stay there."""
 
 
 class Shadows:
-    """``shared`` and ``tensor`` last for the wave, ``globals`` for the launch. ``barrier_words`` are the bytes of
-    shared memory that only mbarrier instructions may touch. ``unwritten`` takes loads of what nobody has written."""
+    """The shadows that the listeners of one wave share.
+
+    ``shared`` and ``tensor`` last for the wave, ``globals`` for the launch. ``barrier_words`` has the words of shared
+    memory that only mbarrier instructions may access. ``grain`` is that of ``SharedShadow``. ``unwritten`` is
+    ``Unwritten.read`` for this wave.
+    """
 
     def __init__(self, state: State, globals_: GlobalShadows, grain: int, unwritten: Callable[..., None]) -> None:
         self.unwritten = unwritten
@@ -33,11 +37,11 @@ class Shadows:
         self.barrier_words = BarrierWords(state)
 
     def release(self) -> None:
-        """The wave is over; noted reads of global memory may still refer to this object."""
+        """Frees the shadows of a wave that is over: noted reads of global memory may still refer to this object."""
         self.shared = self.tensor = None
 
     def touch_shared(self, byte: np.ndarray, width: int, who: Actor, write: bool, flag: bool = False) -> None:
-        """An access to ``width`` bytes at ``byte`` of ``wave.shared``."""
+        """Checks and records an access to ``width`` bytes at each ``byte`` of ``wave.shared``."""
         if width < CHUNK:
             self.shared.part(byte, width, who, write, flag)
             return
@@ -45,7 +49,7 @@ class Shadows:
             self.shared.whole(byte // CHUNK + j, who, write, flag)
 
     def touch_global(self, address: np.ndarray, length: int, who: Actor, write: bool, label: int) -> None:
-        """An access to rows of ``length`` bytes at ``address`` (k, m) of global memory."""
+        """Checks and records an access by instruction ``label`` to ``length`` bytes at each ``address`` (k, m)."""
         for region, where in self.globals.by_region(address, length):
 
             def enter(watched, where=where):

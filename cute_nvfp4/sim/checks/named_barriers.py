@@ -1,11 +1,11 @@
-"""Who takes part in a phase of a named barrier (PTX ISA, "barrier{.cta}").
+"""Checks of the phases of named barriers (PTX ISA, "barrier{.cta}").
 
 Warps may use different forms of the instruction "using the same barrier name and thread count"; ``.red`` must not be
-"intermixed" with the other forms in one phase. A phase ends with the arrival that makes its number complete. So a warp
-that comes without knowing that the phase before has ended may come into that phase, in another order of the warps,
-and take the place of one that is then not waited for: "care must be taken to keep a warp from executing more barrier
-instructions than intended prior to the reset of the barrier". Who has waited at a phase knows its end, and so does
-whoever has met one of those since.
+"intermixed" with the other forms in one phase. The arrival that makes the number of threads complete ends a phase. A
+warp may arrive without knowing that the previous phase has ended. In another order of the warps it then arrives in that
+phase and takes the place of another warp, for which nobody waits: "care must be taken to keep a warp from executing
+more barrier instructions than intended prior to the reset of the barrier". A warp knows the end of a phase if it has
+waited for it, or has since synchronised with a warp that has.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _PLAIN, _REDUCES = 1, 2
 
 
 class NamedBarriers(Listener):
-    """The phases of named barriers. ``ended`` counts those of each (CTA, barrier) that are over; of the phase under way
-    ``threads`` is the number that who takes part has named, 0 before anybody has come, ``form`` whether it reduces,
-    ``first`` the label of the first arrival.
+    """The phases of the named barriers of each CTA.
 
-    ``here`` (warps, barriers) are the lanes that have come to the phase under way, one bit each, and ``waited``
-    (warps, barriers) how many phases had ended when a warp's last wait was over. ``opened`` (CTA, barrier, warps of the
-    CTA) are the clocks from which on what a warp does follows the end of the last phase, 0 for those who did not wait.
+    Arrays (CTA, barrier): ``ended`` is the number of phases that are over. For the phase under way, ``threads`` is the
+    thread count of its instructions, 0 before the first arrival; ``form`` says whether it reduces; ``first`` is the
+    label of the first arrival. Arrays (warps, barriers): ``here`` has one bit for each lane that has arrived in the
+    phase under way; ``waited`` is the number of phases that were over after the warp's last wait. ``opened`` (CTA,
+    barrier, warps of the CTA) is the clock from which a warp follows the end of the last phase, 0 if it did not wait.
     """
 
     def __init__(self, state: State) -> None:
@@ -59,7 +59,7 @@ class NamedBarriers(Listener):
             self._report(g, i, at, unsure, f"{what}place of one that others wait for there")
 
     def _alike(self, g: Group, i: Instruction, at: tuple[np.ndarray, np.ndarray], threads: np.ndarray) -> None:
-        """All that take part in a phase name the same number of threads, and all reduce or none does."""
+        """Checks that all arrivals in a phase name the same number of threads, and that all reduce or none does."""
         new = self.threads[at] == 0
         if new.any():
             fresh = at[0][new], at[1][new]
@@ -75,7 +75,7 @@ class NamedBarriers(Listener):
             self._report(g, i, at, mixed, "mixes bar.red with another form in one phase", "barrier-count")
 
     def _know(self, warps: np.ndarray, cta: np.ndarray, ident: np.ndarray) -> np.ndarray:
-        """(k,) whether the warps know the end of the last phase from somebody who has waited for it."""
+        """Whether each of the warps (k,) knows the end of the last phase from a warp that has waited for it."""
         c = self.clocks
         clock = self.opened[cta, ident]
         of = (cta % c.cluster_size * c.warps_per_cta)[:, None] + np.arange(c.warps_per_cta)

@@ -1,9 +1,9 @@
-"""Granules of the CTAs' memories that are always accessed together, and a shadow that keeps their history once.
+"""Regions: granules that are always accessed together, and a shadow that keeps their common history once.
 
-A tile is copied, read and freed as a whole, by all CTAs alike. Its granules then have one history, and one of them can
-stand for all: a *region* is a set of granules of a CTA of which every access so far, in every CTA of the wave, has
-touched all or none; the least is its *leader*. An access to part of a region divides it first, and the new leader takes
-over what is known. So a few granules are checked and written down where an access touches thousands.
+All CTAs copy, read and free a tile as a whole. Its granules then have one history, and one of them can stand for all. A
+*region* is a set of granules of a CTA of which every access so far, in every CTA of the wave, has touched all or none;
+its least granule is its *leader*. An access to part of a region divides the region first, and the new leader takes over
+the history. So the checks handle a few granules where an access touches thousands.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from cute_nvfp4.sim.checks.shadow import Actor, Shadow
 
 
 class Regions:
-    """``leader`` (granules,) of each granule of a CTA. ``moved(old, new)`` is called when granules ``new`` become
-    leaders: what is known of ``old`` holds for them."""
+    """The regions of the ``count`` granules of a CTA.
+
+    ``leader`` (count,) is the leader of each granule's region; ``size`` at a leader is the number of granules of its
+    region. ``moved(old, new)`` is called when granules ``new`` become leaders: the history of ``old`` is theirs too.
+    """
 
     def __init__(self, count: int, moved: Callable[[np.ndarray, np.ndarray], None]) -> None:
         self.count, self.moved = count, moved
@@ -27,7 +30,7 @@ class Regions:
         self._known: dict[bytes, np.ndarray] = {}
 
     def leaders(self, granules: np.ndarray) -> np.ndarray:
-        """Leaders, in order, of the regions that ``granules`` (m,) consist of."""
+        """Divides regions so that ``granules`` (m,) are whole ones, and returns their leaders in order."""
         key = granules.tobytes()
         found = self._known.get(key)
         if found is None:
@@ -36,12 +39,12 @@ class Regions:
         return found
 
     def part(self, granules: np.ndarray) -> None:
-        """Makes each of the ``granules``, an array of any shape, a region."""
+        """Makes each of the ``granules``, an array of any shape, a region of its own."""
         if not self.single.take(granules).all():
             self._divide(np.unique(granules), each=True)
 
     def _divide(self, granules: np.ndarray, each: bool) -> None:
-        """Divides regions so that ``granules`` (in order, once each) are whole ones, with ``each`` one a granule."""
+        """Divides regions so that ``granules`` (in order, once each) are whole regions; with ``each``, each is one."""
         old, count = np.unique(self.leader[granules], return_counts=True)
         cut = np.zeros(self.count, bool)
         cut[old[self.size[old] > (1 if each else count)]] = True
@@ -62,8 +65,10 @@ class Regions:
 
 
 class CtaShadow(Shadow):
-    """The shadow of a memory of which each of ``ctas`` CTAs has ``granules``, numbered CTA by CTA. What is known of a
-    region stands at its leader; who reports a hazard is told of all granules."""
+    """The shadow of a memory of which each of ``ctas`` CTAs has ``granules`` granules, numbered CTA by CTA.
+
+    The history of a region stands at its leader. ``report`` is called with all granules of an access.
+    """
 
     def __init__(self, ctas: int, granules: int, report: Callable[..., None]) -> None:
         super().__init__(ctas * granules, self._tell)
@@ -72,21 +77,21 @@ class CtaShadow(Shadow):
         self.asked: tuple[np.ndarray, np.ndarray] | None = None
 
     def tile(self, cta: np.ndarray, granules: np.ndarray, who: Actor, write: bool, flag: bool) -> None:
-        """An access to ``granules`` (k, m), or (1, m) for all, of CTAs (k,); ``flag`` as in :meth:`access`."""
+        """Makes an :meth:`access` to ``granules`` (k, m), or (1, m) for all, of CTAs (k,)."""
         self.access(self.places(cta, granules), who, write, flag)
 
     def each(self, index: np.ndarray, who: Actor, write: bool, flag: bool = False) -> None:
-        """An access to granules ``index``, of any shape, that lanes choose."""
+        """Makes an :meth:`access` to granules ``index``, of any shape, that lanes choose."""
         self.part(index)
         self.access(index, who, write, flag)
 
     def part(self, index: np.ndarray) -> None:
-        """Makes regions of granules ``index``, in all CTAs."""
+        """Makes each of the granules ``index`` a region of its own, in all CTAs."""
         self.asked = None
         self.regions.part(index % self.granules)
 
     def places(self, cta: np.ndarray, granules: np.ndarray) -> np.ndarray:
-        """(k, c): the leaders that have what is known of ``granules`` (k, m) or (1, m) of CTAs (k,)."""
+        """Returns the leaders (k, c) of ``granules`` (k, m), or (1, m) for all, of CTAs (k,)."""
         self.asked = cta, granules
         if len(granules) > 1 and (granules == granules[0]).all():
             granules = granules[:1]
@@ -94,14 +99,14 @@ class CtaShadow(Shadow):
             found = self.regions.leaders(row)
         if len(granules) == 1:
             return (cta * self.granules)[:, None] + found
-        # once more, because a row may have divided what another consists of; a leader may be named twice
+        # once more, because a row may have divided the regions of another; padding names a leader twice
         rows = [self.regions.leaders(row) for row in granules]
         most = max(map(len, rows))
         wide = np.stack([np.pad(row, (0, most - len(row)), "edge") for row in rows])
         return (cta * self.granules)[:, None] + wide
 
     def leaders(self, index: np.ndarray) -> np.ndarray:
-        """Where what is known of each of the granules ``index`` stands."""
+        """Returns the leader of each of the granules ``index``."""
         inside = index % self.granules
         return index - inside + self.regions.leader[inside]
 

@@ -1,4 +1,4 @@
-"""Hazards in words: both sides of a conflict, where, and what would have ordered them."""
+"""The messages of hazards: both sides of a conflict, the place, and what would have ordered them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _END = {
     "wgmma": "wgmma.commit_group and wgmma.wait_group",
 }
 _BY_ISSUER = ("cp_async", "tmem_load", "tmem_store", "bulk_read", "bulk_write", "wgmma")
-"""Kinds whose end only the warp that has issued them can wait for."""
+"""Kinds of operations for whose end only the issuing warp can wait."""
 
 
 class _Unknown:
-    """Stands for an instruction that is not known any more."""
+    """A placeholder for an instruction that is no longer known."""
 
     mods, text, line, loc = (), "", 0, ""
 
@@ -37,7 +37,7 @@ class _Unknown:
 
 
 class Labels:
-    """Numbers of instructions, for epochs."""
+    """The labels (16-bit numbers) of instructions in epochs."""
 
     def __init__(self) -> None:
         self._instructions: list[Any] = [_Unknown]
@@ -56,18 +56,17 @@ class Labels:
 
 @dataclass(frozen=True)
 class Other:
-    """The earlier side of a conflict: ``who`` did it where, what would ``end`` or order it, what it was (``verb``), and
-    whether lanes of the same warp are the two sides."""
+    """The earlier side of a conflict, in words."""
 
-    who: str
-    end: str
-    verb: str
+    who: str  # the thread or operation, and the instruction
+    end: str  # what would end the operation, or order it before the later side
+    verb: str  # "store" or "copy"
     instruction: Any
-    same_warp: bool = False
+    same_warp: bool = False  # whether both sides are lanes of one warp
 
 
 def _race(mine: Any, other: Other) -> str:
-    """The class of a race."""
+    """Returns the class of a race."""
     if "dealloc" in mine.mods:
         return "free-in-use"
     if not other.same_warp:
@@ -76,13 +75,14 @@ def _race(mine: Any, other: Other) -> str:
 
 
 class Reporter:
-    """Turns a conflict found by a shadow into the hazard that is reported."""
+    """Reports the conflicts that shadows find as hazards."""
 
     def __init__(self, wave: Wave, clocks: Clocks, labels: Labels, findings: Findings) -> None:
         self.wave, self.clocks, self.labels, self.findings = wave, clocks, labels, findings
 
     def conflict(self, kind: str, who: Actor, place: str, row: Any, found: int, label: int | None) -> None:
-        """Reports the conflict between the agent at ``row`` and the access with epoch ``found``."""
+        """Reports the conflict ``kind`` (``Shadow.report``) at ``place`` of the agent at ``row`` with epoch ``found``.
+        ``label`` is that of the earlier instruction, None if the epoch has it."""
         kernel, report, i = self.wave.run.launch.title, self.findings.hazard, who.instruction
         mine = self.actor(who, row)
         if kind == "uninitialized":
@@ -137,7 +137,7 @@ class Reporter:
         )
 
     def uninitialized(self, who: Actor, place: str, row: Any) -> str:
-        """The message that the agent at ``row`` reads what nobody has written."""
+        """Returns the message that the agent at ``row`` reads what nobody has written."""
         kernel = self.wave.run.launch.title
         return f"{kernel}: {place}\n  is read by {self.actor(who, row)},\n  and nobody has written it"
 
@@ -153,7 +153,7 @@ class Reporter:
         return f"{self.wave.cta_name(cta)}, warp {int(self.wave.warp_in_cta[warp])}"
 
     def arrival(self, component: int, cluster: int) -> str:
-        """What arrives at an mbarrier of a cluster, by its component."""
+        """Returns in words what arrives at an mbarrier of a cluster, by its component."""
         c = self.clocks
         if component >= c.first_barrier:
             return "bytes of an asynchronous copy"
@@ -162,7 +162,7 @@ class Reporter:
         return f"the arrival of a tcgen05.commit of {by}" if tensor else f"an arrival of {by}"
 
     def other(self, found: int, who: Actor, row: Any, label: int | None) -> Other:
-        """The earlier access, for an epoch."""
+        """Returns the earlier side of a conflict, for the epoch ``found``."""
         e = np.array([found], np.uint64)
         component, lane, clocks = int(ep.components(e)[0]), int(ep.lanes(e)[0]), self.clocks
         instruction = self.labels.instruction(label if label is not None else int(ep.labels(e)[0]))
@@ -199,14 +199,14 @@ class Reporter:
 
 
 def _wide(who: Actor, row: Any) -> tuple[int, ...]:
-    """A shape in which ``row`` is an index of the actor's arrays."""
+    """Returns a shape of the actor's arrays in which ``row`` is an index."""
     shape = np.broadcast_shapes(*(np.shape(a) for a in (who.warps, who.base, who.thread, who.epoch)))
     row = row if isinstance(row, tuple) else (row,)
     return tuple(max(s, r + 1) for s, r in zip(shape, row)) if len(shape) == len(row) else shape
 
 
 def first(bad: np.ndarray, index: np.ndarray, epochs: np.ndarray) -> tuple[tuple[int, ...], int, int]:
-    """(position, granule, epoch) of the first conflict."""
+    """Returns (position, granule, epoch) of the first conflict."""
     bad, index, epochs = np.broadcast_arrays(bad, index, epochs)
     at = tuple(int(x) for x in np.argwhere(bad)[0])
     return at, int(index[at]), int(epochs[at])

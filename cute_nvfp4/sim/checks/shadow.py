@@ -1,8 +1,8 @@
-"""Shadow memory: for every granule the last write and the reads since, as epochs (FastTrack).
+"""Shadow memory: the epochs of the last write to every granule and of the reads since (FastTrack).
 
-A granule has one last write. Reads that nothing orders live in *planes*, made when needed, and so do atomics since the
-last ordinary write; ``mask`` has one bit for each plane in use. A new read takes the place of one it comes after.
-Arrays are zeroed by the operating system when they are touched, so unused planes and memory cost nothing.
+A granule has one last write. Reads that nothing orders among themselves stand in *planes*, made when they are needed,
+and so do atomics since the last ordinary write. A new read replaces a read that it comes after. The operating system
+zeroes arrays when they are touched, so unused planes and memory cost nothing.
 """
 
 from __future__ import annotations
@@ -18,54 +18,45 @@ from cute_nvfp4.sim.checks.clocks import Clocks
 from cute_nvfp4.sim.checks.sparse import zeros
 
 MAX_PLANES = 32
+"""The most epochs that a granule keeps side by side; what finds no place among them is dropped."""
 RESERVED, RESERVED_SIZE = 8, 1 << 24
-"""Planes that are reserved at once, for memories with fewer granules than ``RESERVED_SIZE``."""
+"""The number of planes reserved at once, for memories with fewer granules than ``RESERVED_SIZE``."""
 UNIFORM = 16
-"""From this many columns on it pays to look whether all epochs of a row are the same."""
+"""The number of columns from which it pays to test whether all epochs of a row are the same."""
 
 
 @dataclass(frozen=True)
 class Actor:
-    """Who accesses: one row for each of r agents; all arrays broadcast to the granules (r, m) or (q,) they touch.
-
-    ``epoch``: the epochs to write down. ``base``: where the agents' clocks begin in ``Clocks.flat``. ``warps``: the
-    warps that issue. ``thread`` and ``lane``: the component and lane of the thread itself, whose earlier accesses are
-    in order (lane None: they are not told apart). ``own``: components of which the agents know everything.
-    ``strong``: of two strong accesses neither races, unless one is ``narrow`` and the other of another CTA (in shared
-    memory) or cluster (in global memory). ``cluster``: cluster of the launch, for global memory. ``proxy``: the access
-    is of the asynchronous proxy, whose ``layer`` of the clocks says what it may read.
-    ``distinct``: no granule appears twice. ``unchanged``: whether all that is written is there already; ``clash``:
-    whether two lanes write different values to one place, which ``together`` says may be although no granule is
-    named twice. ``depends`` leaves out reads that what is written depends on.
-    """
+    """Who makes an access: r agents, one a row. All arrays broadcast to the granules (r, m) or (q,) of the access."""
 
     clocks: Clocks
     instruction: Any
-    epoch: np.ndarray
-    base: np.ndarray
-    warps: np.ndarray
-    thread: np.ndarray
-    lane: np.ndarray | None = None
-    own: tuple[np.ndarray, ...] = ()
-    cluster: np.ndarray | None = None
-    strong: bool = False
-    narrow: bool = False
-    proxy: bool = False
-    layer: int = 1
-    distinct: bool = True
-    unchanged: Callable[[], bool] | None = None
-    clash: Callable[[], bool] | None = None
-    together: bool = False
+    epoch: np.ndarray  # the epochs to record
+    base: np.ndarray  # where the agents' clocks begin in ``Clocks.flat``
+    warps: np.ndarray  # the issuing warps
+    thread: np.ndarray  # the component of the issuing thread, whose earlier accesses are in order
+    lane: np.ndarray | None = None  # the lane of that thread; None if lanes of a warp are not told apart
+    own: tuple[np.ndarray, ...] = ()  # components whose accesses are all in order with this one
+    cluster: np.ndarray | None = None  # for global memory only: the number of the cluster in the launch
+    strong: bool = False  # two strong accesses do not race, unless ``narrow`` says so
+    narrow: bool = False  # the scope excludes other CTAs (for shared memory) or other clusters (for global memory)
+    proxy: bool = False  # whether the access goes through the asynchronous proxy
+    layer: int = 1  # the layer of the clocks that says what this proxy may read
+    distinct: bool = True  # whether no granule appears twice
+    unchanged: Callable[[], bool] | None = None  # whether memory already holds all that is written
+    clash: Callable[[], bool] | None = None  # whether two lanes write different values to one place
+    together: bool = False  # whether lanes may clash although no granule appears twice
+    # takes out of conflicts with reads those reads that the written values depend on
     depends: Callable[[Actor, np.ndarray, np.ndarray], np.ndarray | None] | None = None
 
     @property
     def asynchronous(self) -> bool:
-        """Whether the access is not the thread's own."""
+        """Whether the access is recorded under another component than the thread's."""
         epoch = np.ascontiguousarray(self.epoch.flat[:1])
         return bool(ep.components(epoch)[0] != self.thread.flat[0])
 
     def at(self, shape: tuple[int, ...], where) -> Actor:
-        """The agents of some positions (q,) of granules of ``shape``."""
+        """Returns the agents (q,) of the positions ``where`` among granules of ``shape``."""
 
         def pick(a):
             return None if a is None else np.broadcast_to(a, shape)[where]
@@ -74,8 +65,10 @@ class Actor:
         return replace(self, **arrays, own=tuple(pick(o) for o in self.own))
 
     def unordered(self, found: np.ndarray, foreign: Callable | None = None) -> np.ndarray | None:
-        """Which of the epochs ``found`` nothing orders before this access; None when all are. The answer is (r, 1) when
-        all of a row are the same."""
+        """Returns which of the epochs ``found`` nothing orders before this access, or None if all are in order.
+
+        The answer is (r, 1) if the epochs of each row are the same. ``foreign`` is ``Foreign.ordered``.
+        """
         if found.ndim == 2 and found.shape[1] >= UNIFORM and (found == found[:, :1]).all():
             found = np.ascontiguousarray(found[:, :1])
         clocks = ep.clocks(found)
@@ -88,7 +81,7 @@ class Actor:
         return self._excuse(found, clocks, component, bad, foreign)
 
     def _excuse(self, found, clocks, component, bad, foreign) -> np.ndarray | None:
-        """Takes out of ``bad`` what is in order for another reason than the warp's clocks."""
+        """Removes from ``bad`` what is in order for other reasons than the warp's clocks."""
         mine = True if self.cluster is None else ep.labels(found) == (self.cluster & 0xFFFF)
         for own in self.own:
             bad = bad & ~((component == own) & mine)
@@ -108,7 +101,7 @@ class Actor:
         return bad if bad.any() else None
 
     def _met(self, found, clocks, component, bad, mine) -> np.ndarray:
-        """Takes out of ``bad`` what a lane of the warp has done that has met this one since, without all others."""
+        """Removes from ``bad`` the accesses of a lane that has since met this lane at a bar.warp.sync of some lanes."""
         bad = np.array(bad)
         where = np.nonzero(bad & (self.clocks.thread_of(component) == self.thread) & mine)
         parts = (self.warps, clocks, ep.lanes(found), self.lane)
@@ -117,7 +110,7 @@ class Actor:
         return bad
 
     def _in_scope(self, found: np.ndarray, component: np.ndarray) -> np.ndarray | bool:
-        """Whether both accesses, if they are strong, name scopes that include the other thread."""
+        """Whether this access and those ``found``, if all are strong, name scopes that include the other thread."""
         narrow = ep.narrow(found) | self.narrow
         if not narrow.any():
             return True
@@ -128,7 +121,8 @@ class Actor:
         return ~narrow | (theirs == mine)
 
     def unseen(self, found: np.ndarray, reads: bool = False) -> np.ndarray | None:
-        """Which generic writes, or ``reads``, among ``found`` no proxy fence has put before the asynchronous proxy."""
+        """Returns which generic writes, or ``reads``, among ``found`` no fence has made visible to the asynchronous
+        proxy, or None if all are visible."""
         if found.ndim == 2 and found.shape[1] >= UNIFORM and (found == found[:, :1]).all():
             found = np.ascontiguousarray(found[:, :1])
         component = ep.components(found)
@@ -143,16 +137,16 @@ class Actor:
 
 
 class Planes:
-    """Epochs that exist side by side for one granule."""
+    """The epochs that stand side by side at each of ``size`` granules; ``mask`` has one bit for each plane in use."""
 
     def __init__(self, size: int) -> None:
         self.size, self.count = size, 1
         self.mask = zeros(size, np.uint32)
-        # Only what is touched takes memory; growing copies, so that there is room from the start.
+        # growing copies, and only what is touched takes memory
         self.store = zeros((RESERVED if size < RESERVED_SIZE else 1, size), np.uint64)
 
     def grow(self, count: int) -> None:
-        """Planes 0 .. count - 1 exist; count is a power of two."""
+        """Makes room for ``count`` planes; ``count`` is a power of two."""
         if count > len(self.store):
             store = zeros((count, self.size), np.uint64)
             used = np.flatnonzero(self.mask)
@@ -161,7 +155,7 @@ class Planes:
         self.count = max(self.count, count)
 
     def present(self, index: np.ndarray) -> list[tuple[int, np.ndarray]]:
-        """(plane, epochs of the shape of ``index``, 0 where there is none) of every plane that holds something."""
+        """Returns (plane, epochs of the shape of ``index``, 0 for none) for every plane that holds an epoch there."""
         bits = int(np.bitwise_or.reduce(self.mask.take(index), axis=None))
         return [(p, self.store[p].take(index)) for p in range(self.count) if bits >> p & 1]
 
@@ -173,13 +167,13 @@ class Planes:
             self.mask[index] = 0
 
     def remove(self, plane: int, index: np.ndarray, found: np.ndarray, keep: np.ndarray | None) -> None:
-        """Takes away what an atomic access comes after; what it only does not conflict with (``keep``) stays."""
+        """Removes the epochs ``found`` that an atomic comes after. Those at ``keep`` only do not conflict with it."""
         gone = found != 0 if keep is None else (found != 0) & ~np.broadcast_to(keep, found.shape)
         self.store[plane][index[gone]] = 0
         self.mask[index[gone]] &= ~np.uint32(1 << plane)
 
     def place(self, index: np.ndarray, who: Actor) -> None:
-        """Writes the actor's epochs down, in place of epochs they come after."""
+        """Records the actor's epochs, in place of epochs that they come after."""
         if who.strong:
             # Two atomics do not conflict, but neither comes after the other.
             who = replace(who, strong=False)
@@ -199,7 +193,7 @@ class Planes:
             who = who.at(left.shape, left)
 
     def _put(self, at, index, plane, old, epoch, who: Actor) -> np.ndarray | None:
-        """Puts epochs where a plane is free for them; returns those that have to try another one."""
+        """Puts epochs into ``plane`` where it is free for them; returns which have to try another plane."""
         left = None
         if old.any():
             if ep.same_agent(old, epoch).all():
@@ -210,7 +204,7 @@ class Planes:
                 mine &= ep.labels(old) == ep.labels(np.ascontiguousarray(epoch))
             late = who.unordered(old)
             if late is not None:
-                # Another lane of the same warp, and they have not met since: one epoch stands for both.
+                # Lanes of one warp that have not met since share one epoch.
                 epoch = np.where(mine & late, ep.by_many(epoch), epoch)
                 left = np.broadcast_to(late, old.shape) & ~mine
                 keep = ~left
@@ -222,7 +216,7 @@ class Planes:
         return left
 
     def _collisions(self, at, epoch, left) -> np.ndarray | None:
-        """Several rows wrote one place of a plane: lanes of a warp become one epoch, others try another plane."""
+        """Handles rows that wrote one place of a plane: lanes of a warp share one epoch, others try another plane."""
         back = self.store.reshape(-1).take(at)
         lost = back != epoch
         if not lost.any():
@@ -239,8 +233,12 @@ class Planes:
 
 
 class Shadow:
-    """Granules of one memory. ``report(kind, who, index, where, epochs)`` is called for the first hazard found.
-    ``last`` are ordinary writes, ``readers`` and ``atomics`` what came since."""
+    """The shadow of one memory of ``size`` granules.
+
+    ``report(kind, who, index, where, epochs)`` is called for every conflict; ``where`` marks the granules. ``foreign``
+    is ``Foreign.ordered``, for global memory. ``last`` (size,) has the epochs of the last ordinary writes; ``readers``
+    and ``atomics`` have what came since.
+    """
 
     def __init__(self, size: int, report: Callable[..., None], foreign: Callable | None = None) -> None:
         self.size, self.report, self.foreign, self.strict = size, report, foreign, False
@@ -249,21 +247,21 @@ class Shadow:
         self.atomics: Planes | None = None
 
     def access(self, index: np.ndarray, who: Actor, write: bool, flag: bool = False) -> None:
-        """An access to ``index``. ``flag``: a write reads them first, or a read does not mind that nobody wrote."""
+        """Checks and records an access; ``flag`` is ``reads`` for :meth:`write`, ``initialised`` for :meth:`read`."""
         if write:
             self.write(index, who, flag)
         else:
             self.read(index, who, flag)
 
     def read(self, index: np.ndarray, who: Actor, initialised: bool = False) -> None:
-        """Granules ``index`` are read. With ``initialised`` nobody need have written them."""
+        """Checks and records a read. With ``initialised`` nobody need have written the granules."""
         last = self._check_writes(index, who, "read after write", not initialised)
         if who.proxy:
             self._check_proxy(index, who, last)
         self.readers.place(index, who)
 
     def write(self, index: np.ndarray, who: Actor, reads: bool = False) -> None:
-        """Granules ``index`` are written; with ``reads`` they are read first, by the same operation."""
+        """Checks and records a write. With ``reads`` the same operation reads the granules first."""
         for plane, epochs in self.readers.present(index):
             bad = who.unordered(epochs, self.foreign)
             if bad is not None and who.depends is not None:
@@ -273,7 +271,7 @@ class Shadow:
             if self.strict and who.proxy and (unseen := who.unseen(epochs, reads=True)) is not None:
                 self.report("proxy read", who, index, unseen, epochs)
             if who.strong and who.asynchronous:
-                # Who sees its end need not know of the reads that it came after.
+                # Who sees the end of the operation need not know of the reads before it.
                 later = replace(who, strong=False).unordered(epochs, self.foreign)
                 self.readers.remove(plane, index, epochs, later)
         last = self._check_writes(index, who, "write after write", reads)
@@ -295,7 +293,8 @@ class Shadow:
                 self.report("same instruction", who, index, lost, self.last.take(index))
 
     def _check_writes(self, index: np.ndarray, who: Actor, kind: str, needed: bool) -> np.ndarray:
-        """Reports earlier writes that are not in order; returns the last ones."""
+        """Reports earlier writes that are not in order, and unwritten granules if they are ``needed``; returns the
+        epochs of the last writes."""
         last = self.last.take(index)
         atomics = self.atomics.present(index) if self.atomics is not None else []
         if needed and not last.all():
@@ -310,7 +309,7 @@ class Shadow:
             if late is not None:
                 self.report(kind, who, index, late, epochs)
             if bad is not None:
-                # Whoever comes after an atomic comes after the write before it.
+                # What comes after an atomic comes after the write before it.
                 loose = replace(who, strong=False).unordered(epochs, self.foreign)
                 bad = bad & (epochs == 0 if loose is None else (epochs == 0) | loose)
         if bad is not None and bad.any() and not (who.unchanged is not None and who.unchanged()):
@@ -328,7 +327,7 @@ class Shadow:
             self.report("proxy", who, index, bad, last)
 
     def forget(self, index: np.ndarray) -> None:
-        """The granules hold nothing any more."""
+        """Clears the history of the granules, which hold nothing any more."""
         self.last[index] = 0
         self.readers.clear(index)
         if self.atomics is not None:

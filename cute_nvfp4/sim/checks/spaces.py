@@ -1,8 +1,8 @@
 """Shadows of shared memory and tensor memory.
 
-Shared memory is watched in chunks of 16 bytes, the grain of all asynchronous copies. A chunk that somebody accesses in
-part is split into granules of the kernel's narrowest store, until an access to the whole chunk joins it again: operand
-tiles stay cheap in kernels that also store single bytes elsewhere.
+The granules of shared memory are chunks of 16 bytes, like those of all asynchronous copies. An access to part of a
+chunk splits the chunk into granules as wide as the kernel's narrowest store, until an ordinary write to all of it joins
+them again. So operand tiles stay cheap in kernels that also store single bytes elsewhere.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ from cute_nvfp4.sim.checks.shadow import Actor, Shadow
 
 CHUNK = 16
 SPLIT = np.uint64(2**64 - 1)
+"""The epoch of the last write that marks a chunk as split."""
 TENSOR_COLUMNS, TENSOR_LANES = 512, 16
 
 
 class SharedShadow:
-    """Shared memory of the ``ctas`` CTAs of a wave, ``stride`` bytes each, by byte of ``wave.shared``; ``grain`` bytes
-    are the narrowest store."""
+    """The shadow of the shared memory of ``ctas`` CTAs, ``stride`` bytes each, by byte of ``wave.shared``.
+
+    ``grain`` is the number of bytes of the kernel's narrowest store. ``report`` is called with the size of a granule
+    and the arguments of ``Shadow.report``.
+    """
 
     def __init__(self, ctas: int, stride: int, grain: int, report: Callable[..., None], strict: bool = False) -> None:
         self.grain, self.ratio = min(grain, CHUNK), CHUNK // min(grain, CHUNK)
@@ -34,7 +38,7 @@ class SharedShadow:
                 shadow.strict = strict
 
     def tile(self, cta: np.ndarray, chunks: np.ndarray, who: Actor, write: bool) -> None:
-        """An access to ``chunks`` (k, m), or (1, m) for all, of CTAs (k,)."""
+        """Checks and records an access to ``chunks`` (k, m), or (1, m) for all, of CTAs (k,)."""
         places = self.chunks.places(cta, chunks)
         if self.split_any and (self.chunks.last.take(places) == SPLIT).any():
             self.whole((cta * self.chunks.granules)[:, None] + chunks, who, write)
@@ -42,7 +46,7 @@ class SharedShadow:
             self.chunks.access(places, who, write)
 
     def whole(self, chunk: np.ndarray, who: Actor, write: bool, flag: bool = False) -> None:
-        """An access to whole chunks that lanes choose; ``flag`` as in :meth:`Shadow.access`."""
+        """Checks and records an access to whole chunks that lanes choose; ``flag`` is that of :meth:`Shadow.access`."""
         self.chunks.part(chunk)
         if self.split_any:
             split = self.chunks.last.take(chunk) == SPLIT
@@ -57,7 +61,7 @@ class SharedShadow:
         wide = _widen(some, self.ratio)
         self.parts.access(parts, wide, write, flag)
         if write and not who.strong:
-            # The parts are left behind; the chunk is one again.
+            # the chunk is whole again
             self.parts.forget(parts)
             self.chunks.last[chunk[split]] = some.epoch
         rest = ~split
@@ -65,11 +69,12 @@ class SharedShadow:
             self.chunks.access(chunk[rest], who.at(chunk.shape, rest), write, flag)
 
     def part(self, byte: np.ndarray, width: int, who: Actor, write: bool, flag: bool = False) -> None:
-        """An access to ``width`` bytes at ``byte`` (aligned to the width), less than a chunk; shape (n, m) or (q,)."""
+        """Checks and records an access to less than a chunk: ``width`` bytes at each ``byte``, (n, m) or (q,), a
+        multiple of the width."""
         chunk = byte // CHUNK
         self.chunks.part(chunk)
         if self.parts is None:
-            # No store is as narrow, so nothing is lost by taking the chunk for it.
+            # no store is narrower than a chunk, so the chunk can stand for its part
             self.chunks.access(chunk, who, write, flag)
             return
         self._split(chunk)
@@ -103,7 +108,7 @@ class SharedShadow:
         self.split_any = True
 
     def of_bytes(self, first: int, end: int):
-        """Yields (shadow, granules, where what is known of each stands) of the bytes ``first`` .. ``end``."""
+        """Yields (shadow, granules, granules that hold their history) for the bytes ``first`` to before ``end``."""
         chunk = np.arange(first // CHUNK, -(-end // CHUNK))
         places = self.chunks.leaders(chunk)
         split = self.chunks.last[places] == SPLIT
@@ -122,32 +127,32 @@ def _groups(start: int, stop: int) -> np.ndarray:
 
 
 def _widen(who: Actor, count: int) -> Actor:
-    """Each of the agents (q,) for ``count`` granules."""
+    """Returns each of the agents (q,) ``count`` times, for as many granules."""
     where = np.repeat(np.arange(len(who.base)), count)
     return who.at(who.base.shape, where)
 
 
 class TensorShadow:
-    """Tensor memory: granules of 16 lanes and one column."""
+    """The shadow of tensor memory, in granules of 16 lanes and one column."""
 
     def __init__(self, ctas: int, report: Callable[..., None]) -> None:
         self.per_cta = 128 // TENSOR_LANES * TENSOR_COLUMNS
         self.cells = CtaShadow(ctas, self.per_cta, report)
 
     def granules(self, lanes, columns: np.ndarray) -> np.ndarray:
-        """(k, m) granules of a CTA for lanes (a slice or array) and columns (k, c); one row where all are alike."""
+        """Returns the granules (k, m) of a CTA for lanes (a slice or array) and columns (k, c); (1, m) if all agree."""
         group = _groups(lanes.start, lanes.stop) if isinstance(lanes, slice) else np.unique(lanes // TENSOR_LANES)
         if len(columns) > 1 and (columns == columns[0]).all():
             columns = columns[:1]
         return ((group * TENSOR_COLUMNS)[None, :, None] + columns[:, None, :]).reshape(len(columns), -1)
 
     def place(self, index: int) -> tuple[int, int, int]:
-        """(CTA, first lane, column) of a granule."""
+        """Returns the CTA, the first lane and the column of a granule."""
         cta, rest = divmod(index, self.per_cta)
         return cta, rest // TENSOR_COLUMNS * TENSOR_LANES, rest % TENSOR_COLUMNS
 
     def bytes_of(self, index: np.ndarray) -> np.ndarray:
-        """The bytes of granules (k,) in ``wave.tmem``, (CTAs, 128, 512) words."""
+        """Returns the bytes of granules (k,) as indices into the bytes of ``wave.tmem``, (CTAs, 128, 512) words."""
         cta, rest = np.divmod(index, self.per_cta)
         group, column = np.divmod(rest, TENSOR_COLUMNS)
         lanes = (cta * 128 + group * TENSOR_LANES)[:, None] + np.arange(TENSOR_LANES)

@@ -1,7 +1,7 @@
-"""Rules that are read off the code of a kernel: what one execution may never show.
+"""Static rules: faults in the code of a kernel that an execution may never show.
 
 A finding is a "hazard" (the ISA forbids it, or data can be lost) or a "warning" (compiled DSL kernels do it, and
-hardware is known to bear it). None of the rules finds a hazard in an unmodified public kernel.
+hardware is known to tolerate it). None of the rules finds a hazard in an unmodified public kernel.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from cute_nvfp4.sim.machine.kernel import CompiledKernel
 
 WARP = 32
 Rule = Callable[[CompiledKernel], Iterator[tuple[str, Instruction, str]]]
+"""A function that yields the severity, the instruction and the text of each finding in a kernel."""
 
 
 @lru_cache(maxsize=64)
 def findings(kernel: CompiledKernel, strict: bool = False) -> tuple[Finding, ...]:
-    """All findings of one kernel, in the order of the rules and of the code; those of ``STRICT`` only if asked for."""
+    """Returns all findings in one kernel, by rule and place in the code; ``strict`` adds the rules of ``STRICT``."""
     return tuple(
         Finding.at(i, severity, name, kernel.source.name, f"{clipped(kernel.source.name)}: {i.where()}: {text}")
         for name, rule in RULES.items()
@@ -33,8 +34,8 @@ def findings(kernel: CompiledKernel, strict: bool = False) -> tuple[Finding, ...
 
 
 def _init_fence(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
-    """An mbarrier.init that no fence follows before other CTAs or the asynchronous proxy meet the mbarrier (PTX ISA,
-    "fence.mbarrier_init", "Async proxy")."""
+    """Finds each mbarrier.init that no fence follows before other CTAs or the asynchronous proxy use the mbarrier (PTX
+    ISA, "fence.mbarrier_init", "Async proxy")."""
     for block in kernel.blocks:
         for at, (i, _) in enumerate(block.code):
             if i.base == "mbarrier" and i.mods[:1] == ("init",):
@@ -54,7 +55,7 @@ def _needs_init(i: Instruction, op: Op) -> bool:
 
 
 def _freed(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
-    """Tensor memory that no instruction can free."""
+    """Finds tcgen05.alloc in a kernel without tcgen05.dealloc."""
     code = [i for b in kernel.blocks for i, _ in b.code]
     if not any(is_tcgen05(i, "dealloc") for i in code):
         for i in code:
@@ -63,7 +64,7 @@ def _freed(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
 
 
 def _loads_waited_for(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
-    """Something is computed with registers of a tcgen05.ld before tcgen05.wait::ld."""
+    """Finds each tcgen05.ld with whose registers something is computed before tcgen05.wait::ld."""
     for block, at, i, results in tensor_loads(kernel):
         use = first_use(kernel, block, at + 1, results, _load_wait)
         if use is not None:
@@ -75,10 +76,10 @@ def _load_wait(i: Instruction) -> bool:
 
 
 def _loads_stored(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
-    """What a tcgen05.ld loaded is stored before any tcgen05.wait::ld, in a kernel that otherwise waits.
+    """Finds each tcgen05.ld whose values are stored before any tcgen05.wait::ld, in a kernel that has such waits.
 
-    A compiler may compute with the registers in front of the wait, but it cannot move a store there. Public kernels do
-    it all the same, and kernels without any wait exist and run, so it is no more than a warning.
+    A compiler may compute with the registers before the wait, but it cannot move a store there. This is a warning only,
+    because public kernels do it, and kernels without any wait exist and run.
     """
     if not any(is_tcgen05(i, "wait::ld") for b in kernel.blocks for i, _ in b.code):
         return
@@ -93,7 +94,7 @@ def _stores(i: Instruction) -> bool:
 
 
 def _answers_heard(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
-    """A test_wait or try_wait whose answer nothing reads: it waits for nothing."""
+    """Finds each test_wait or try_wait whose answer nothing reads: it waits for nothing."""
     used: set[str] = set()
     waits: list[Instruction] = []
     for block in kernel.blocks:
@@ -109,7 +110,7 @@ def _answers_heard(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, s
 
 
 def _thread_counts(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
-    """bar and barrier count threads in whole warps (PTX ISA, "barrier{.cta}")."""
+    """Finds thread counts of bar and barrier that are no whole number of warps (PTX ISA, "barrier{.cta}")."""
     for block in kernel.blocks:
         for i, _ in block.code:
             named = i.base == "bar" or (i.base == "barrier" and "cluster" not in i.mods)
@@ -130,4 +131,4 @@ RULES: dict[str, Rule] = {
     "wgmma-fence": unfenced,
 }
 STRICT = frozenset({"tensor-load-wait"})
-"""Rules that compiled kernels break and hardware is known to bear: compilers compute in front of the wait."""
+"""Rules that compiled kernels break and hardware is known to tolerate: compilers compute before the wait."""

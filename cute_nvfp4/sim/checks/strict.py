@@ -1,12 +1,12 @@
-"""What the ISA asks for and NVIDIA's own kernels leave out, so that it is a warning, and only with ``strict=True``.
+"""Warnings of ``strict=True``: what the ISA requires and NVIDIA's own kernels leave out.
 
-* One lane signals for its warp (an arrival or a store that releases), and no barrier of the warp stands between that
-  and what other lanes have loaded or stored.
-* tcgen05 operations of several threads without tcgen05.fence: ``::before_thread_sync`` between a load or store of
-  tensor memory and an arrival, ``::after_thread_sync`` between a wait that tells of others' operations and the next.
-* A CTA that allocates tensor memory and keeps the permit: another one on the same multiprocessor waits until it ends.
+* One lane signals for its warp (an arrival or a store that releases), and no barrier of the warp stands between the
+  signal and what other lanes have loaded or stored.
+* tcgen05 operations of several threads lack tcgen05.fence: ``::before_thread_sync`` between a load or store of tensor
+  memory and an arrival, or ``::after_thread_sync`` between a wait for operations of other threads and the next one.
+* A CTA allocates tensor memory and keeps the permit: another CTA on the same multiprocessor waits until it exits.
 
-That the asynchronous proxy writes what threads have read, without a proxy fence between, is looked for in the shadows.
+The shadows find what else is strict: writes of the asynchronous proxy after reads of threads, without a proxy fence.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ _TENSOR = ("tensor", *_LOADS)
 
 
 class Strict(Listener):
-    """``touched`` (warps, 32): lanes that have used memory since their warp met. ``used``: the instruction by which a
-    warp has used tensor memory since the last fence before. ``behind`` (2, warps): others' reads, others' writes of
-    tensor memory were told of since the last fence after; ``heard`` (warps, components of tcgen05) is what was told.
+    """The listener for these warnings; it must hear each event after ``Synchronisation``.
 
-    It listens behind ``Synchronisation``."""
+    ``touched`` (warps, 32) marks lanes that have accessed memory since the lanes of their warp last met. ``used`` has
+    the last load or store of tensor memory by a warp since its last ``::before_thread_sync`` fence. ``behind`` (2,
+    warps) says whether the warp has learned of reads, and of writes, of tensor memory by other warps since its last
+    ``::after_thread_sync`` fence. ``heard`` (warps, components of tcgen05) has the clocks known at its last wait.
+    """
 
     def __init__(self, state: State) -> None:
         self.state, self.clocks, self.wave = state, state.clocks, state.wave
@@ -45,7 +47,7 @@ class Strict(Listener):
         self.heard = np.zeros((c.warps, len(self.columns)), np.int32)
         self.reads = self.columns // c.per_cluster == c.kinds.get("tmem_load", -1)
         self.behind = np.zeros((2, c.warps), bool)
-        # a CTA's tensor memory is its own, or a pair's
+        # warps of a CTA share tensor memory, and so do those of a pair of CTAs
         pair = any("cta_group::2" in i.mods for i in state.wave.run.kernel.source.code)
         self.sharing = c.warps_per_cta * (1 + pair)
         self._permit()
@@ -81,7 +83,7 @@ class Strict(Listener):
         self.touched[g.warps] |= lanes
 
     def _signal(self, i: Instruction, warps: np.ndarray, lanes: np.ndarray) -> None:
-        """Warns of signals by ``lanes`` (k, 32) that stand for other lanes of their warps too."""
+        """Warns of signals by ``lanes`` (k, 32) of ``warps`` (k,) after accesses of other lanes of the same warp."""
         for warp in warps[lanes.any(axis=1) & (self.touched[warps] & ~lanes).any(axis=1)].tolist():
             self._warn(
                 "lane-signal", warp, i, "signals for other lanes too, which bar.warp.sync would have to come before"
@@ -114,7 +116,7 @@ class Strict(Listener):
         self._before(warps)
 
     def barrier_arrived(self, g: Group, i: Instruction, ident: np.ndarray, count: np.ndarray) -> None:
-        # these are mostly for shared memory, between warps that load
+        # named barriers mostly order shared memory between warps that load, so only tcgen05.st counts here
         self._met(g.warps)
         self._before(np.array([w for w in g.warps.tolist() if w in self.used and "st" in self.used[w].mods], np.int64))
 

@@ -1,4 +1,4 @@
-"""Events that order accesses: barriers, mbarriers, fences, groups."""
+"""The listener for synchronisation: barriers, mbarriers, fences and groups of copies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cute_nvfp4.sim.wgmma.fragments import WARPS
 
 
 class Synchronisation(Listener):
-    """The synchronisation that makes one access happen before another."""
+    """Records in the clocks what makes one access happen before another, and checks the use of mbarriers."""
 
     def __init__(
         self, state: State, shadows: Shadows, barriers: BarrierUse, maps: TensorMaps, start: ClusterStart
@@ -34,7 +34,7 @@ class Synchronisation(Listener):
     # barriers
 
     def warp_synced(self, g: Group, mask: Mask, members: Mask) -> None:
-        """Lanes that the mask leaves out have not met the others."""
+        """Records that lanes have met; those that ``members`` leaves out have not met the others."""
         warps = self._active(g, mask)
         if members is None or members.all():
             self.clocks.meet(warps)
@@ -95,7 +95,7 @@ class Synchronisation(Listener):
         )
 
     def mbarrier_invalidated(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
-        """All arrivals, and all that the barrier has told of, must have come."""
+        """Checks that no arrival or completion may still be on the way to mbarriers that mbarrier.inval ends."""
         c, warps = self.clocks, g.warps[rows]
         slot = self.barriers.slots(i.where(), cta, offset)
         self.barriers.ready(i, warps, cta, slot, proxy=False)
@@ -119,7 +119,7 @@ class Synchronisation(Listener):
         c.signal(cta, slot, c.component("thread", warps), c.now[warps], self.labels.label(i))
 
     def mbarrier_arrives(self, g: Group, i: Instruction, rows, lanes, cta, offset: np.ndarray, release: bool) -> None:
-        """A relaxed arrival carries what a fence before it has prepared."""
+        """Records arrivals; a relaxed one carries what a fence before it has prepared."""
         c, warps = self.clocks, g.warps[rows]
         self.start.needed(i, warps, cta)
         slot = self.barriers.slots(i.where(), cta, offset)
@@ -137,16 +137,18 @@ class Synchronisation(Listener):
         c.signal(cta, slot, c.component("thread", warps), c.now[warps] - int(release), self.labels.label(i))
 
     def _far(self, i: Instruction, warps, cta, slot, far: np.ndarray, rows: np.ndarray, release: bool) -> None:
-        """Arrivals at mbarriers of other CTAs (``far`` of all) tell the threads there of nothing if their scope leaves
-        those out. That of most is not written: then it is the CTA (PTX ISA, "mbarrier.arrive"), but NVIDIA's kernels
-        rely on that they tell."""
+        """Adjusts what the arrivals ``far`` at mbarriers of other CTAs carry: nothing if their scope is the CTA.
+
+        Most such arrivals have no written scope. By the ISA it is then the CTA (PTX ISA, "mbarrier.arrive"), but
+        NVIDIA's kernels rely on the cluster, so it counts as that here.
+        """
         c, scope = self.clocks, written_scope(i)
         c.visit(warps, cta, slot)
         if scope == CTA:
             rows[far] = 0
         elif not release:
             rows[far] = c.wide[warps[far]]
-        # that it has started is told by any arrival
+        # any arrival tells that its thread has started
         own = c.component("thread", warps[far])
         rows[far, 0, own] = np.maximum(rows[far, 0, own], 1)
         if release and not scope and self.findings.strict:
@@ -167,7 +169,7 @@ class Synchronisation(Listener):
         self.clocks.end_phase(cta, slot, phase)
 
     def mbarrier_passed(self, g: Group, i: Instruction, mask, done, cta, slot, acquire: bool) -> None:
-        """A relaxed wait orders when a fence follows."""
+        """Records that waits have passed; a relaxed wait orders nothing before a fence follows."""
         lanes = np.broadcast_to(done, (g.n, 32)) & (g.lanes() if mask is None else mask)
         if cta.shape[1] == 1:
             rows = np.flatnonzero(lanes.any(axis=1))
@@ -209,7 +211,7 @@ class Synchronisation(Listener):
         self.clocks.fence(self._active(g, mask), True, tensor=True)
 
     def group_waited(self, g: Group, lanes: np.ndarray, kind: str, until: np.ndarray, read: bool) -> None:
-        """Lanes of a warp are not told apart."""
+        """Records the end of groups; what one lane has waited for counts for its whole warp."""
         until = np.broadcast_to(until, (g.n, 32))
         clock = np.where(lanes, until, 0).max(axis=1)
         kinds = ("cp_async",) if kind == "cp_async" else ("bulk_read",) if read else ("bulk_read", "bulk_write")
@@ -218,7 +220,7 @@ class Synchronisation(Listener):
                 self.clocks.learn(name, g.warps, clock)
 
     def copies_arrive(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
-        """The arrival will tell of the copies of the thread so far."""
+        """Records what the arrival will tell: the end of the thread's copies so far."""
         c, warps = self.clocks, g.warps[rows]
         slot = self.barriers.slots(i.where(), cta, offset)
         self.barriers.ready(i, warps, cta, slot, proxy=False)
@@ -235,7 +237,7 @@ class Synchronisation(Listener):
         self.clocks.commit("wgmma", warps)
 
     def warpgroup_waited(self, warps: np.ndarray, i: Instruction, pending: int) -> None:
-        """A warp that has waited knows of all four of its warpgroup."""
+        """Records that a warp that has waited knows the end of the wgmmas of all four warps of its warpgroup."""
         for other in warps.reshape(-1, WARPS).T:
             of = np.repeat(other, WARPS)
             self.clocks.learn("wgmma", warps, self.clocks.open["wgmma"][of] - 1 - pending, of=of)

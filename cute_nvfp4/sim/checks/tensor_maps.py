@@ -1,8 +1,8 @@
-"""Tensor maps that the device changes: the tensormap proxy must be told (PTX ISA, "fence.proxy.tensormap").
+"""Checks of tensor maps that the device changes (PTX ISA, "fence.proxy.tensormap").
 
-A map in global memory that the launch has written needs, before a copy uses it, fence.proxy.tensormap::generic.acquire
-by the thread that issues the copy, after the write has happened before it; the scopes of that fence and of the release
-(of tensormap.cp_fenceproxy) must both include the other thread.
+A copy may use a map in global memory that the launch has written only after the thread that issues the copy has
+executed fence.proxy.tensormap::generic.acquire, and the write must happen before that fence. The scopes of the fence
+and of the release (by tensormap.cp_fenceproxy) must both include the other thread.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from cute_nvfp4.sim.machine.wave import Group
 
 @dataclass
 class Changes:
-    """How often a map was changed, and of the last change who may know of it: the cluster and the CTA that made it, and
-    the scope of the release."""
+    """The changes of one tensor map in a launch."""
 
     count: int = 0
-    cluster: int = -1
-    rank: int = -1
-    scope: int = GPU
+    cluster: int = -1  # the cluster of the last change, -1 for none
+    rank: int = -1  # the rank in that cluster of the CTA that made it
+    scope: int = GPU  # the scope of its release
 
     def reaches(self, cluster: int, rank: int, scope: int) -> bool:
-        """Whether an acquire of this scope in a CTA is one of the last change."""
+        """Whether an acquire of ``scope`` in the CTA ``rank`` of ``cluster`` synchronises with the last change."""
         scope = min(scope, self.scope)
         if self.cluster in (-1, cluster):
             return self.cluster == -1 or scope >= (CTA if rank == self.rank else CLUSTER)
@@ -42,16 +41,19 @@ class Changes:
 
 
 class TensorMaps(Listener):
-    """``versions`` has the changes of each map of the launch, by address; ``seen`` has the version that
-    (warp, address) has acquired. A map that a launch wrote which may still run (``dependency``) has been changed once,
-    and is acquired after the wait for that launch."""
+    """Checks that each copy uses an acquired version of its tensor map.
+
+    ``versions`` has the changes of the launch's maps, by address; ``seen`` has the version that a (warp, address) has
+    acquired. A write by an earlier launch that may still run (``dependency``) counts as one change, which can be
+    acquired only after the wait for that launch.
+    """
 
     def __init__(self, state: State, shadows: Shadows, versions: dict[int, Changes], dependency: Dependency) -> None:
         self.state, self.shadows, self.versions, self.dependency = state, shadows, versions, dependency
         self.seen: dict[tuple[int, int], int] = {}
 
     def written(self, i: Instruction, warps: np.ndarray, addresses: np.ndarray) -> None:
-        """tensormap.cp_fenceproxy or tensormap.replace on global memory, by warps (k,)."""
+        """Records tensormap.cp_fenceproxy or tensormap.replace on global memory, by warps (k,)."""
         for warp, at in zip(warps.tolist(), (addresses // MAP_BYTES * MAP_BYTES).tolist()):
             before = self.versions.get(at, Changes())
             self.versions[at] = Changes(before.count + 1, *self._place(warp), scope_of(i))
@@ -64,7 +66,7 @@ class TensorMaps(Listener):
         return self.versions.get(at, Changes()).count + self.dependency.wrote(at)
 
     def acquired(self, i: Instruction, g: Group, mask: np.ndarray | None, addr: np.ndarray, off: int) -> None:
-        """fence.proxy.tensormap::generic.acquire of the maps at ``addr + off``."""
+        """Records fence.proxy.tensormap::generic.acquire of the maps at ``addr + off``."""
         if not self.versions and self.dependency.earlier is None:
             return
         rows, cols = np.nonzero(g.lanes(mask))
@@ -76,7 +78,7 @@ class TensorMaps(Listener):
                 self.seen[pair] = self._version(pair[1])
 
     def map_used(self, i: Instruction, warps: np.ndarray, addresses: np.ndarray) -> None:
-        """Maps in parameters are left out: no kernel can change them."""
+        """Checks the maps that copies use, except maps in parameters, which no kernel can change."""
         if not self.versions and self.dependency.earlier is None:
             return
         addresses = addresses.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Allocation of tensor memory: fresh columns hold nothing, freed ones must no longer be in use."""
+"""Checks of tensor memory allocation: fresh columns hold nothing, and freed columns must no longer be in use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cute_nvfp4.sim.machine.events import Listener
 
 
 class TensorMemoryUse(Listener):
-    """Checks tcgen05.alloc and tcgen05.dealloc."""
+    """Clears the history of columns at tcgen05.alloc, and checks columns at tcgen05.dealloc."""
 
     def __init__(self, state: State, shadows: Shadows) -> None:
         self.state, self.shadows = state, shadows
@@ -23,7 +23,7 @@ class TensorMemoryUse(Listener):
             self.shadows.tensor.cells.forget(self._places(c, np.arange(f, f + n)))
 
     def tensor_freed(self, i: Instruction, warps, cta: np.ndarray, first, columns, pair: np.ndarray) -> None:
-        """All use of the columns, in both CTAs of a pair, must be over."""
+        """Checks that all accesses to the columns, in both CTAs of a pair, are over."""
         c = self.state.clocks
         for k, w in enumerate(warps.tolist()):
             warp = np.array([w])

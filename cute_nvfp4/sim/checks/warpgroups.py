@@ -1,4 +1,4 @@
-"""Registers of wgmma: nobody may touch what one may still be reading or writing (PTX ISA, "wgmma.wait_group")."""
+"""Checks that nothing accesses the registers of a wgmma in flight (PTX ISA, "wgmma.wait_group")."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from cute_nvfp4.sim.machine.wave import Group
 from cute_nvfp4.sim.wgmma.fragments import WARPS
 
 _GROUPS = 16
-"""Groups that are told apart: at most 8 are under way."""
+"""The number of wgmma groups that are told apart: at most 8 are in flight."""
 FRAGMENT = 0
-"""The number of a register of A, where those of accumulators have the number of theirs."""
+"""The value of ``by`` for a register of A."""
 
 
 class WarpgroupRegisters(Listener):
     """Follows which registers the wgmmas of each warp use, and which of them have been waited for.
 
-    ``used`` (warps, registers of wgmma) is the number of the group that uses a register last, ``by`` the accumulator it
-    is part of, ``at`` the label of the instruction; groups up to ``over`` (warps,) have been waited for, ``open``
-    (warps,) is the one that the next commit closes. ``loaded`` (warps, 16) has for the groups, modulo 16, the clock of
-    what a warp has loaded before their last wgmma: no wgmma ends before the registers of all its warps are there.
+    Arrays (warps, registers of wgmma): ``used`` is the number of the last group that uses a register, ``by`` the number
+    of the accumulator that the register is part of, ``at`` the label of the instruction. ``over`` (warps,) is the last
+    group that has been waited for; ``open`` (warps,) is the group that the next commit closes. ``loaded`` (warps, 16)
+    is the warp's clock at the last wgmma with A in registers, for each group modulo 16: no wgmma ends before the
+    registers of all its warps are loaded.
     """
 
     def __init__(self, state: State) -> None:
@@ -97,5 +98,5 @@ class WarpgroupRegisters(Listener):
 
 
 def _shape(i: Instruction) -> str:
-    """The shape in the opcode: accumulators of one shape are in order (PTX ISA, "wgmma.fence")."""
+    """Returns the shape in the opcode: wgmmas of one shape on one accumulator are in order (PTX ISA, "wgmma.fence")."""
     return next(m for m in i.mods if m.startswith("m64n"))

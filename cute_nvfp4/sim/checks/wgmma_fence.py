@@ -1,9 +1,9 @@
-"""Where wgmma.fence is missing, read off the code (PTX ISA, "wgmma.fence").
+"""Finds missing wgmma.fence in the code of a kernel (PTX ISA, "wgmma.fence").
 
-It must come before the first wgmma.mma_async, and between an instruction that changes a register and a wgmma.mma_async
-that uses the register. The ISA asks for it after reads too, which NVIDIA's kernels do without; and copies and constants
-(``mov``) stand behind the fence in what its compiler makes of a program that has them before. Accumulators that wgmmas
-share need none.
+The fence must come before the first wgmma.mma_async, and between an instruction that changes a register and a
+wgmma.mma_async that uses the register. Wgmmas that share an accumulator need no fence between them. The ISA requires a
+fence after reads too, but NVIDIA's kernels have none there. Copies and constants (``mov``) do not count, because
+NVIDIA's compiler moves them behind the fence.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.kernel import CompiledKernel
 
 _NEVER = "@"
-"""Stands among the registers for that no fence has come yet; no register is called so."""
+"""The entry, among names of registers, that says that no fence has come yet; no register has this name."""
 
 
 def unfenced(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
-    """("hazard", instruction, text) of every wgmma.mma_async that lacks a fence on some way to it."""
+    """Yields ("hazard", instruction, text) for every wgmma.mma_async that lacks a fence on some path to it."""
     code = [i for b in kernel.blocks for i, _ in b.code if is_wgmma(i, "mma_async")]
     if not code:
         return
