@@ -1,1 +1,1 @@
-"""PTX text, read and translated: nothing here runs an instruction."""
+"""Reads PTX text and translates it to Python functions; nothing here runs an instruction."""

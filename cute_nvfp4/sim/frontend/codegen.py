@@ -1,9 +1,9 @@
 """Turns each basic block into one Python function.
 
-The function takes a group of warps, reads registers from ``g.regs``, calls the table's functions on whole arrays,
-writes back the registers that somebody still needs, and returns what its last instruction decides (a branch
-predicate, a barrier's operands). Registers are immutable arrays of unsigned integers (bool for predicates); lanes
-that are not active may hold anything.
+The function takes a group of warps, reads registers from ``g.regs``, calls the opcode table's functions on whole
+arrays, and writes back the registers that later blocks need. It returns what its last instruction decides by: a branch
+predicate, or a barrier's operands. Registers are immutable arrays of unsigned integers (bool for predicates). Inactive
+lanes may hold any value.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from cute_nvfp4.sim.frontend.opcodes import STORE, VIEW, Op, bits
 from cute_nvfp4.sim.frontend.special import BITS
 
 _NAMES = {name: repr(str(view)) for name, view in VIEW.items()}
-"""Numpy types of ``VIEW`` as they stand in code."""
+"""The source text of each numpy type in ``VIEW``."""
 NOTHING = object()
 """The mask of an instruction that no lane executes."""
 
 
 def select(p: np.ndarray, new: np.ndarray, old: np.ndarray) -> np.ndarray:
-    """``new`` in the lanes where ``p`` holds."""
+    """Returns ``new`` in the lanes where ``p`` holds, and ``old`` in the others."""
     if p.size == 1:
         return new if p.item() else old
     return np.where(p, new, old)
 
 
 def constant(value: int, kind: str, type_name: str) -> np.ndarray:
-    """An immediate operand as a (1, 1) array of the type's view."""
+    """Returns an immediate operand as a (1, 1) array of the type's view."""
     view = VIEW[type_name]
     if type_name == "pred":
         return np.full((1, 1), bool(value))
@@ -59,8 +59,10 @@ def constant(value: int, kind: str, type_name: str) -> np.ndarray:
 
 
 class BlockCompiler:
-    """Compiles the blocks of one kernel; ``slots`` numbers its registers. ``address`` has the state space and the
-    address in it of every variable."""
+    """Compiles the blocks of one kernel.
+
+    ``address`` maps each variable to its state space and its address there. ``slots`` maps each register to its index
+    in ``g.regs``."""
 
     def __init__(self, kernel: Kernel, address: Mapping[str, tuple[str, int]]) -> None:
         self.kernel, self.address = kernel, address
@@ -76,10 +78,10 @@ class BlockCompiler:
         self._suspects: dict[int, tuple[str, ...]] = {}
 
     def compile(self, blocks: list[Block]) -> list[Callable[[Any], Any]]:
-        """One function a block, in the order of ``blocks``."""
+        """Returns one function for each block, in the order of ``blocks``."""
         lines: list[str] = []
         self._suspects = suspects(blocks)
-        # What is live before the first instruction may be read before it is written.
+        # A register that is live on entry to the kernel may be read before it is written.
         self._unsure = blocks[0].live_in if blocks else frozenset()
         for block in blocks:
             lines += self._block(block, blocks)
@@ -97,7 +99,7 @@ class BlockCompiler:
                 if instruction.where() in str(error):
                     raise
                 raise UnsupportedInstruction(f"{error}: {instruction.where()}") from None
-        # The result of a barrier is written when it opens, not here.
+        # The result of a barrier is written when the barrier completes, not here.
         writes = [n for n in self._assigned if n in live_out]
         head = [f"def block{block.index}(g):", " R = g.regs"]
         head += [f" {self._local(n)} = R[{self.slots[n]}]" for n in sorted(reads, key=self.slots.get)]
@@ -171,7 +173,7 @@ class BlockCompiler:
         return f"~{local}" if reg.negated else local
 
     def _sure(self, name: str, i: Instruction | None) -> str:
-        """The register's value where it decides something that can be seen: it must have been written."""
+        """Returns code that reads a register. With ``i``, the code reports a register that was never written."""
         if i is None or name not in self._unsure:
             return self._local(name)
         return f"g.sure({self._local(name)}, {self.slots[name]}, {self._bind('i', i)})"

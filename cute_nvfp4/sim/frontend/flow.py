@@ -1,7 +1,7 @@
-"""Basic blocks, their order, and which registers are live where they begin.
+"""The basic blocks of a kernel, their order, and the registers that are live on entry to each.
 
 Blocks are numbered in reverse post-order. The executor always advances the group of warps in the lowest-numbered
-block, which brings diverged lanes together again at the first place they can meet: no reconvergence stack is needed.
+block, so diverged lanes reconverge at the first block where they can meet, without a reconvergence stack.
 """
 
 from __future__ import annotations
@@ -18,28 +18,22 @@ from cute_nvfp4.sim.frontend.special import TIMED
 EXIT = -1
 """The block index that stands for the end of the kernel."""
 _OTHERS_WRITE = {"load.global", "load.shared", "load.cluster", "load.generic"}
-"""Loads of what other threads may change."""
+"""The classes (``Op.klass``) of loads from memory that other threads may write."""
 
 
 @dataclass
 class Block:
-    """A run of instructions entered at its head only.
-
-    ``next`` is where control falls through to, ``targets`` where its last instruction may jump; ``live_in`` has the
-    registers whose values are still needed on entry. ``converge`` is set when the first instruction needs lanes to
-    meet before it runs. ``spins`` is the successor that leads straight back here, for a block that polls an mbarrier;
-    ``polls`` is the head of the loop around a block, for a loop that only reads memory until it changes.
-    """
+    """A basic block: instructions that control enters only at the first one. Blocks name one another by index."""
 
     index: int
     code: list[tuple[Instruction, Op]]
-    next: int = EXIT
-    targets: tuple[int, ...] = ()
-    live_in: frozenset[str] = frozenset()
-    reads: set[str] = field(default_factory=set)
+    next: int = EXIT  #: the block that control falls through to
+    targets: tuple[int, ...] = ()  #: the blocks that the last instruction may branch to
+    live_in: frozenset[str] = frozenset()  #: registers whose values on entry are still needed
+    reads: set[str] = field(default_factory=set)  #: registers that it reads before it writes them
     writes: set[str] = field(default_factory=set)
-    spins: int | None = None
-    polls: int | None = None
+    spins: int | None = None  #: if the block polls an mbarrier: the successor that leads straight back to it
+    polls: int | None = None  #: if it is in a loop that only reads memory until it changes: the head of that loop
 
     @property
     def last(self) -> Op:
@@ -51,11 +45,12 @@ class Block:
 
     @property
     def converge(self) -> int | None:
+        """The ``Op.converge`` of the first instruction: which lanes must meet before the block runs."""
         return self.code[0][1].converge if self.code else None
 
 
 def registers(operand: Operand) -> list[str]:
-    """Names of the registers an operand mentions."""
+    """Returns the names of the registers in an operand."""
     if isinstance(operand, Reg):
         return [operand.name]
     if isinstance(operand, Vector):
@@ -68,7 +63,10 @@ def registers(operand: Operand) -> list[str]:
 
 
 def build_blocks(kernel: Kernel) -> list[Block]:
-    """Cuts ``kernel`` into blocks; raises ``UnsupportedInstruction`` for unknown instructions that can be reached."""
+    """Cuts ``kernel`` into blocks and returns those that control can reach; may insert branches into ``kernel.code``.
+
+    Raises ``UnsupportedInstruction`` for any instruction that is not modelled, and for a branch to an unknown label.
+    """
     ops = _unguard(kernel, [lookup(i, kernel) for i in kernel.code])
     leaders = _leaders(kernel, ops)
     starts = sorted(leaders)
@@ -97,12 +95,12 @@ def build_blocks(kernel: Kernel) -> list[Block]:
 
 
 def _only_thinks(block: Block, start: int = 0) -> bool:
-    """Whether the code has no effect but on registers, so that running it again changes nothing."""
+    """Returns whether the code affects only registers, so that running it again changes nothing else."""
     return all(not op.context or i.base == "nanosleep" for i, op in block.code[start:])
 
 
 def _spins(block: Block, blocks: list[Block]) -> int | None:
-    """The successor through which a polling ``block`` comes straight back to itself, if there is one."""
+    """Returns the successor through which a polling ``block`` comes straight back to itself, or None."""
     if not (block.code and block.code[0][1].poll and block.control == "branch" and _only_thinks(block, 1)):
         return None
     for first in successors(block):
@@ -118,8 +116,8 @@ def _spins(block: Block, blocks: list[Block]) -> int | None:
 
 
 def _only_reads(block: Block) -> bool:
-    """Whether the code has no effect but on registers, and reads nothing but registers and memory. An atomic that
-    changes memory counts as an effect when it does."""
+    """Returns whether the code affects only registers and reads only registers and memory. It may have an atomic:
+    the executor notices at run time whether that changes memory."""
     return all(
         not op.context or i.base == "nanosleep" or op.klass == "atomic" or op.klass.startswith("load.")
         for i, op in block.code
@@ -127,9 +125,9 @@ def _only_reads(block: Block) -> bool:
 
 
 def _find_polls(blocks: list[Block]) -> None:
-    """Marks the loops that poll memory: cycles of blocks that only read, through a head where no register that they
-    write is still needed. Another round with the same memory then does the same. Where a cycle has no such head, as
-    when it goes from one flag to the next, a block of it that goes round alone may poll."""
+    """Marks the loops that poll memory: cycles of blocks that only read, with a head where no register that they write
+    is live. Another round on the same memory then does the same. In a cycle without such a head, as when it goes from
+    one flag to the next, a block that is its own successor may poll alone."""
     pure = {b.index for b in blocks if _only_reads(b)}
     onward = {k: [s for s in successors(blocks[k]) if s in pure] for k in pure}
     for loop in _cycles(onward):
@@ -140,7 +138,7 @@ def _find_polls(blocks: list[Block]) -> None:
 
 
 def _polls(blocks: list[Block], loop: set[int]) -> bool:
-    """Marks the loop if it has a head."""
+    """Marks the blocks of ``loop`` if one of them can be its head; returns whether one can."""
     written = set().union(*(blocks[k].writes for k in loop))
     heads = [k for k in sorted(loop) if asks(blocks[k]) and not written & blocks[k].live_in]
     for k in loop if heads else ():
@@ -149,12 +147,12 @@ def _polls(blocks: list[Block], loop: set[int]) -> bool:
 
 
 def asks(block: Block) -> Instruction | None:
-    """The first instruction that reads what other threads may write."""
+    """Returns the first instruction that reads memory which other threads may write, or None."""
     return next((i for i, op in block.code if op.klass == "atomic" or op.klass in _OTHERS_WRITE), None)
 
 
 def _cycles(onward: dict[int, list[int]]) -> list[set[int]]:
-    """The strongly connected components of a graph that have a cycle: what reaches a block and is reached by it."""
+    """Returns the strongly connected components of a graph that contain a cycle."""
     back: dict[int, list[int]] = {k: [] for k in onward}
     for k, targets in onward.items():
         for s in targets:
@@ -170,7 +168,7 @@ def _cycles(onward: dict[int, list[int]]) -> list[set[int]]:
 
 
 def loop_around(blocks: list[Block], index: int) -> list[Block]:
-    """The shortest loop through a block; empty where there is none."""
+    """Returns the blocks of a shortest loop through a block, in reverse order; empty if there is none."""
     todo, before = [index], dict[int, int]()
     for k in todo:
         for s in successors(blocks[k]):
@@ -186,7 +184,7 @@ def loop_around(blocks: list[Block], index: int) -> list[Block]:
 
 
 def _reached(start: int, onward: dict[int, list[int]]) -> set[int]:
-    """What a walk of one step or more from ``start`` comes to."""
+    """Returns the nodes that a walk of one or more steps from ``start`` can reach."""
     seen: set[int] = set()
     todo = list(onward[start])
     while todo:
@@ -198,8 +196,8 @@ def _reached(start: int, onward: dict[int, list[int]]) -> set[int]:
 
 
 def _unguard(kernel: Kernel, ops: list[Op]) -> list[Op]:
-    """Puts a branch before every predicated instruction that ends a block, so that only those lanes reach it that
-    execute it."""
+    """Inserts a branch before every predicated barrier, wait, branch through a table, or trap, so that only the lanes
+    that execute the instruction reach it. Returns the ops of the new ``kernel.code``."""
     code, out, moved = [], [], {}
     for j, (i, op) in enumerate(zip(kernel.code, ops)):
         moved[j] = len(code)
@@ -222,7 +220,7 @@ def _unguard(kernel: Kernel, ops: list[Op]) -> list[Op]:
 def _leaders(kernel: Kernel, ops: list[Op]) -> set[int]:
     leaders = {0} if kernel.code else set()
     leaders.update(p for p in kernel.labels.values() if p < len(kernel.code))
-    together = False  # whether a warpgroup has met since the block began, and is still together
+    together = False  # whether the block began where a warpgroup meets, and the warpgroup is still together
     for j, op in enumerate(ops):
         together = together and j not in leaders
         if op.poll or (op.converge is not None and not (together and op.converge == WARPGROUP)):
@@ -245,7 +243,7 @@ def _targets(kernel: Kernel, instruction: Instruction) -> list[int]:
 
 
 def successors(block: Block) -> list[int]:
-    """Where control can go after ``block``, without the exit."""
+    """Returns the blocks that can follow ``block``, without ``EXIT``."""
     unguarded = bool(block.code) and block.code[-1][0].guard is None
     ends = block.control in ("branch", "exit", "table", "trap") and unguarded
     out = [] if ends else [block.next]
@@ -253,8 +251,8 @@ def successors(block: Block) -> list[int]:
 
 
 def _reverse_post_order(blocks: dict[int, Block], entry: int) -> list[int]:
-    """Iterative depth-first search that visits the branch target first, so that the fall-through comes before it in
-    the order."""
+    """Returns the blocks in reverse post-order. The depth-first search visits branch targets first, so that the
+    fall-through comes before them in the order."""
     if entry == EXIT:
         return []
     seen, post, stack = {entry}, [], [(entry, iter(successors(blocks[entry])[::-1]))]

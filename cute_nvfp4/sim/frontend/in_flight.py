@@ -1,7 +1,7 @@
-"""Which registers a wgmma may still be using where an instruction names them.
+"""Finds the instructions that name registers which an asynchronous wgmma may still be using.
 
-The answer is about all ways through the code, taken or not; the checks ask what has really been waited for
-(``checks/warpgroups.py``), and only where this says that it matters.
+The analysis covers all paths through the code, taken or not. For these instructions only, ``checks/warpgroups.py``
+looks at run time at what has really been waited for.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ from cute_nvfp4.sim.frontend.flow import Block, registers, successors
 from cute_nvfp4.sim.frontend.model import Imm, Instruction, Vector
 
 _MOST = 9
-"""Commits that are told apart: wait_group leaves 7 groups at most."""
+"""The largest count of commits that is told apart; wait_group leaves at most 7 groups pending."""
 
 
 def accumulator(i: Instruction) -> tuple[str, ...]:
-    """Registers of D of a wgmma.mma_async."""
+    """Returns the registers of D of a wgmma.mma_async."""
     return tuple(registers(i.operands[0]))
 
 
 def fragment(i: Instruction) -> tuple[str, ...]:
-    """Registers of A of a wgmma.mma_async, if A is in registers. D comes twice among its operands."""
+    """Returns the registers of A of a wgmma.mma_async if A is in registers. Its operands 0 and 1 are both D."""
     return tuple(registers(i.operands[2])) if isinstance(i.operands[2], Vector) else ()
 
 
 def named(i: Instruction) -> frozenset[str]:
-    """All registers that an instruction names."""
+    """Returns all registers that an instruction names, its guard included."""
     guard = () if i.guard is None else (i.guard.name,)
     return frozenset(n for o in i.operands for n in registers(o)).union(guard)
 
 
 def is_wgmma(i: Instruction, what: str) -> bool:
-    """Whether the instruction is wgmma.``what``."""
+    """Returns whether the instruction is wgmma.``what``."""
     return i.base == "wgmma" and i.mods[0] == what
 
 
 def suspects(blocks: list[Block]) -> dict[int, tuple[str, ...]]:
-    """Identity of every instruction but wgmma that may touch registers in flight, and those registers."""
+    """Maps the ``id`` of each instruction, other than wgmma, that names registers in flight to those registers."""
     if not any(is_wgmma(i, "mma_async") for b in blocks for i, _ in b.code):
         return {}
     # register -> the fewest commits that may have followed its last use by a wgmma
@@ -61,7 +61,7 @@ def _joined(a: dict[str, int] | None, b: dict[str, int]) -> dict[str, int]:
 
 
 def _after(i: Instruction, state: dict[str, int], found: dict[int, tuple[str, ...]]) -> dict[str, int]:
-    """The state behind an instruction; adds to ``found`` what it touches."""
+    """Returns the state after an instruction; adds to ``found`` the registers in flight that it names."""
     if i.base != "wgmma":
         touched = state.keys() & named(i) if state else ()
         if touched:

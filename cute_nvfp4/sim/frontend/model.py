@@ -1,6 +1,6 @@
-"""What a PTX module is made of, once read: operands, instructions, parameters, kernels.
+"""The data model of a parsed PTX module: operands, instructions, parameters, kernels.
 
-Nothing here knows what an instruction does; ``isa`` says that, and ``flow`` cuts kernels into blocks.
+Nothing here knows what an instruction does: ``isa`` defines that, and ``flow`` cuts kernels into blocks.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-#: width in bits of every fundamental type (PTX ISA, "Types")
+#: width in bits of every type (PTX ISA, "Types")
 TYPE_BITS = {
     "pred": 1,
     **{f"{k}{n}": n for k in "bus" for n in (8, 16, 32, 64)},
@@ -19,16 +19,16 @@ TYPE_BITS = {
 
 
 MOST_OF_NAME, MOST_OF_TEXT = 60, 150
-"""Characters of a kernel's name, and of an instruction, that messages show."""
+"""The most characters that messages show of a kernel's name, and of an instruction."""
 
 
 def clipped(text: str, most: int = MOST_OF_NAME) -> str:
-    """``text`` for a message: names of compiled kernels have hundreds of characters."""
+    """Returns ``text`` cut to ``most`` characters for a message; names of compiled kernels have hundreds."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def _shorter(text: str) -> str:
-    """An instruction with its long lists of registers cut in the middle, and clipped."""
+    """Returns an instruction for a message: clipped, and with long lists of registers cut in the middle."""
     return clipped(_LIST.sub(_ends, text), MOST_OF_TEXT)
 
 
@@ -42,7 +42,7 @@ def _ends(found: re.Match[str]) -> str:
 
 @dataclass(frozen=True)
 class Reg:
-    """A register; ``name`` is unique in the kernel (names of inner scopes carry a suffix)."""
+    """A register, or ``!name`` if it is ``negated``. Names of inner scopes carry a suffix, so that they are unique."""
 
     name: str
     negated: bool = False
@@ -50,7 +50,7 @@ class Reg:
 
 @dataclass(frozen=True)
 class Imm:
-    """A constant: ``kind`` is "int" (``value`` is the integer) or "f32"/"f64" (``value`` holds the bits)."""
+    """A constant. ``kind`` is "int" (``value`` is the integer), or "f32" or "f64" (``value`` holds the bits)."""
 
     value: int
     kind: str = "int"
@@ -73,7 +73,7 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Address:
-    """``[base + offset]``; ``extra`` holds what follows a comma inside the brackets (TMA coordinates)."""
+    """An address ``[base + offset]``; ``extra`` has the operands after a comma in the brackets (TMA coordinates)."""
 
     base: Reg | Symbol | Imm
     offset: int = 0
@@ -82,14 +82,14 @@ class Address:
 
 @dataclass(frozen=True)
 class Vector:
-    """``{a, b, ...}``."""
+    """A vector operand ``{a, b, ...}``."""
 
     items: tuple
 
 
 @dataclass(frozen=True)
 class Pair:
-    """``d|p``: a destination with a predicate beside it."""
+    """A pair ``d|p``: a destination and a predicate that is written with it."""
 
     first: Operand
     second: Operand
@@ -97,7 +97,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Sink:
-    """``_``: a destination that is thrown away."""
+    """The operand ``_``: a destination whose value is discarded."""
 
 
 Operand = Reg | Imm | Special | Symbol | Address | Vector | Pair | Sink
@@ -105,27 +105,27 @@ Operand = Reg | Imm | Special | Symbol | Address | Vector | Pair | Sink
 
 @dataclass
 class Instruction:
-    """One instruction: ``opcode`` as written, split into ``base`` and ``mods``; ``guard`` is its predicate."""
+    """One instruction. Its ``opcode`` consists of ``base`` and the modifiers ``mods``."""
 
     opcode: str
     operands: tuple[Operand, ...]
-    guard: Reg | None
+    guard: Reg | None  #: the predicate under which it executes
     text: str
-    line: int
-    loc: str = ""
+    line: int  #: its line in the PTX
+    loc: str = ""  #: "file:line" of its source, if a .loc names it
 
     def __post_init__(self) -> None:
         self.base, *mods = self.opcode.split(".")
         self.mods = tuple(mods)
 
     def where(self) -> str:
-        """The instruction as an error should show it."""
+        """Returns the instruction and its place, as messages show them."""
         return f"`{_shorter(self.text)}` (PTX line {self.line}{', ' + self.loc if self.loc else ''})"
 
 
 @dataclass(frozen=True)
 class Param:
-    """A kernel parameter: byte ``offset`` in parameter space, ``size`` and ``align`` in bytes."""
+    """A kernel parameter; ``offset`` in parameter space, ``size`` and ``align`` are in bytes."""
 
     name: str
     type: str
@@ -136,7 +136,7 @@ class Param:
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable in ``space`` (shared, local, global or const); ``size`` 0 marks dynamic shared memory."""
+    """A variable in ``space`` (shared, local, global or const), in bytes; ``size`` 0 marks dynamic shared memory."""
 
     name: str
     space: str
@@ -147,26 +147,26 @@ class Variable:
 
 @dataclass
 class Kernel:
-    """A kernel before it is cut into blocks; ``labels`` map to indices of ``code``."""
+    """A kernel before it is cut into blocks."""
 
     name: str
     params: tuple[Param, ...] = ()
-    regs: dict[str, str] = field(default_factory=dict)
+    regs: dict[str, str] = field(default_factory=dict)  #: the type of each register
     variables: dict[str, Variable] = field(default_factory=dict)
     code: list[Instruction] = field(default_factory=list)
-    labels: dict[str, int] = field(default_factory=dict)
-    branch_tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    labels: dict[str, int] = field(default_factory=dict)  #: the index in ``code`` of each label
+    branch_tables: dict[str, tuple[str, ...]] = field(default_factory=dict)  #: the labels of each .branchtargets
+    directives: dict[str, tuple[int, ...]] = field(default_factory=dict)  #: performance directives and their values
 
     @property
     def param_bytes(self) -> int:
-        """Bytes of parameter space."""
+        """The size of parameter space in bytes."""
         return max((p.offset + p.size for p in self.params), default=0)
 
 
 @dataclass
 class Module:
-    """A PTX module: target (``sm_100a``), version, kernels, and module-scope variables."""
+    """A PTX module. ``target`` is like ``sm_100a``; ``files`` maps the numbers of .file directives to paths."""
 
     version: str = ""
     target: str = ""

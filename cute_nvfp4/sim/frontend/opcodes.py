@@ -1,7 +1,7 @@
-"""The opcode table: what each instruction reads and writes, and the pure function that says what it means.
+"""The opcode table: the types of each instruction's operands, and the function that computes its results.
 
-A builder is registered for each base opcode. It consumes the modifiers one by one, so that a modifier nobody asked
-for is an error, and returns an ``Op`` whose operand types must match the operands of the instruction exactly in number.
+A builder is registered for each base opcode. It consumes the modifiers one by one, so that a modifier which it does not
+know is an error. It returns an ``Op`` that must have one operand type for each operand of the instruction.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from cute_nvfp4.sim.errors import UnsupportedInstruction
 from cute_nvfp4.sim.frontend.model import TYPE_BITS, Instruction, Kernel
 
-#: a register of 128 bits; nothing calculates with one
+#: numpy type of a 128-bit register; no instruction calculates with one
 WIDE = np.dtype([("lo", "u8"), ("hi", "u8")])
-#: numpy type in which a function of the table sees a value of a PTX type; packed and 8-bit float types are raw bits
+#: numpy type in which functions of the table see a value of a PTX type; bf16, tf32 and packed floats are raw bits
 VIEW = {
     **{f"{k}{n}": np.dtype(f"u{n // 8}") for k in "bu" for n in (8, 16, 32, 64)},
     **{f"s{n}": np.dtype(f"i{n // 8}") for n in (8, 16, 32, 64)},
@@ -32,27 +32,27 @@ STORE = {1: np.dtype(bool), 8: np.dtype("u1"), 16: np.dtype("u2"), 32: np.dtype(
 
 
 WARPGROUP = -2
-"""``Op.converge`` of instructions that the four warps of a warpgroup execute together."""
+"""The ``Op.converge`` of instructions that the four warps of a warpgroup execute together."""
 
 
 @dataclass(frozen=True)
 class Op:
     """The meaning of one instruction.
 
-    ``dst`` and ``src`` give a type for each operand: a PTX type, a tuple of types for ``{...}``, ``("pair", d, p)``
-    for ``d|p``,
-    ``"addr"`` for ``[...]`` (passed as base array and byte offset), or ``"static"`` (not passed: the builder has read
-    it).
-    ``fn`` gets arrays of the view types and returns one array, or a tuple when it has several results.
-    With ``context`` it gets the group and the mask of active lanes first, and may touch memory or look across lanes.
-    ``relaxed``: registers may be wider than an integer or bit type (ld, st, cvt; PTX ISA, "Operand Size Exceeding
-    Instruction-Type Size"); for floating-point types they may not.
-    ``converge``: index of the source operand with the member mask, or -1 for every live lane of the warp,
-    or ``WARPGROUP`` for every live lane of the warpgroup.
-    ``control``: how the instruction ends its block: "", "branch", "exit", "barrier", "wait", "table" or "trap". The
-    function of a "wait" returns None when every row may go on, else an ``engine.Wait``.
-    ``poll``: the instruction asks whether something has happened (mbarrier.test_wait, try_wait); it begins a block, so
-    that a loop which only asks can be recognised and parked.
+    ``fn`` gets arrays of the view types of ``src``, and returns one array, or a tuple if there are several results.
+    ``dst`` and ``src`` have a type for each operand: a PTX type, a tuple of types for ``{...}``, ``("pair", d, p)`` for
+    ``d|p``, ``"addr"`` for ``[...]`` (passed as base array and byte offset), or ``"static"`` (not passed, because the
+    builder has read it).
+    ``klass`` is the class of the instruction in counters and checks.
+    ``context`` says whether ``fn`` first gets the group and the mask of active lanes, and may access memory and lanes.
+    ``relaxed`` says whether registers may be wider than an integer or bit type, but not than a floating-point type (ld,
+    st, cvt; PTX ISA, "Operand Size Exceeding Instruction-Type Size").
+    ``converge`` names the lanes that must meet: it is the index of the source operand with the member mask, -1 for
+    every live lane of the warp, or ``WARPGROUP`` for every live lane of the warpgroup.
+    ``control`` says how the instruction ends its block: "", "branch", "exit", "barrier", "wait", "table" or "trap". The
+    ``fn`` of a "wait" returns None when every row may go on, else an ``engine.Wait``.
+    ``poll`` marks an instruction that asks whether something has happened (mbarrier.test_wait, try_wait). It begins a
+    block, so that a loop which only asks can be recognised and parked.
     """
 
     fn: Callable[..., Any] | None
@@ -67,14 +67,15 @@ class Op:
 
 
 class Mods:
-    """The modifiers of one instruction, consumed from left to right; what is left at the end is an error."""
+    """The modifiers of one instruction, consumed from left to right; a modifier that is left at the end is an error."""
 
     def __init__(self, instruction: Instruction) -> None:
         self.instruction = instruction
         self.left = list(instruction.mods)
 
     def take(self, *allowed: str, default: str | None = "", required: bool = False) -> str:
-        """Consumes and returns the next modifier if it is one of ``allowed``, else returns ``default``."""
+        """Consumes and returns the next modifier if it is one of ``allowed``. Otherwise returns ``default`` or, if
+        ``required``, raises ``UnsupportedInstruction``."""
         if self.left and self.left[0] in allowed:
             return self.left.pop(0)
         if required:
@@ -82,20 +83,20 @@ class Mods:
         return default
 
     def words(self, *names: str) -> None:
-        """Consumes the next modifiers, which must be these."""
+        """Consumes the next modifiers, which must be ``names``."""
         for name in names:
             self.take(name, required=True)
 
     def flag(self, name: str) -> bool:
-        """Consumes the next modifier if it is ``name``."""
+        """Consumes the next modifier if it is ``name``; returns whether it is."""
         return bool(self.take(name))
 
     def type(self, *allowed: str) -> str:
-        """Consumes the next modifier, which must be one of the types ``allowed``."""
+        """Consumes and returns the next modifier, which must be one of the types ``allowed``."""
         return self.take(*allowed, required=True)
 
     def refuse(self, why: str) -> UnsupportedInstruction:
-        """The error for a form that is not modelled."""
+        """Returns the error for a form that is not modelled."""
         return UnsupportedInstruction(f"{why}: {self.instruction.where()}")
 
     def done(self) -> None:
@@ -111,7 +112,7 @@ _FLOATS = ("f32", "f64", "f16", "f16x2", "bf16", "bf16x2", "f32x2")
 
 
 def opcode(*names: str, table: dict[str, Builder] = OPCODES) -> Callable[[Builder], Builder]:
-    """Registers a builder for base opcodes."""
+    """Returns a decorator that registers a builder for base opcodes; raises ``ValueError`` for a registered one."""
 
     def register(builder: Builder) -> Builder:
         for name in names:
@@ -124,14 +125,14 @@ def opcode(*names: str, table: dict[str, Builder] = OPCODES) -> Callable[[Builde
 
 
 def float_form(*names: str) -> Callable[[Builder], Builder]:
-    """Registers the builder of the floating-point forms of opcodes that integers have too."""
+    """Returns a decorator that registers a builder for the floating-point forms of base opcodes."""
     return opcode(*names, table=FLOAT_FORMS)
 
 
 def plain(
     functions: Mapping[str, Callable], types: Sequence[str], src: tuple = ("",), dst: str = "", klass: str = "integer"
 ) -> None:
-    """Registers opcodes with a type and no other modifier; "" in ``src`` and ``dst`` stands for that type."""
+    """Registers opcodes whose one modifier is a type of ``types``; "" in ``src`` and ``dst`` stands for that type."""
 
     def build(i: Instruction, m: Mods, k: Kernel) -> Op:
         t = m.type(*types)
@@ -141,7 +142,7 @@ def plain(
 
 
 def lookup(instruction: Instruction, kernel: Kernel) -> Op:
-    """The meaning of ``instruction``; raises ``UnsupportedInstruction`` for anything that is not exactly modelled."""
+    """Returns the meaning of ``instruction``; raises ``UnsupportedInstruction`` if it is not exactly modelled."""
     base = instruction.base
     builder = OPCODES.get(base)
     if base in FLOAT_FORMS and any(m in _FLOATS for m in instruction.mods):
@@ -152,7 +153,7 @@ def lookup(instruction: Instruction, kernel: Kernel) -> Op:
     try:
         op = builder(instruction, mods, kernel)
     except IndexError:
-        # builders look at operands by position
+        # builders index the operands by position
         raise mods.refuse(f"{len(instruction.operands)} operands are too few") from None
     mods.done()
     want = len(op.dst) + len(op.src)
@@ -164,5 +165,5 @@ def lookup(instruction: Instruction, kernel: Kernel) -> Op:
 
 
 def bits(type_name: str) -> int:
-    """Width of a type in bits."""
+    """Returns the width of a type in bits."""
     return TYPE_BITS[type_name]

@@ -19,7 +19,7 @@ _CLOSING = {"{": "}", "(": ")", "[": "]"}
 
 
 class Unreadable(Exception):
-    """A part of a statement that cannot be read: ``got``, and what was ``expected``. The parser knows where."""
+    """A part of a statement cannot be read: it is ``got`` where ``expected`` is wanted. The parser adds the place."""
 
     def __init__(self, got: str, expected: str) -> None:
         super().__init__(got, expected)
@@ -27,7 +27,7 @@ class Unreadable(Exception):
 
 
 def split(text: str) -> list[str]:
-    """Splits at commas outside brackets."""
+    """Returns the parts of ``text`` between the commas that are outside brackets."""
     if not any(c in text for c in "{[("):
         return [p.strip() for p in text.split(",")] if text.strip() else []
     parts, depth, start = [], 0, 0
@@ -45,7 +45,7 @@ def split(text: str) -> list[str]:
 
 
 def operand(text: str, names: dict[str, Operand]) -> Operand:
-    """Reads one operand; ``names`` has the registers and labels that are visible. Raises ``Unreadable``."""
+    """Reads one operand. ``names`` maps the visible registers and labels to operands. Raises ``Unreadable``."""
     if text in names:
         return names[text]
     head = text[:1]
@@ -91,7 +91,7 @@ def _address(text: str, names: dict[str, Operand]) -> Address:
 
 
 def immediate(text: str) -> Imm:
-    """Reads a constant: an integer, 0f and 0d with the bits of a float, or a decimal float."""
+    """Reads a constant: an integer, 0f or 0d with the bits of a float, or a decimal float. Raises ``Unreadable``."""
     if found := _BITS.match(text):
         single, bits, _, wide = found.groups()
         return Imm(int(bits, 16), "f32") if single else Imm(int(wide, 16), "f64")

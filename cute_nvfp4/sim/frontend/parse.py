@@ -1,7 +1,7 @@
 """Reads PTX text into a ``Module`` (PTX ISA, "Syntax" and "State Spaces, Types, and Variables").
 
-Statements are cut at ``;`` first; braces open a scope when a statement has not begun and a vector otherwise.
-Scopes are kept as nested lists until their end, because a label may be used before it is declared.
+The parser first cuts statements at ``;``. A brace opens a scope if no statement has begun, and a vector otherwise.
+Scopes stay nested lists until they end, because a label may be used before it is declared.
 """
 
 from __future__ import annotations
@@ -46,13 +46,16 @@ _VARIABLE = re.compile(
 )
 _INSTRUCTION = re.compile(rf"(?:@(!?)({NAME})\s+)?([a-z][\w]*(?:\.[\w]+(?:::[\w]+)*)*)(?:\s+(.*))?$", re.S)
 MOST_REGISTERS = 1 << 20
-"""Registers that one declaration may make."""
+"""The most registers that one declaration may make."""
 _PERFORMANCE = re.compile(r"\.(\w+)(?:\s+([\d\s,]+))?")
 
 
 def parse_module(text: str) -> Module:
-    """Parses a whole module; raises ``PtxSyntaxError``, which has the line and the text of what it cannot read, its
-    place in the source where a .loc tells it, and what was expected."""
+    """Parses a whole module.
+
+    Raises ``PtxSyntaxError``, which names the line and the text that cannot be read, its place in the source if a .loc
+    tells it, and what was expected.
+    """
     # .file directives come after the .loc lines that use them.
     module = Module(files={int(n): path for n, path in _FILE.findall(text)})
     for header, line, body in _toplevel(text, module):
@@ -60,7 +63,7 @@ def parse_module(text: str) -> Module:
             if body is None:
                 _module_variable(module, header)
                 continue
-            # Device functions are read only to be skipped: a call to one is refused where it is executed.
+            # Device functions are skipped; a kernel that calls one is refused when it is translated.
             if (found := _HEADER.match(header)) and found.group(1) == "func":
                 continue
             kernel = _kernel_header(header)
@@ -73,14 +76,14 @@ def parse_module(text: str) -> Module:
 
 
 def _refused(error: Unreadable, text: str, line: int, loc: str = "", kernel: str = "") -> PtxSyntaxError:
-    """What cannot be read, with the place where it stands."""
+    """Returns the error for text that cannot be read, with its place."""
     inside = f" of {clipped(kernel)}" if kernel else ""
     place = f"PTX line {line}{inside}{', ' + loc if loc else ''}: `{clipped(text, MOST_OF_TEXT)}`"
     return PtxSyntaxError.of(place, got=error.got, expected=error.expected)
 
 
 def _strip_comments(text: str) -> str:
-    # Inside inline assembly the compiler counts lines of the assembly's own text: those .loc lines name nothing.
+    # In inline assembly, .loc directives count lines of the assembly's own text, so they name no place.
     text = _INLINE.sub(lambda m: _LOC.sub("", m.group()), text)
     text = re.sub(r"/\*.*?\*/", lambda m: "\n" * m.group().count("\n"), text, flags=re.S)
     return re.sub(r"//[^\n]*", "", text)
@@ -192,7 +195,7 @@ def _variable(statement: str) -> Variable:
 
 
 def _size_of(kind: str) -> int:
-    """Bytes of a type."""
+    """Returns the size of a type in bytes."""
     if kind not in TYPE_BITS:
         raise Unreadable(f"type .{kind}", f"one of .{' .'.join(TYPE_BITS)}")
     return TYPE_BITS[kind] // 8
@@ -229,7 +232,7 @@ def _kernel_header(header: str) -> Kernel:
 
 
 def _resolve(kernel: Kernel, body: list, outer: dict[str, Operand], counter: Iterator[int]) -> None:
-    """Flattens a scope into ``kernel``; ``outer`` maps visible names of registers and labels to operands."""
+    """Flattens a scope into ``kernel``; ``outer`` maps the names that are visible in it to registers and labels."""
     number = next(counter)
     suffix = f"@{number}" if number else ""
     names = dict(outer)
@@ -260,7 +263,7 @@ def _resolve(kernel: Kernel, body: list, outer: dict[str, Operand], counter: Ite
 
 
 def _labels(kernel: Kernel, text: str, names: dict[str, Operand], suffix: str, statements: list) -> str:
-    """Takes the labels before a statement, and the targets of a branch table; returns what is left."""
+    """Reads the labels before a statement, and a whole branch table; returns the text that is left."""
     while (found := _LABEL.match(text)) is not None:
         label = found.group(1)
         names[label] = Symbol(label + suffix)
@@ -273,7 +276,7 @@ def _labels(kernel: Kernel, text: str, names: dict[str, Operand], suffix: str, s
 
 
 def _declared(kernel: Kernel, text: str, names: dict[str, Operand], suffix: str) -> bool:
-    """Whether ``text`` is a declaration or says nothing to the simulator; declares what it does."""
+    """Handles a declaration, and a .pragma, which it ignores; returns whether ``text`` is one of them."""
     if text.startswith(".reg"):
         _registers(kernel, text, names, suffix)
     elif text.startswith(".param"):
@@ -311,8 +314,7 @@ def _registers(kernel: Kernel, text: str, names: dict[str, Operand], suffix: str
 
 
 def _call_parameter(kernel: Kernel, text: str, names: dict[str, Operand], suffix: str) -> None:
-    """A parameter or result of a call, declared in the scope around it: a register that ``st.param`` and ``ld.param``
-    move to and from."""
+    """Declares a parameter or result of a call, which is a register that ``st.param`` and ``ld.param`` access."""
     read = _PARAM.match(text)
     if not read or read.group(5) or read.group(2) not in TYPE_BITS:
         raise Unreadable("a parameter of a call of another form", ".param .type name, without a size")
@@ -322,7 +324,7 @@ def _call_parameter(kernel: Kernel, text: str, names: dict[str, Operand], suffix
 
 
 def _call_move(found: Instruction) -> Instruction:
-    """``st.param`` and ``ld.param`` on a call's parameter, as a move."""
+    """Returns ``st.param`` or ``ld.param`` on a call's parameter as a ``mov``, other instructions unchanged."""
     if found.opcode.startswith("st.param.") and _is_call_parameter(found.operands[0]):
         found.operands = (found.operands[0].base, *found.operands[1:])
     elif found.opcode.startswith("ld.param.") and _is_call_parameter(found.operands[-1]):

@@ -13,6 +13,6 @@ BITS = {
     **dict.fromkeys(_SCALARS, 32),
     **{"%gridid": 64, "%clock64": 64, "%globaltimer": 64, "%is_explicit_cluster": 1},
 }
-"""Width in bits, by name."""
+"""Maps the name of each special register to its width in bits."""
 TIMED = {"%clock", "%clock_hi", "%clock64", "%globaltimer", "%globaltimer_lo"}
-"""Registers that change while a kernel runs: they are read again at each use."""
+"""Registers that change while a kernel runs, so that each use reads them anew."""
