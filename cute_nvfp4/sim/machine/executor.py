@@ -1,13 +1,13 @@
-"""Runs a launch: waves of CTAs, groups of warps, and who goes next.
+"""Runs a launch: its waves of CTAs one after the other, and in each wave one group of warps after the other.
 
-Lanes of a warp that go different ways become different groups, and so do warps. The group in the lowest block
-(reverse post-order) runs first; groups that reach the same block are joined again. A group that has waited long for
-its turn goes before all, so that a warp which spins on a flag cannot starve the one that sets it. Everything is
+Lanes or warps of a group that branch to different blocks become different groups. The group in the lowest block
+(reverse post-order) runs first; groups that reach the same block are merged. A group that has waited long for its turn
+goes before all others, so that a warp which spins on a flag cannot starve the warp that sets it. Execution is
 deterministic.
 
-A loop that polls memory is parked until memory changes. Where some warps of a group wait for lanes that are elsewhere,
-the others wait with them, so that they stay together, but not for ever: when nothing else runs, or the group has
-waited long, they go on alone.
+A group that polls memory in a loop is parked until memory changes. If some warps of a group must wait for lanes that
+are elsewhere, the others wait with them, so that the group stays together; when nothing else can run, or the group has
+waited long, they go on without them.
 """
 
 from __future__ import annotations
@@ -32,26 +32,24 @@ from cute_nvfp4.sim.machine.residency import clusters_together
 from cute_nvfp4.sim.machine.wave import PATIENCE, Group, Wave
 
 IMPATIENCE = 8
-"""The patience of a group that always had to wait for its turn."""
+"""The least patience of a group (``Group.patience``), which has been overdue several times."""
 SPLITS = 1 / 16
-"""How often a group of warps is parted where warps go at random."""
+"""The probability that a group is split before it runs a block, under a schedule with random warps."""
 IDLE = 64
-"""How many blocks may run before engines that wait for quiet get a turn: a warp may poll memory for ever."""
-
-
+"""Steps after which the batch engines get a turn though warps can go on: a warp may poll memory for ever."""
 TOGETHER = "CTAs that wait for one another must be resident together: launch fewer, or cooperatively"
 _NONE = np.zeros(1, bool)
 
 
 def execute(run: Run, warps_per_wave: int | None) -> None:
-    """Runs all waves of a launch. ``warps_per_wave`` is how many warps are resident together."""
+    """Runs all waves of a launch. ``warps_per_wave`` is that of ``residency.clusters_together``."""
     with np.errstate(all="ignore"):
         while len(run.clusters_left):
             WaveRunner(run, Wave(run, run.take(clusters_together(run, warps_per_wave)))).run()
 
 
 def _last_before_exit(blocks: Iterable[int]) -> int:
-    """The block furthest in the program, or the exit."""
+    """Returns the last of ``blocks`` in the program, or the exit if it is among them."""
     every = list(blocks)
     return EXIT if EXIT in every else max(every)
 
@@ -69,17 +67,17 @@ class WaveRunner:
         self.random = random.Random(state.schedule.seed)
         wave.random = self.random if state.schedule.warps == "random" else None
         self.first = _last_before_exit if state.schedule.warps == "late" else min
-        self.ready = [first] if wave.random is None else self._split(first)
+        self.ready = [first] if wave.random is None else self._split(first)  # groups that can run
         self.held = Held(wave)
-        self.unmet: list[Group] = []
-        self.parked: list[Wait] = []
-        self.asked = -1
-        self.polls: int | None = None
+        self.unmet: list[Group] = []  # groups of which some warps must wait for lanes or warps that are elsewhere
+        self.parked: list[Wait] = []  # other waits
+        self.asked = -1  # ``wave.changes`` when the parked waits were last asked
+        self.polls: int | None = None  # the head of the polling loop around the block that runs
         self.barriers = Barriers(wave)
         self.engines = wave.engines
         self.livelock = Livelock(wave)
         self.events = wave.events
-        self.clock = self.instructions = 0
+        self.clock = self.instructions = 0  # steps (runs of a group), and their instructions
 
     def run(self) -> None:
         while self.ready or self.held.back or self.unmet or self.parked or self.barriers.waiting:
@@ -108,13 +106,13 @@ class WaveRunner:
         self.events.finished()
 
     def _split(self, group: Group) -> list[Group]:
-        """The warps in a few groups, at random."""
+        """Splits a group into at most 8 groups, at random."""
         parts = np.array([self.random.randrange(min(8, group.n)) for _ in range(group.n)])
         return [group.some(np.flatnonzero(parts == k), []) for k in np.unique(parts)]
 
     def _part(self, group: Group) -> Group:
-        """Some of the group's warps; the others wait for another turn. Warps that once stood at the same place would
-        otherwise stay together, those of different CTAs too."""
+        """Returns a random part of the group, and makes the rest wait for another turn. Otherwise warps that were at
+        the same block once would stay together, even those of different CTAs."""
         stays = np.array([self.random.random() < 0.5 for _ in range(group.n)])
         if stays.all() or not stays.any():
             return group
@@ -129,7 +127,7 @@ class WaveRunner:
         self.events.parked(wait.group, wait.instruction, wait)
 
     def _ask(self) -> None:
-        """Parked groups go on where what they wait for has happened."""
+        """Makes the parked warps ready whose waits are over."""
         if self.asked == self.wave.changes:
             return
         self.asked = self.wave.changes
@@ -154,8 +152,8 @@ class WaveRunner:
         return group if len(rows) == group.n else group.some(rows, self.kernel.live_slots(group.block))
 
     def _wake(self) -> None:
-        """No warp can go on: those may that waited for lanes of others, or the engines may change it; otherwise this
-        is the end."""
+        """Helps when no group is ready: runs warps of ``unmet`` that need not wait, else operations of the engines,
+        else releases held warps or barriers. Raises an error if nothing can help."""
         if self._part_unmet():
             return
         before = self.wave.changes
@@ -169,13 +167,14 @@ class WaveRunner:
             raise self._stuck()
 
     def _next(self) -> Group:
+        """Takes the next group to run from ``ready``, merged with others at its block."""
         ready = self.ready
         self.clock += 1
         if len(ready) == 1:
             group = ready.pop()
         else:
             first = min(ready, key=lambda g: g.age + g.patience)
-            # Of the lowest blocks the exit comes first, because leaving lanes set others free.
+            # The exit is the lowest block, so it comes first: lanes that exit release others.
             overdue = self.clock - first.age > first.patience
             block = first.block if overdue else self.first(g.block for g in ready)
             if self.wave.random is not None and block != EXIT:
@@ -185,7 +184,7 @@ class WaveRunner:
                 same = [self.random.choice(same)]
             self.ready = [g for g in ready if g not in same]
             group = same[0] if len(same) == 1 else merge(same, self.kernel.live_slots(block))
-            # Behind a loop that polls a group need not wait as long again.
+            # A group that was overdue, as behind a polling loop, need not wait as long again.
             group.patience = max(first.patience // 2, IMPATIENCE) if overdue else PATIENCE
         if self.unmet and group.block != EXIT:
             same = [g for g in self.unmet if g.block == group.block]
@@ -207,7 +206,7 @@ class WaveRunner:
         return group
 
     def _hung(self, groups: list[Group]) -> SimError:
-        """Loops that can never end; CTAs that have not started may be what they wait for."""
+        """Returns the error for loops that can never end; they may wait for CTAs that have not started."""
         lines = [f"{self.state.launch.title}: every warp that runs repeats a loop that changes nothing"]
         for g in groups:
             lines.append(f"  {who(self.wave, g.warps.tolist())} come back to {self._place(g)}")
@@ -218,8 +217,8 @@ class WaveRunner:
         return ResidencyError("\n".join(lines))
 
     def _lanes_missing(self, group: Group) -> np.ndarray:
-        """(n,) or one False: the warps that must wait for lanes which are elsewhere, because of the instruction that
-        the group's block begins with."""
+        """Returns which warps must wait for lanes or warps that are elsewhere, (n,) or one False for all, because the
+        first instruction of the group's block needs them."""
         block = self.blocks[group.block] if group.block != EXIT else None
         if block is None or block.converge is None:
             return _NONE
@@ -232,7 +231,7 @@ class WaveRunner:
         return (need & ~group.mask).any(axis=1) | absent
 
     def _warps_missing(self, group: Group) -> np.ndarray:
-        """(n,) or one False: the warps that must wait for others of their warpgroups."""
+        """Returns which warps must wait for other warps of their warpgroups, (n,) or one False for all."""
         if group.n == self.wave.warps:
             return _NONE
         here = ~self.live.any(axis=1)
@@ -301,7 +300,7 @@ class WaveRunner:
                 self._go(group.rows(rows, part, block, self.kernel.live_slots(block)), block)
 
     def _spin(self, group: Group, p: np.ndarray, target: int, fall: int) -> None:
-        """A loop that only asks an mbarrier: lanes that the answer no would send back to ask again are parked."""
+        """Branches in a loop that only polls an mbarrier, and parks the lanes that would poll again in vain."""
         block = self.blocks[group.block]
         wait, group.polled = group.polled, None
         lanes = group.lanes()
@@ -350,8 +349,8 @@ class WaveRunner:
         self.ready += met
 
     def _part_unmet(self) -> bool:
-        """Runs the warps that need not wait for lanes which are elsewhere, though others of their group must; whether
-        there are any."""
+        """Runs the warps in ``unmet`` that need not wait, though others of their group must; returns whether there
+        were any."""
         complete, self.unmet, unmet = [], [], self.unmet
         for g in unmet:
             missing = np.broadcast_to(self._lanes_missing(g), g.n)
@@ -365,12 +364,12 @@ class WaveRunner:
         return bool(complete)
 
     def _stuck(self) -> SimError:
-        """Nothing can run any more."""
+        """Returns the error for a wave in which nothing can run any more."""
         text = self._who_waits()
         polls = any(isinstance(wait, MemoryWait) for wait in self.parked)
         if polls and len(self.state.clusters_left):
             return ResidencyError(f"{text}\n  {TOGETHER}")
-        # Lanes that wait elsewhere are not lanes that went another way for good.
+        # Lanes that are parked elsewhere may still come: only lanes that cannot are a divergence.
         waiting = {w for wait in self.parked for w in wait.group.warps.tolist()}
         diverged = self.unmet and not waiting.intersection(w for g in self.unmet for w in g.warps.tolist())
         return (DivergentBarrier if diverged else Deadlock)(text)

@@ -1,4 +1,4 @@
-"""Host memory seen as device memory: the tensors a kernel may touch, at their real addresses."""
+"""Global memory: the tensors that a kernel may access, which lie in host memory and keep their addresses."""
 
 from __future__ import annotations
 
@@ -12,24 +12,21 @@ import numpy as np
 from cute_nvfp4.errors import OperandTypeError, explain
 
 SECTOR = 32
+"""Bytes of a sector, the granule of requests to L2 and DRAM."""
 _ALIGN = 128
 _FAR = 1 << 20
-"""Bytes to the nearest tensor from which on an address need have nothing to do with it."""
+"""The distance in bytes from the nearest tensor above which an address is taken not to be meant for any tensor."""
 
 
 @dataclass
 class Region:
-    """Bytes ``[base, base + size)`` of live host memory.
-
-    ``rows(element, total)`` shows them as rows of ``total`` bytes made of elements of ``element`` bytes, from the first
-    aligned address.
-    """
+    """Bytes ``[base, base + size)`` of live host memory."""
 
     base: int
     size: int
-    name: str
+    name: str  #: the tensor's name in messages
     writable: bool
-    owner: Any = field(repr=False, default=None)
+    owner: Any = field(repr=False, default=None)  #: the object whose memory it is, which the region keeps alive
     _views: dict[tuple[int, int], tuple[int, np.ndarray]] = field(default_factory=dict, repr=False)
 
     @property
@@ -37,7 +34,11 @@ class Region:
         return self.base + self.size
 
     def rows(self, element: int, total: int) -> tuple[int, np.ndarray]:
-        """(address of row 0, array of shape (rows, total // element), or (rows,) when they are equal)."""
+        """Returns (address of row 0, live view of the bytes in rows of ``total`` bytes, a multiple of ``element``).
+
+        The view has unsigned integers of ``element`` bytes, shape (rows, total // element), or (rows,) if both sizes
+        are equal. Row 0 begins at the first multiple of ``total``.
+        """
         key = (element, total)
         if key not in self._views:
             first = -(-self.base // total) * total
@@ -49,10 +50,10 @@ class Region:
 
 
 class GlobalMemory:
-    """The tensors that exist while a kernel runs.
+    """The tensors that exist while a kernel runs; ``regions`` has them in the order of their addresses.
 
-    Every global access must fall inside one of them; what lies between two is out of bounds even when the host has
-    mapped it.
+    Every global access must lie inside one region. Bytes between two regions are out of bounds, even if the host has
+    mapped them.
     """
 
     def __init__(self) -> None:
@@ -60,17 +61,21 @@ class GlobalMemory:
         self._starts: list[int] = []
 
     def add(self, tensor: Any, name: str = "", writable: bool = True) -> Region:
-        """Registers live host memory under its real address.
+        """Registers the bytes of a tensor under its host address, and returns their region.
 
-        ``tensor`` is a torch CPU tensor (the span of bytes its elements occupy is registered, strided views included)
-        or a numpy array. The caller keeps it alive; a region also holds a reference. Raises ``OperandTypeError`` for
-        anything else.
+        tensor: a torch CPU tensor or a numpy array. For a strided view, the region spans from its first to its last
+            element. The region holds a reference to it.
+        name: the name in messages; by default "tensor" and a number.
+        writable: whether kernels may store to it.
+
+        Raises ``OperandTypeError`` for any other object.
         """
         base, size = _span(tensor)
         return self.add_span(base, size, name or f"tensor{len(self.regions)}", writable, tensor)
 
     def add_span(self, base: int, size: int, name: str, writable: bool = True, owner: Any = None) -> Region:
-        """Registers ``size`` bytes at host address ``base``. Overlapping tensors are joined into one region."""
+        """Registers ``size`` bytes at host address ``base``. Overlapping regions are joined into one, which has their
+        names joined by "+" and is writable if one of them is."""
         region = Region(base, size, name, writable, owner)
         overlapping = [r for r in self.regions if r.base < region.end and region.base < r.end]
         if overlapping:
@@ -86,12 +91,12 @@ class GlobalMemory:
         return region
 
     def find(self, address: int) -> Region | None:
-        """The region that starts at or below ``address``, or None; it may end below it too."""
+        """Returns the last region that begins at or below ``address``, or None; it may end before ``address``."""
         i = bisect.bisect_right(self._starts, address) - 1
         return self.regions[i] if i >= 0 else None
 
     def describe(self, address: int) -> str:
-        """Where ``address`` lies, relative to the nearest tensor."""
+        """Returns, for a message, where ``address`` lies relative to the nearest tensor."""
         if not self.regions:
             return f"address {address:#x}, and no tensor is registered"
         near = min(self.regions, key=lambda r: max(r.base - address, address - r.end + 1, 0))
@@ -128,7 +133,7 @@ def _span(tensor: Any) -> tuple[int, int]:
 
 
 def owned(size: int, name: str) -> Region:
-    """Zeroed bytes with an aligned start, as a region."""
+    """Returns a new writable region of ``size`` zeroed bytes whose base is a multiple of 128."""
     raw = np.zeros(size + _ALIGN, np.uint8)
     base = -(-raw.ctypes.data // _ALIGN) * _ALIGN
     return Region(base, size, name, True, raw)

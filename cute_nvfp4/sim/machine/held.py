@@ -1,4 +1,4 @@
-"""A warp of each CTA that is held back: it goes on when nothing else can."""
+"""The schedule that holds back one warp of each CTA: that warp goes on only when nothing else can."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import numpy as np
 from cute_nvfp4.sim.machine.wave import Group, Wave
 
 LONGEST = 4096
-"""Blocks after which it goes on all the same: others may poll."""
+"""Steps after which the held warps go on all the same, because other warps may poll for what they do."""
 
 
 class Held:
-    """``back`` are the groups that wait. A schedule that holds nobody back has none."""
+    """The held warps of a wave: warp ``number`` of each CTA, if the schedule asks for it (``on``). ``back`` has the
+    groups that are held back now."""
 
     def __init__(self, wave: Wave) -> None:
         schedule = wave.run.schedule
@@ -23,7 +24,8 @@ class Held:
         self._goes = False
 
     def keep(self, ready: list[Group], clock: int, part: Callable[[Group, np.ndarray], Group]) -> list[Group]:
-        """The groups that may go on, without the warps held back; ``part`` takes rows of a group."""
+        """Returns the groups of ``ready`` without the held warps, which it keeps in ``back``, or with them if it is
+        their turn. ``part`` returns the group of some rows of a group."""
         if self._goes or clock % LONGEST == LONGEST - 1:
             ready, self.back, self._goes = ready + self.back, [], False
             return ready
@@ -36,6 +38,6 @@ class Held:
         return free
 
     def let_go(self) -> bool:
-        """Nothing else can go on: they may, for a block. Returns whether there are any."""
+        """Lets the held warps go on for a step, because nothing else can. Returns whether there are any."""
         self._goes = bool(self.back)
         return self._goes

@@ -1,4 +1,4 @@
-"""A kernel made ready to run: cut into blocks, one Python function a block, its variables laid out."""
+"""``CompiledKernel``: a kernel that is translated to one Python function for each basic block."""
 
 from __future__ import annotations
 
@@ -14,8 +14,13 @@ from cute_nvfp4.sim.numerics.lanes import members
 
 
 class CompiledKernel:
-    """A kernel: its ``source``, ``blocks`` in execution order, one Python function a block, and the layout of its
-    variables."""
+    """A kernel that is ready to run.
+
+    ``source`` is the parsed kernel, ``layout`` the addresses of its variables. ``blocks`` are its basic blocks in
+    reverse post-order, ``functions`` one Python function for each. ``slots`` numbers the registers by name, and
+    ``zeros`` has their values before they are written. ``synchronises_globally`` says whether its CTAs may wait for one
+    another through global memory.
+    """
 
     def __init__(self, source: Kernel) -> None:
         self.source = source
@@ -25,18 +30,18 @@ class CompiledKernel:
         self.slots = compiler.slots
         self.functions = compiler.compile(self.blocks)
         shared = {width: np.zeros((1, 1), dtype) for width, dtype in STORE.items()}
-        # PTX leaves registers undefined until they are written, and DSL kernels do read some: they are zero here.
+        # PTX leaves registers undefined until they are written, and DSL kernels do read such registers: they are zero.
         self.zeros = [shared[TYPE_BITS[kind]] for kind in source.regs.values()]
         self.uses_tensor_memory = any(i.base == "tcgen05" for i in source.code)
         self.synchronises_globally = any(_may_synchronise(i) for i in source.code)
         self._live = [sorted(self.slots[n] for n in b.live_in if n in self.slots) for b in self.blocks]
 
     def live_slots(self, block: int) -> list[int]:
-        """Registers needed on entry to ``block``."""
+        """Returns the slots of the registers that are live on entry to ``block``."""
         return self._live[block] if block != EXIT else []
 
     def member_lanes(self, group: Group, block: Block) -> np.ndarray:
-        """(n, 32) lanes named by the member mask of the block's first instruction."""
+        """Returns the lanes in the member mask of the block's first instruction, (n, 32)."""
         instruction, op = block.code[0]
         operand = instruction.operands[len(op.dst) + op.converge]
         constant = isinstance(operand, Imm)
@@ -45,7 +50,7 @@ class CompiledKernel:
 
 
 def _may_synchronise(i: Instruction) -> bool:
-    """Whether CTAs could wait for one another through global memory with this instruction."""
+    """Returns whether CTAs could wait for one another through global memory with this instruction."""
     if i.base not in ("ld", "atom") or {"shared", "shared::cta", "param", "local", "const"} & set(i.mods):
         return False
     return i.base == "atom" or bool({"acquire", "relaxed", "volatile", "mmio"} & set(i.mods))

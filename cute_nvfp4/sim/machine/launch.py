@@ -1,4 +1,4 @@
-"""One launch of a kernel: what the machine is asked to run."""
+"""``Launch``: one launch of a kernel, as the host code asks for it."""
 
 from __future__ import annotations
 
@@ -9,28 +9,22 @@ from cute_nvfp4.sim.frontend.model import clipped
 
 @dataclass(frozen=True)
 class Launch:
-    """One captured launch.
+    """One launch of a kernel, captured from host code or made by hand."""
 
-    ``grid``, ``block`` and ``cluster`` are (x, y, z); ``dynamic_smem`` is in bytes; ``params`` holds a copy of the
-    bytes of each kernel parameter as they were when the launch was made. ``attributes`` are the launch's as the driver
-    gets them: number and bytes; ``cubin`` is the machine code that a GPU would have run, where host code loaded it, and
-    ``registers`` what a thread has in it; 0 where that is not known.
-    """
-
-    kernel: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    params: tuple[bytes, ...]
-    cluster: tuple[int, int, int] = (1, 1, 1)
-    dynamic_smem: int = 0
-    cooperative: bool = False
-    programmatic: bool = False
-    stream: int = 0
-    attributes: tuple[tuple[int, bytes], ...] = ()
-    cubin: bytes = field(default=b"", repr=False, compare=False)
-    registers: int = field(default=0, repr=False, compare=False)
+    kernel: str  #: the name of the kernel in the PTX
+    grid: tuple[int, int, int]  #: CTAs of the grid, (x, y, z)
+    block: tuple[int, int, int]  #: threads of a CTA, (x, y, z)
+    params: tuple[bytes, ...]  #: a copy of the bytes of each kernel parameter, made at the time of the launch
+    cluster: tuple[int, int, int] = (1, 1, 1)  #: CTAs of a cluster, (x, y, z)
+    dynamic_smem: int = 0  #: bytes of dynamic shared memory of a CTA
+    cooperative: bool = False  #: whether all CTAs must be resident together
+    programmatic: bool = False  #: whether it may begin before the launch before it on its stream has ended
+    stream: int = 0  #: the handle of its stream
+    attributes: tuple[tuple[int, bytes], ...] = ()  #: (number, bytes) of each attribute that the driver gets
+    cubin: bytes = field(default=b"", repr=False, compare=False)  #: the machine code that host code loaded for it
+    registers: int = field(default=0, repr=False, compare=False)  #: registers of a thread in ``cubin``; 0: unknown
 
     @property
     def title(self) -> str:
-        """The kernel's name, as messages show it."""
+        """The name of the kernel, clipped for messages."""
         return clipped(self.kernel)

@@ -1,4 +1,4 @@
-"""A launch under way: what stays the same over its waves."""
+"""``Run``: a launch under way."""
 
 from __future__ import annotations
 
@@ -23,8 +23,13 @@ _LIMITS = {"grid": ((1 << 31) - 1, 65535, 65535), "block": (1024, 1024, 64), "cl
 
 
 class Run:
-    """What stays the same over the waves of one launch. ``clients`` hear what happens; ``variables`` are the host
-    addresses of module-scope variables."""
+    """The state of a launch that its waves share. Raises ``LaunchError`` if the launch does not fit kernel and target.
+
+    ``clients`` receive the events, ``variables`` has the host addresses of module-scope variables: the maker sets both
+    before the first wave. ``clusters_left`` is the range of clusters that have not started, ``registers`` the registers
+    of a thread at the start (0: ``setmaxnreg`` does nothing), ``shared_stride`` the bytes from one CTA's shared memory
+    to the next one's, ``parameters_read`` a cache of parameter loads.
+    """
 
     def __init__(
         self,
@@ -57,7 +62,7 @@ class Run:
         self.parameters_read: dict[tuple[int, int, int], Any] = {}
 
     def _check_sizes(self) -> None:
-        """What the driver refuses for every kernel."""
+        """Refuses sizes that the driver refuses for every kernel."""
         launch = self.launch
         for name, most in _LIMITS.items():
             given = getattr(launch, name)
@@ -71,6 +76,7 @@ class Run:
             raise LaunchError.of(f"shared memory of {launch.title}", got=launch.dynamic_smem, expected="0 or more")
 
     def _check(self) -> None:
+        """Refuses a launch that does not fit the kernel's parameters and directives, or the target's shared memory."""
         kernel, launch = self.kernel.source, self.launch
         sizes, given = [p.size for p in kernel.params], [len(p) for p in launch.params]
         if sizes != given:
@@ -94,6 +100,6 @@ class Run:
             )
 
     def take(self, count: int) -> np.ndarray:
-        """The next clusters to start; they are no longer waiting."""
+        """Starts the next ``count`` clusters, or as many as are left; returns their numbers."""
         taken, self.clusters_left = self.clusters_left[:count], self.clusters_left[count:]
         return np.arange(taken.start, taken.stop)

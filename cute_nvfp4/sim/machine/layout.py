@@ -1,6 +1,6 @@
-"""Where variables live: shared, local and parameter addresses, and the windows that make them generic addresses.
+"""The addresses of a kernel's variables in each state space, and the windows of the generic address space.
 
-Global addresses are host addresses, so generic addressing of the other spaces uses windows above any host address.
+Global addresses are host addresses, so the windows of the other spaces lie above any host address.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ from dataclasses import dataclass
 from cute_nvfp4.sim.frontend.model import Kernel
 
 SHARED_BASE = 1024
-"""Shared address of the first byte of a CTA: not 0, and a multiple of what a 128-byte swizzle needs."""
+"""Shared address of the first byte of a CTA's shared memory: not 0, and a multiple of 1024 for the 128-byte swizzle."""
 
 WINDOW_SHIFT, WINDOW_MASK = 56, (1 << 56) - 1
 WINDOWS = {"shared": 1, "local": 2, "param": 3}
-"""Generic address = window << 56 | address inside the space; window 0 is global memory."""
+"""A generic address is window << 56 | address in the state space; window 0 is global memory."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Addresses of a kernel's variables. ``static_shared`` and ``local_bytes`` are sizes in bytes."""
+    """The addresses of a kernel's variables and parameters."""
 
-    address: dict[str, tuple[str, int]]
-    static_shared: int
-    local_bytes: int
+    address: dict[str, tuple[str, int]]  #: (state space, address in it) by name
+    static_shared: int  #: bytes of static shared memory of a CTA; dynamic shared memory begins after them
+    local_bytes: int  #: bytes of local memory of a thread
 
 
 def lay_out(kernel: Kernel) -> Layout:
-    """Static shared variables first, then dynamic shared memory, as the driver does; parameters at their offsets."""
+    """Lays out a kernel's variables: static shared ones first, then dynamic shared memory, as the driver does."""
     address: dict[str, tuple[str, int]] = {p.name: ("param", p.offset) for p in kernel.params}
     shared, local, dynamic = 0, 0, []
     for v in kernel.variables.values():
@@ -42,7 +42,7 @@ def lay_out(kernel: Kernel) -> Layout:
             address[v.name] = ("local", local)
             local += v.size
         else:
-            # The executor replaces it by the host address of the variable's storage.
+            # The address is the host's, which ``Group.variable`` gives when the kernel runs.
             address[v.name] = (v.space, 0)
     align = max((v.align for v in dynamic), default=1)
     start = -(-shared // align) * align

@@ -1,7 +1,7 @@
-"""Finds loops that never end: warps that come back to the same place with the same registers while nothing changes.
+"""Finds loops that never end: warps that return to the same block with the same registers while nothing changes.
 
-A warp may spin on memory for as long as another one needs to write it. When nobody writes any more, and every warp
-that still runs has been seen in the same state before, the kernel hangs: execution is deterministic.
+A warp may spin on memory until another warp writes it. When nothing changes any more, and every warp that still runs
+has been seen in the same state before, the kernel hangs, because execution is deterministic.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import numpy as np
 from cute_nvfp4.sim.machine.wave import Group, Wave
 
 QUIET = 2048
-"""Blocks executed without any effect on memory before states are compared: comparing costs time."""
+"""Steps without a change in the wave after which states are compared, because comparing costs time."""
 
 
 class Livelock:
-    """Watches one wave."""
+    """The watch over the loops of one wave. ``stuck`` (warps,) marks warps that have returned to a state that they had
+    after the last change; None until states are compared."""
 
     def __init__(self, wave: Wave) -> None:
         self.wave = wave
@@ -24,7 +25,8 @@ class Livelock:
         self.stuck: np.ndarray | None = None
 
     def hangs(self, group: Group, clock: int, live: list[int]) -> bool:
-        """Called before ``group`` runs its block; whether it and all others that can run are caught in loops."""
+        """Notes the state of ``group``, which is about to run its block at step ``clock`` with the registers ``live``.
+        Returns whether any warp is stuck."""
         wave = self.wave
         now = wave.changes
         if now != self.effects:

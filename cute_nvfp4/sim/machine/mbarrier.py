@@ -1,8 +1,11 @@
 """mbarrier objects of every CTA of a wave (PTX ISA, "mbarrier").
 
-An mbarrier counts pending arrivals and pending bytes (tx-count); its phase ends when both are zero, and the arrivals
-are loaded again. ``try_wait.parity P`` passes when the phase of parity P is over, so a fresh barrier passes parity 1.
-The opaque word in shared memory is not modelled: the state lives here, by CTA and offset.
+An mbarrier counts pending arrivals and pending bytes (tx-count). Its phase ends when both are zero, and the next phase
+expects as many arrivals again. ``try_wait.parity P`` passes when the phase of parity P is over, so a fresh mbarrier
+passes parity 1. The opaque word in shared memory is not modelled: the state is kept here, by CTA and shared address.
+
+Common arguments: ``where`` names the instruction in messages; ``cta`` (k,) has indices in the wave and ``offset`` (k,)
+shared addresses without rank, one of each for every thread that names an mbarrier.
 """
 
 from __future__ import annotations
@@ -18,7 +21,12 @@ MAX_TX = (1 << 20) - 1
 
 
 class Mbarriers:
-    """State by (CTA of the wave, slot); ``slot_of`` maps an offset in shared memory to its slot."""
+    """The mbarriers of a wave, in arrays (CTAs, slots).
+
+    ``slot_of`` maps a shared address to its slot, ``offset_of`` a slot to its address. ``valid`` marks initialised
+    mbarriers. ``count`` is the number of arrivals that a phase expects, ``pending`` those of them still to come, ``tx``
+    the bytes still to come, ``phase`` the number of the phase under way.
+    """
 
     def __init__(self, wave: Wave) -> None:
         self.wave = wave
@@ -39,7 +47,7 @@ class Mbarriers:
             self.tx, self.phase = np.pad(self.tx, column), np.pad(self.phase, column)
 
     def slots(self, offset: np.ndarray) -> np.ndarray:
-        """Slots of offsets (k,), -1 where no mbarrier was ever initialised."""
+        """Returns the slots of shared addresses (k,), -1 where no CTA of the wave has ever initialised an mbarrier."""
         if not len(offset):
             return np.zeros(0, np.int64)
         first = int(offset.flat[0])
@@ -48,7 +56,11 @@ class Mbarriers:
         return np.array([self.slot_of.get(o, -1) for o in offset.tolist()], np.int64)
 
     def init(self, where: str, cta: np.ndarray, offset: np.ndarray, count: np.ndarray) -> np.ndarray:
-        """mbarrier.init; ``count`` is 1 .. 2^20 - 1. Returns which of the barriers were live before it."""
+        """Executes mbarrier.init with expected arrivals ``count`` (k,); returns which mbarriers were valid before.
+
+        Raises ``MbarrierMisuse`` for a count outside 1 .. 2^20 - 1 or a misaligned address, ``OutOfBounds`` outside
+        shared memory.
+        """
         bad = (count < 1) | (count > MAX_COUNT)
         if bad.any():
             raise MbarrierMisuse(
@@ -68,18 +80,18 @@ class Mbarriers:
         self.valid[cta, slot] = True
         self.count[cta, slot] = self.pending[cta, slot] = count
         self.tx[cta, slot] = 0
-        # After mbarrier.inval phases go on from an even number, which nobody can tell from 0: the checks count them.
+        # A new mbarrier goes on from an even phase number, which parities cannot tell from 0: the checks count phases.
         self.phase[cta, slot] += self.phase[cta, slot] & 1
         self.wave.progress += 1
         return again
 
     def invalidate(self, where: str, cta: np.ndarray, offset: np.ndarray) -> None:
-        """mbarrier.inval."""
+        """Executes mbarrier.inval."""
         slot = self.find(where, cta, offset)
         self.valid[cta, slot] = False
 
     def find(self, where: str, cta: np.ndarray, offset: np.ndarray) -> np.ndarray:
-        """Slots of valid barriers; raises ``MbarrierMisuse`` for the first that is not."""
+        """Returns the slots (k,); raises ``MbarrierMisuse`` for an invalid mbarrier or one of a CTA that has exited."""
         slot = self.slots(offset)
         bad = slot < 0
         bad = bad | ~self.valid[cta, np.where(bad, 0, slot)] if self.valid.shape[1] else np.ones(len(slot), bool)
@@ -96,14 +108,18 @@ class Mbarriers:
         return slot
 
     def arrive(self, where: str, cta: np.ndarray, offset: np.ndarray, count: np.ndarray | int = 1) -> np.ndarray:
-        """Arrivals of k threads; rows may name the same barrier. Returns the phases they count in."""
+        """Counts ``count`` arrivals of each of k threads, which may name the same mbarrier.
+
+        Returns the numbers (k,) of the phases that the arrivals belong to. Raises ``MbarrierMisuse`` for more arrivals
+        than a phase expects.
+        """
         slot = self.find(where, cta, offset)
         phase = self.phase[cta, slot].copy()
         np.subtract.at(self.pending, (cta, slot), count)
         low = self.pending[cta, slot] < 0
         if low.any():
             if len(cta) > 1 and len(np.unique(cta * len(self.offset_of) + slot)) < len(cta):
-                # Several rows at one barrier may end more than one phase: one after the other.
+                # Several threads at one mbarrier may end more than one phase, so they arrive one after the other.
                 np.add.at(self.pending, (cta, slot), count)
                 each = np.broadcast_to(count, cta.shape)
                 rows = [slice(k, k + 1) for k in range(len(cta))]
@@ -118,14 +134,15 @@ class Mbarriers:
         return phase
 
     def expect_tx(self, where: str, cta: np.ndarray, offset: np.ndarray, size: np.ndarray) -> np.ndarray:
-        """Adds bytes to wait for; returns slots."""
+        """Adds ``size`` (k,) expected bytes to the tx-counts; returns the slots (k,). Raises ``MbarrierMisuse`` for a
+        tx-count out of range, as ``complete_tx`` does."""
         slot = self.find(where, cta, offset)
         np.add.at(self.tx, (cta, slot), size)
         self._overflow(where, cta, slot)
         return slot
 
     def complete_tx(self, where: str, cta: np.ndarray, offset: np.ndarray, size: np.ndarray | int) -> None:
-        """Bytes have arrived."""
+        """Subtracts ``size`` arrived bytes from the tx-counts."""
         slot = self.find(where, cta, offset)
         np.subtract.at(self.tx, (cta, slot), size)
         self._overflow(where, cta, slot)
@@ -140,10 +157,10 @@ class Mbarriers:
             )
 
     def _settle(self, cta: np.ndarray, slot: np.ndarray) -> None:
-        """Ends the phases that are complete."""
+        """Ends the complete phases of the mbarriers ``slot`` (k,) of ``cta`` (k,)."""
         done = (self.pending[cta, slot] == 0) & (self.tx[cta, slot] == 0)
         if done.any():
-            # One barrier may stand in several rows: it ends one phase.
+            # An mbarrier that occurs several times ends one phase.
             key = np.unique(cta[done] * len(self.offset_of) + slot[done])
             c, s = key // len(self.offset_of), key % len(self.offset_of)
             self.phase[c, s] += 1
@@ -152,7 +169,7 @@ class Mbarriers:
         self.wave.progress += 1
 
     def unfinished(self) -> list[tuple[int, int]]:
-        """(CTA, slot) of every phase that some but not all have arrived in, or that still expects bytes."""
+        """Returns (CTA, slot) of every valid mbarrier whose phase under way has arrivals or a tx-count other than 0."""
         part = self.valid & ((self.pending != self.count) | (self.tx != 0))
         return [(int(cta), int(slot)) for cta, slot in np.argwhere(part)]
 
@@ -160,7 +177,7 @@ class Mbarriers:
         return f"mbarrier at shared address {self.offset_of[slot]:#x} of {self.wave.cta_name(cta)}"
 
     def state(self, cta: int, slot: int) -> str:
-        """Counts in words, for errors."""
+        """Returns the phase and the counts in words, for messages."""
         came = int(self.count[cta, slot] - self.pending[cta, slot])
         text = f"phase {int(self.phase[cta, slot])}, {came} of {int(self.count[cta, slot])} arrivals"
         tx = int(self.tx[cta, slot])

@@ -1,4 +1,4 @@
-"""Joining groups of warps that have come to the same block."""
+"""``merge``: joins groups of warps that are at the same block."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from cute_nvfp4.sim.machine.wave import Group
 
 
 def merge(groups: list[Group], live: list[int]) -> Group:
-    """One group with the warps and lanes of all; only the registers ``live`` are kept.
+    """Returns one group with the warps and lanes of all ``groups``, and the registers whose slots are ``live``.
 
-    Lanes of one warp that were in different groups come together: a register takes each lane from the group that
-    owned it.
+    If lanes of one warp were in different groups, each lane of a register comes from the group that has the lane.
     """
     warps = np.unique(np.concatenate([g.warps for g in groups]))
     total = sum(g.n for g in groups)
@@ -22,7 +21,7 @@ def merge(groups: list[Group], live: list[int]) -> Group:
         masks[at] |= g.lanes()
     regs = list(first.wave.run.zeros)
     disjoint, whole = total == len(warps), bool(masks.all())
-    # lanes of the same warps come together: a register that no group has written since they parted is as it was
+    # If all groups have the same warps, a register that none has written since they parted is one array in all.
     same = whole and all(g.n == len(warps) for g in groups)
     for slot in live:
         values = [g.regs[slot] for g in groups]
@@ -43,7 +42,7 @@ def _join(values: list[np.ndarray], groups: list[Group], rows: list[np.ndarray],
         return head
     if all(v.shape == (1, 1) for v in values) and all(v.item() == head.item() for v in values):
         return head
-    # One value a warp is enough when no warp is split and no group has a value a lane.
+    # One value a warp is enough if no warp is split over groups and no group has a value for each lane.
     width = 1 if disjoint and all(v.shape[1] == 1 for v in values) else 32
     out = np.zeros((n, width), head.dtype)
     for v, g, at in zip(values, groups, rows):

@@ -1,7 +1,7 @@
-"""What the parts of the machine may ask of the wave and the group they serve, so that imports run one way.
+"""Protocols of the wave and the group, for the parts of the machine that ``wave`` imports.
 
-``wave`` imports its engines, mbarriers and special registers; they know it as a ``Wave`` of this file. Files that
-``wave`` does not import use the classes themselves.
+``wave`` imports its engines, mbarriers and special registers, so these know it by the protocols of this file. Files
+that ``wave`` does not import use its classes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 
 class Announcer(Protocol):
-    """Tells listeners what happens; ``events.Listener`` has the events, each a method."""
+    """The announcer of events: ``hears`` and one method for each event of ``events.Listener``."""
 
     def hears(self, event: str) -> bool: ...
 
@@ -21,7 +21,7 @@ class Announcer(Protocol):
 
 
 class Wave(Protocol):
-    """The CTAs that are resident together. Arrays are indexed by CTA or warp of the wave."""
+    """The CTAs that are resident together (see ``wave.Wave``). Arrays are indexed by CTA or by warp of the wave."""
 
     run: Any
     events: Announcer
@@ -50,7 +50,7 @@ class Wave(Protocol):
 
 
 class Group(Protocol):
-    """Warps that run the same block; see ``wave.Group``."""
+    """Warps that are about to run the same block (see ``wave.Group``)."""
 
     wave: Any
     warps: np.ndarray

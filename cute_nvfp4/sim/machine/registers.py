@@ -1,8 +1,8 @@
-"""Registers that the warps of a CTA hand to one another (PTX ISA, "setmaxnreg").
+"""The register pool of a CTA, through which its warps exchange registers (PTX ISA, "setmaxnreg").
 
-A CTA gets registers for its warps when it starts. ``setmaxnreg.dec`` puts some of a warp's into the pool of the CTA,
-``.inc`` takes some from there, and waits until there are enough. Of warps that exit the ISA says nothing: they keep
-theirs here.
+A CTA gets registers for its warps when it starts. ``setmaxnreg.dec`` moves registers of a warp to the pool of the CTA;
+``setmaxnreg.inc`` takes registers from the pool, and waits until it has enough. The ISA does not say what becomes of
+the registers of warps that exit: here they keep them.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from cute_nvfp4.sim.frontend.model import Kernel
 from cute_nvfp4.sim.machine.protocols import Wave
 
 REGISTERS = 65536
-"""Of a multiprocessor."""
+"""32-bit registers of an SM."""
 PARTITIONS = 4
-"""Of a multiprocessor; each has a quarter of the warps and of the registers."""
+"""Partitions of an SM, each with a quarter of its warps and of its registers."""
 UNIT = 8
-"""Registers of a thread are given in such steps, and so 256 at a time to a warp."""
+"""The allocation unit in registers of a thread, which is 256 registers of a warp."""
 
 
 def registers_at_launch(kernel: Kernel, compiled: int) -> int:
-    """Registers that a thread gets when its CTA starts, 0 where ``setmaxnreg`` does nothing.
+    """Returns the registers that a thread gets when its CTA starts, or 0 if ``setmaxnreg`` does nothing.
 
-    ptxas drops the instruction where no directive bounds the registers. ``compiled`` is the number in the machine code;
-    0 where there is none: the bound itself then, which ptxas takes where the kernel asks for more.
+    ptxas drops ``setmaxnreg`` if no directive of the kernel bounds the registers. ``compiled`` is the number in the
+    machine code, or 0 if there is no machine code: then the result is the bound, which ptxas takes for a kernel that
+    wants more.
     """
     most, ctas = kernel.directives.get("maxnreg"), kernel.directives.get("minnctapersm")
     threads = kernel.directives.get("reqntid") or kernel.directives.get("maxntid")
@@ -38,8 +39,11 @@ def registers_at_launch(kernel: Kernel, compiled: int) -> int:
 
 
 class RegisterPool:
-    """The registers of every CTA of a wave. ``each``: of a thread at the start. ``has``, ``asked`` (warps,): of a
-    thread of the warp, and what it would have if it waited no more; ``free`` (CTAs,): in the pool."""
+    """The register pools of the CTAs of a wave.
+
+    ``each`` is the number of registers of a thread at the start, ``has`` (warps,) the number of a thread of each warp
+    now, ``asked`` (warps,) the number that it asks for. ``free`` (CTAs,) counts the registers in each pool.
+    """
 
     def __init__(self, wave: Wave, each: int) -> None:
         self.wave, self.each = wave, each
@@ -48,17 +52,17 @@ class RegisterPool:
         self.asked = self.has.copy()
 
     def release(self, warps: np.ndarray, count: int) -> None:
-        """``warps`` (k,) keep ``count`` registers a thread."""
+        """Makes ``warps`` (k,) keep at most ``count`` registers a thread, and moves the rest to the pools."""
         self._move(warps, np.minimum(self.has[warps], count))
         self.asked[warps] = self.has[warps]
         self.wave.progress += 1
 
     def ask(self, warps: np.ndarray, count: int) -> None:
-        """``warps`` (k,) want ``count`` registers a thread."""
+        """Notes that ``warps`` (k,) ask for ``count`` registers a thread."""
         self.asked[warps] = np.maximum(self.has[warps], count)
 
     def served(self, warps: np.ndarray) -> np.ndarray:
-        """(k,) which of ``warps`` can have together what they asked for: those that come first do."""
+        """Returns which of ``warps`` (k,) the pools can serve together, where earlier warps take precedence."""
         free, out = self.free.copy(), np.zeros(len(warps), bool)
         needs = 32 * (self.asked[warps] - self.has[warps])
         for row, (cta, need) in enumerate(zip(self.wave.cta_of_warp[warps].tolist(), needs.tolist())):
@@ -68,7 +72,7 @@ class RegisterPool:
         return out
 
     def take(self, warps: np.ndarray) -> None:
-        """``warps`` (k,) get what they asked for."""
+        """Gives ``warps`` (k,) the registers that they asked for."""
         self._move(warps, self.asked[warps])
 
     def _move(self, warps: np.ndarray, count: np.ndarray) -> None:
@@ -76,7 +80,7 @@ class RegisterPool:
         self.has[warps] = count
 
     def describe(self, warp: int) -> str:
-        """What a warp that waits wants, and why its CTA cannot give it."""
+        """Returns, for a message, what a waiting warp asks for, and what its CTA has."""
         mine = self.wave.cta_of_warp == self.wave.cta_of_warp[warp]
         threads = 32 * int(mine.sum())
         return (

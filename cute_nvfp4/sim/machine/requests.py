@@ -1,4 +1,4 @@
-"""What is fixed about a memory instruction before it runs."""
+"""``Access``: the properties of a memory access that its instruction fixes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,16 @@ from cute_nvfp4.sim.frontend.model import Instruction
 
 @dataclass(frozen=True)
 class Access:
-    """``count`` elements of ``element`` bytes in ``space``; ``kind`` is "load", "store" or "atomic"; ``policy`` has the
-    cache qualifiers as written. ``counted`` is false for a part of an access that is announced as a whole.
-    ``constant``: a load of what the launch must not write (ld.global.nc, ldu)."""
+    """A load, store or atomic of ``count`` elements for each lane."""
 
     instruction: Instruction
-    space: str
-    element: int
-    count: int
-    kind: str
-    policy: tuple[str, ...] = ()
-    counted: bool = True
-    constant: bool = False
+    space: str  #: the state space: "generic", "global", "shared", "cluster", "local" or "param"
+    element: int  #: bytes of an element
+    count: int  #: elements of a lane
+    kind: str  #: "load", "store" or "atomic"
+    policy: tuple[str, ...] = ()  #: the memory order with its scope, and the cache qualifiers, as written
+    counted: bool = True  #: False for a part of an access that the event ``requested`` announces as a whole
+    constant: bool = False  #: whether it loads memory that the launch must not write (ld.global.nc, ldu)
 
     @property
     def total(self) -> int:
@@ -30,5 +28,5 @@ class Access:
 
 
 def displaced(address: np.ndarray, offset: int) -> np.ndarray:
-    """``[address + offset]`` in the address's own width, where it may wrap."""
+    """Returns ``address + offset`` in the width of ``address``, in which it may wrap."""
     return address + np.array(offset, np.int64).astype(address.dtype) if offset else address

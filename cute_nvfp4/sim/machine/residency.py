@@ -1,4 +1,4 @@
-"""How many CTAs run at the same time, on the GPU that is modelled and in the memory of this machine."""
+"""The number of CTAs that are resident together, by the modelled GPU and the memory of this machine."""
 
 from __future__ import annotations
 
@@ -9,35 +9,37 @@ from cute_nvfp4.sim.machine.launched import Run
 from cute_nvfp4.sim.machine.multiprocessor import SHARED_RESERVED
 
 SIMT_WARPS, TENSOR_WARPS = 512, 1024
-"""Warps that run together by default: few enough for the host's caches, many enough to share numpy's overhead."""
+"""Warps of a wave by default, without and with tensor memory: few enough for the host's caches, many enough to share
+NumPy's overhead."""
 HOST_MEMORY = 8 << 30
-"""Bytes that the CTAs of a wave may take together."""
+"""The most bytes of host memory that the CTAs of a wave take together."""
 
 
 def ctas_per_sm(run: Run) -> int:
-    """How many CTAs an SM holds, by threads and shared memory (registers are not known from PTX)."""
+    """Returns how many CTAs an SM holds by threads and shared memory; PTX does not show registers."""
     shared = run.shared_stride + SHARED_RESERVED
     sm = run.multiprocessor
     return max(1, min(sm.ctas, sm.threads // threads(run), sm.shared // shared))
 
 
 def threads(run: Run) -> int:
-    """Threads of a CTA, in whole warps."""
+    """Returns the threads of a CTA, rounded up to whole warps."""
     return -(-int(np.prod(run.launch.block)) // 32) * 32
 
 
 def bytes_per_cta(run: Run) -> int:
-    """Host memory that one resident CTA takes."""
+    """Returns the bytes of host memory that one resident CTA takes."""
     tensor = 128 * 512 * 4 if run.kernel.uses_tensor_memory else 0
     return run.shared_stride + run.local_bytes * threads(run) + tensor
 
 
 def clusters_together(run: Run, warps: int | None) -> int:
-    """How many clusters run together: ``warps`` at most, where the kernel does not need more.
+    """Returns how many clusters are resident together: at least one, and by default about ``SIMT_WARPS`` or
+    ``TENSOR_WARPS`` warps, or ``warps`` if given.
 
-    A cooperative launch runs whole, and a kernel whose CTAs may wait for one another through global memory fills the
-    GPU. Raises ``ResidencyError`` when a cooperative launch does not fit, ``LaunchError`` when this machine's memory
-    does not do.
+    A cooperative launch runs whole. Without ``warps``, a kernel whose CTAs may wait for one another through global
+    memory fills the GPU. Raises ``ResidencyError`` if a cooperative launch does not fit the GPU, ``LaunchError`` if the
+    clusters that must run together do not fit ``HOST_MEMORY``.
     """
     name, size, count = run.launch.title, run.clusters.size, run.clusters.count
     room = max(1, run.sm_count * ctas_per_sm(run) // size)

@@ -1,7 +1,7 @@
-"""When things happen: which warps go first, and when the asynchronous engines do what they were asked.
+"""Schedules: which warps run first, and when the asynchronous engines run their operations.
 
-A GPU promises little about either, so a kernel must be right under every schedule. The default one is fast: warps of
-many CTAs stay together, and engines work when nothing else can. The others look for trouble.
+A GPU promises little about either, so a kernel must be right under every schedule. The default schedule is fast: warps
+of many CTAs stay together, and engines run when no warp can. The others look for hazards.
 """
 
 from __future__ import annotations
@@ -18,23 +18,27 @@ _DRAWN = WARPS[:3]
 
 @dataclass(frozen=True)
 class Schedule:
-    """One way to interleave a launch; equal schedules give equal runs.
+    """One way to interleave the warps and engines of a launch; equal schedules give equal runs.
 
-    ``tma`` (bulk and tensor loads), ``store`` (bulk stores and reductions), ``tensor`` (tcgen05 work) and ``copy``
-    (cp.async) each have a policy: "batch" works when no warp can go on, and then does all there is; "eager" works at
-    once; "lazy" does one operation, and only when nothing else in the CTAs can move; "random" works at random moments
-    in a random order. ``warps`` is "together" (warps at the same place run as one) or "random" (they are split and
-    picked at random, and ``mbarrier.try_wait`` sometimes fails although it could succeed, which the ISA allows), or
-    "late" (as together, but who is furthest in the program goes first: roles that stand early in it come late), or
-    "held" (warp ``seed`` of each CTA, counted round, goes on only when nothing else can, engines included).
+    ``warps`` says which warps run first:
+
+    * "together": warps at the same block run as one group, and the group in the lowest block runs first.
+    * "random": groups are split and picked at random, and ``mbarrier.try_wait`` sometimes fails although the phase is
+      over, which the ISA allows.
+    * "late": as "together", but the group in the highest block runs first, so roles whose code comes early run late.
+    * "held": warp ``seed`` (modulo the number of warps) of each CTA runs only when no other warp and no engine can.
+
+    Each engine has a policy: "batch" runs all queued operations when no warp can go on; "eager" runs each operation
+    before the next block of a warp; "lazy" runs one operation, and only when no warp can go on; "random" runs
+    operations at random moments in a random order. Raises ``OperandError`` for other words.
     """
 
-    seed: int = 0
+    seed: int = 0  #: the seed of the random choices, and the held warp
     warps: str = "together"
-    tma: str = "batch"
-    store: str = "batch"
-    tensor: str = "batch"
-    copy: str = "batch"
+    tma: str = "batch"  #: the policy of bulk and tensor copies to shared memory
+    store: str = "batch"  #: the policy of bulk and tensor copies and reductions to global memory
+    tensor: str = "batch"  #: the policy of tcgen05 operations
+    copy: str = "batch"  #: the policy of cp.async
 
     def __post_init__(self) -> None:
         for name in ("tma", "store", "tensor", "copy"):
@@ -51,7 +55,8 @@ class Schedule:
 
     @staticmethod
     def parse(text: str) -> Schedule:
-        """Reads ``"seed=3,tma=lazy"``; what is not named keeps its default. Raises ``OperandError``."""
+        """Parses a text such as ``"seed=3,tma=lazy"``, with defaults for what it does not name. Raises
+        ``OperandError``."""
         given: dict[str, object] = {}
         for part in filter(None, text.split(",")):
             key, _, value = part.partition("=")
@@ -65,12 +70,12 @@ class Schedule:
 
 
 def holding_back(warps: int) -> list[Schedule]:
-    """A schedule for each of a CTA's ``warps``, which holds that warp back beyond all others."""
+    """Returns a schedule for each of the ``warps`` warps of a CTA, which runs that warp only when nothing else can."""
     return [Schedule(n, warps="held", tma="eager", store="eager", tensor="eager", copy="eager") for n in range(warps)]
 
 
 def adversarial(count: int, seed: int = 0) -> list[Schedule]:
-    """``count`` schedules that look for trouble: the extremes first, then random ones."""
+    """Returns ``count`` schedules that look for hazards: the extremes first, then random ones that ``seed`` decides."""
     extremes = [
         Schedule(seed),
         Schedule(seed, tma="lazy", store="lazy", tensor="lazy", copy="lazy"),

@@ -1,7 +1,7 @@
-"""Values of the special registers (PTX ISA, "Special Registers"), as arrays over (warps, lanes) of a wave.
+"""Values of the special registers (PTX ISA, "Special Registers"), as arrays that broadcast to (warps, 32) of a wave.
 
-Values keep the smallest shape that says them: (1, 1) for one value in the grid, (W, 1) for one a warp, (1, 32) for
-one a lane.
+A value has the smallest shape that can hold it: (1, 1) if it is the same for all threads, (warps, 1) if it depends on
+the warp only, (1, 32) if it depends on the lane only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _tid(axis: int):
 
 
 def _by_cta(of_cta: Callable[[Wave], np.ndarray]):
-    """A register that has one value a CTA."""
+    """Returns the function of a register whose value ``of_cta`` returns for each CTA."""
 
     def read(w: Wave) -> np.ndarray:
         values = of_cta(w)
@@ -84,4 +84,4 @@ VALUES: dict[str, Callable[[Wave], np.ndarray]] = {
     "%cluster_nctarank": lambda w: _one(w.cluster_size),
     "%is_explicit_cluster": lambda w: np.full((1, 1), w.cluster_size > 1),
 }
-"""Name to a function from the wave to its value."""
+"""For each special register, a function from the wave to its value."""

@@ -1,7 +1,7 @@
 """Allocation of tensor memory (PTX ISA, "Tensor Memory Allocation and Management").
 
-Columns are given out in powers of two from 32 on, the lowest free ones first. Everything that touches tensor memory
-asks ``require`` whether its columns are allocated.
+Columns are allocated in powers of two from 32 on, the lowest free columns first. Every instruction that accesses tensor
+memory calls ``require`` for its columns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ LANES, COLUMNS = 128, 512
 
 
 class TensorMemory:
-    """Who owns which columns of each CTA of a wave. ``allocated`` (CTAs, 512); ``blocks[cta]`` maps base to columns."""
+    """The allocations of tensor memory of each CTA of a wave.
+
+    ``allocated`` and ``freed`` (CTAs, 512) mark columns that are allocated, and that were deallocated since.
+    ``blocks[cta]`` maps the first column of each allocation to its number of columns. ``relinquished`` (CTAs,) marks
+    CTAs that may allocate no more, ``requests`` (CTAs,) counts their tcgen05.alloc. ``group`` is the cta_group, or 0.
+    """
 
     def __init__(self, wave: Wave) -> None:
         self.wave = wave
@@ -27,12 +32,13 @@ class TensorMemory:
         self.group = 0
 
     def same_group(self, where: str, cta_group: int) -> None:
-        """All tcgen05 instructions of a kernel must name the same cta_group."""
+        """Checks that an instruction names the same cta_group as those before, as the ISA demands of a kernel."""
         if self.group and self.group != cta_group:
             raise TensorMemoryError(f"{where}: .cta_group::{cta_group}, but an earlier instruction says {self.group}")
         self.group = cta_group
 
     def check_request(self, where: str, cta: int, columns: int) -> None:
+        """Checks that the CTA may still allocate, and this number of columns."""
         if self.relinquished[cta]:
             raise TensorMemoryError(
                 f"{where}: {self.wave.cta_name(cta)} allocates after tcgen05.relinquish_alloc_permit"
@@ -41,7 +47,7 @@ class TensorMemory:
             raise TensorMemoryError(f"{where}: {columns} columns; a power of two from 32 to {COLUMNS} is allowed")
 
     def find(self, cta: int, columns: int, taken: np.ndarray | None = None) -> int:
-        """Lowest base with ``columns`` free columns, or -1; ``taken`` (512,) stands in for the allocation state."""
+        """Returns the first of the lowest ``columns`` free columns, or -1; ``taken`` (512,) replaces ``allocated``."""
         busy = self.allocated[cta] if taken is None else taken
         busy_32 = busy.reshape(-1, 32).any(axis=1)
         want = columns // 32
@@ -51,7 +57,7 @@ class TensorMemory:
         return -1
 
     def allocate(self, cta: int, columns: int) -> int:
-        """Takes columns that ``find`` has found."""
+        """Allocates the columns that ``find`` returns, which must exist; returns the first."""
         base = self.find(cta, columns)
         self.allocated[cta, base : base + columns] = True
         self.freed[cta, base : base + columns] = False
@@ -59,7 +65,7 @@ class TensorMemory:
         return base
 
     def free(self, where: str, cta: int, address: int, columns: int) -> None:
-        """tcgen05.dealloc."""
+        """Executes tcgen05.dealloc; raises ``TensorMemoryError`` if the columns are not one whole allocation."""
         base, lane = address & 0xFFFF, address >> 16
         have = self.blocks[cta].get(base)
         if lane or have != columns:
@@ -74,7 +80,7 @@ class TensorMemory:
         self.wave.progress += 1
 
     def require(self, where: str, cta: np.ndarray, first: np.ndarray, count: int) -> None:
-        """Columns ``first`` .. ``first + count`` (k,) of CTAs (k,) must be allocated."""
+        """Raises ``TensorMemoryError`` unless ``count`` columns from ``first`` (k,) on of CTAs (k,) are allocated."""
         low = int(first[0])
         if (first == low).all():
             good = low + count <= COLUMNS and bool(self.allocated[cta, low : low + count].all())
@@ -97,7 +103,7 @@ class TensorMemory:
                 raise TensorMemoryError(f"{where}: column {column} of the tensor memory of {name} {state}")
 
     def cta_exited(self, ctas: np.ndarray) -> None:
-        """CTAs (k,) end: everything they allocated must have been freed."""
+        """Raises ``TensorMemoryError`` if a CTA of ``ctas`` (k,), which end, has not freed all of its allocations."""
         for cta in ctas.tolist():
             if self.blocks[cta]:
                 base, columns = next(iter(sorted(self.blocks[cta].items())))

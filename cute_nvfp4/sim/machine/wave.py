@@ -1,4 +1,4 @@
-"""A wave: the CTAs that are resident together, the shared and local memory they own, and groups of their warps."""
+"""A wave: the CTAs that are resident together, with their shared and local memory, and groups of their warps."""
 
 from __future__ import annotations
 
@@ -22,11 +22,15 @@ from cute_nvfp4.sim.machine.special import VALUES
 from cute_nvfp4.sim.machine.tensor_memory import TensorMemory
 
 PATIENCE = 512
-"""How many blocks others may run before a waiting group goes first."""
+"""Steps after which a group that waits for its turn goes first."""
 
 
 class Wave:
-    """Clusters ``first`` to ``first + count`` of a launch, their CTAs numbered cluster by cluster."""
+    """The CTAs of the given clusters of a launch, which are resident together.
+
+    CTAs are numbered cluster by cluster, in a cluster by rank; warps are numbered CTA by CTA. Arrays are indexed by
+    CTA or by warp, as their names say; ``live`` (warps, 32) marks the threads that have not exited.
+    """
 
     def __init__(self, run: Run, clusters: np.ndarray) -> None:
         launch, self.run = run.launch, run
@@ -51,9 +55,9 @@ class Wave:
         self.live = np.arange(32)[None, :] < lanes
         self.cta_alive = np.ones(self.count, bool)
         self.steps = 0
-        # what instructions keep for the next ones (``isa.matrix_scaled``)
+        # a cache of ``isa.matrix_scaled``: decoded fragments
         self.kept: dict = {}
-        # ``progress`` counts changes that a parked warp could be waiting for, ``effects`` stores to memory.
+        # ``effects`` counts stores, and atomics that change a value; ``progress`` counts other changes that end waits.
         self.progress = self.effects = 0
         self.shared_bytes = run.static_shared + launch.dynamic_smem
         self.shared_stride = run.shared_stride
@@ -74,14 +78,16 @@ class Wave:
         self.events = Events(listener for client in run.clients for listener in client.listeners(self))
 
     def peer(self, cta: np.ndarray, rank: np.ndarray, where: str = "") -> np.ndarray:
-        """Indices in the wave of the CTAs with these ranks in the clusters of ``cta``."""
+        """Returns the indices of the CTAs with these ranks in the clusters of ``cta``. Raises ``OutOfBounds`` for a
+        rank beyond the cluster."""
         rank = np.asarray(rank, np.int64)
         if rank.size and int(rank.max()) >= self.cluster_size:
             raise OutOfBounds(f"{where}: CTA rank {int(rank.max())} in a cluster of {self.cluster_size}")
         return self.cluster_of_cta[cta] * self.cluster_size + rank
 
     def resolve(self, cta: np.ndarray, address: np.ndarray, where: str = "") -> tuple[np.ndarray, np.ndarray]:
-        """(target CTA, offset) of shared::cluster addresses, 32 bits or generic."""
+        """Returns (CTA, shared address without rank) of .shared::cluster addresses, of 32 bits or generic, of threads
+        of ``cta``. Raises ``OutOfBounds`` for other addresses."""
         if address.dtype.itemsize == 8:
             window = address >> np.uint64(WINDOW_SHIFT)
             if ((window != 0) & (window != WINDOWS["shared"])).any() or (address[window == 0] >> np.uint64(32)).any():
@@ -90,7 +96,7 @@ class Wave:
         return self.peer(cta, low >> RANK_SHIFT, where), low & OFFSET_MASK
 
     def cta_name(self, cta: int) -> str:
-        """Names a CTA as an error should."""
+        """Returns the name of a CTA for messages."""
         name = f"CTA {tuple(int(c[cta]) for c in self.cta_coordinates)}"
         return name + (f" (rank {int(self.rank[cta])} of its cluster)" if self.cluster_size > 1 else "")
 
@@ -100,11 +106,11 @@ class Wave:
 
     @property
     def changes(self) -> int:
-        """Counts everything that a warp could be waiting for."""
+        """The count of all changes that could end a wait."""
         return self.effects + self.progress
 
     def special(self, name: str) -> np.ndarray:
-        """A special register over every warp of the wave."""
+        """Returns the value of a special register for the whole wave (see ``special``)."""
         if name in TIMED:
             return VALUES[name](self)
         if name not in self._special:
@@ -112,7 +118,7 @@ class Wave:
         return self._special[name]
 
     def thread(self, warp: int, lane: int) -> str:
-        """Names one thread as an error should."""
+        """Returns the name of a thread for messages."""
         cta = int(self.cta_of_warp[warp])
         linear = int(self.warp_in_cta[warp]) * 32 + lane
         x, y, _ = self.block
@@ -124,10 +130,10 @@ class Wave:
 class Group:
     """Warps that are about to run the same block.
 
-    ``warps`` (n,) are indices into the wave; ``mask`` (n, 32) marks the lanes the group owns, None meaning all of
-    them. ``regs`` holds one array a register, each of a shape that broadcasts to (n, 32). ``age`` is the step it last
-    ran, ``patience`` how many steps it waits for its turn; ``seen`` is the state of memory that a polling loop has
-    last read, -1 outside of such a loop.
+    ``warps`` (n,) are their indices in the wave. ``mask`` (n, 32) marks the lanes that belong to the group; None: all.
+    ``regs`` has one array for each register, which broadcasts to (n, 32). ``age`` is the step at which the group last
+    became ready, ``patience`` the steps that it waits for its turn. ``seen`` is ``Wave.changes`` when a polling loop
+    last read memory, -1 outside of such a loop. ``polled`` is the wait of the last poll of an mbarrier.
     """
 
     __slots__ = ("_row", "age", "block", "mask", "patience", "polled", "regs", "seen", "special_cache", "warps", "wave")
@@ -146,14 +152,14 @@ class Group:
         return len(self.warps)
 
     def lanes(self, mask: np.ndarray | None = None) -> np.ndarray:
-        """(n, 32) the lanes in ``mask``, that of an instruction; None for all lanes of the group."""
+        """Returns the lanes (n, 32) of an instruction's ``mask``, where None means all lanes of the group."""
         if mask is not None:
             return np.broadcast_to(mask, (self.n, 32))
         return np.ones((self.n, 32), bool) if self.mask is None else self.mask
 
     def narrow(self, p: np.ndarray) -> Any:
-        """The mask of an instruction guarded by ``p``: None for every lane, ``NOTHING`` for no lane, else booleans
-        (n, 32)."""
+        """Returns the mask of an instruction with guard ``p``: None for all 32 lanes of every warp, ``NOTHING`` for no
+        lane, else booleans (n, 32)."""
         if p.size == 1:
             return self.mask if p.item() else NOTHING
         mask = np.broadcast_to(p, (self.n, 32)) if self.mask is None else p & self.mask
@@ -173,30 +179,31 @@ class Group:
         return value
 
     def variable(self, name: str, offset: int) -> np.ndarray:
-        """The address of a module-scope variable."""
+        """Returns the address of a module-scope variable, plus ``offset``."""
         return np.full((1, 1), self.wave.run.variables[name] + offset, np.uint64)
 
     def sure(self, value: np.ndarray, slot: int, instruction: Instruction) -> np.ndarray:
-        """``value``, after word of it where nothing has been written to the register."""
+        """Returns ``value``, and announces the event ``undefined`` if register ``slot`` was never written."""
         if value is self.wave.run.zeros[slot]:
             self.wave.events.undefined(self, slot, instruction)
         return value
 
     def touched(self, instruction: Instruction, guard: np.ndarray | None, names: tuple[str, ...]) -> None:
-        """An instruction under ``guard`` names registers that a wgmma may be using."""
+        """Announces that an instruction with ``guard`` uses the registers ``names``, which a wgmma may be using."""
         mask = self.mask if guard is None else self.narrow(guard)
         if mask is not NOTHING:
             self.wave.events.registers_used(self, instruction, mask, names)
 
     def own_shared(self, address: np.ndarray) -> np.ndarray:
-        """A shared address that the compiler knows, as this group's own CTAs see it: with their ranks."""
+        """Adds the ranks of the group's CTAs to the shared address of a variable."""
         if self.wave.cluster_size == 1:
             return address
         ranks = (self.wave.rank_of_warp[self.warps] << RANK_SHIFT)[:, None]
         return address + ranks.astype(address.dtype)
 
     def goes_apart(self, branch: Instruction, taken: np.ndarray, stays: np.ndarray) -> None:
-        """Refuses lanes (n, 32) of one warp that go two ways at a branch which says ``.uni``."""
+        """Raises ``InvalidLanes`` if lanes of one warp diverge at a branch with ``.uni``: some of the lanes ``taken``
+        (n, 32) and some of ``stays``."""
         if "uni" in branch.mods and (apart := taken.any(axis=1) & stays.any(axis=1)).any():
             who = self.thread(taken & apart[:, None])
             raise InvalidLanes(
@@ -204,18 +211,18 @@ class Group:
             )
 
     def ctas(self) -> np.ndarray:
-        """(n,) in-wave CTA of each warp."""
+        """Returns the index of each warp's CTA, (n,)."""
         return self.wave.cta_of_warp[self.warps]
 
     def shared_rows(self) -> np.ndarray:
-        """(n, 1) host address of each warp's shared memory, less ``SHARED_BASE``."""
+        """Returns the host address of each warp's shared memory less ``SHARED_BASE``, (n, 1)."""
         if "shared" not in self._row:
             w = self.wave
             self._row["shared"] = (w.cta_of_warp[self.warps] * w.shared_stride)[:, None] + (w.shared.base - SHARED_BASE)
         return self._row["shared"]
 
     def local_rows(self) -> np.ndarray:
-        """(n, 32) host address of each thread's local memory."""
+        """Returns the host address of each thread's local memory, (n, 32)."""
         if "local" not in self._row:
             w = self.wave
             thread = self.warps[:, None] * 32 + np.arange(32)[None, :]
@@ -223,16 +230,17 @@ class Group:
         return self._row["local"]
 
     def thread(self, lanes: np.ndarray | None = None) -> str:
-        """Names the first thread of ``lanes`` (n, 32), or of the group, as an error should."""
+        """Returns the name of the first thread of ``lanes`` (n, 32), or of the group, for messages."""
         row, lane = np.argwhere(self.lanes(lanes))[0]
         return self.wave.thread(int(self.warps[row]), int(lane))
 
     def some(self, select: np.ndarray, live: list[int]) -> Group:
-        """The group of the warps ``select`` with the lanes they have here, keeping only the registers ``live``."""
+        """Returns the group of the warps ``select`` (indices in this group) with their lanes of this group and the
+        registers whose slots are ``live``."""
         return self.rows(select, None if self.mask is None else self.mask[select], self.block, live)
 
     def rows(self, select: np.ndarray, mask: np.ndarray | None, block: int, live: list[int]) -> Group:
-        """The group of the warps ``select`` (indices into this one), keeping only the registers ``live``."""
+        """Returns the group of the warps ``select`` with other lanes, at another block (see ``some``)."""
         whole = len(select) == self.n
         regs = list(self.wave.run.zeros)
         for slot in live:
