@@ -1,35 +1,35 @@
-"""Whether a launch does the same under every schedule, read off one run of it.
+"""Decides from one run of a launch whether every schedule gives the same result.
 
-A kernel whose warps meet at barriers and mbarriers only, and whose memory accesses are all ordered, is a net of
-processes that may run in any order and give one result, if three things hold of what causes what (a vector clock of
-all that is signalled, whether or not it orders memory):
+A kernel may synchronise by barriers and mbarriers only, and order all its memory accesses. It is then a network of
+processes that may run in any order and give one result, if three conditions hold. "Knows" refers in them to a vector
+clock of everything that is signalled, whether or not the signal orders memory.
 
-* who asks for a phase of an mbarrier by its parity knows that the phase before has ended: an older phase of the same
-  parity cannot be meant, however early the warp comes;
-* the next phase cannot end before everybody who asks for this one has seen it: however late the warp comes, the parity
-  still tells of this one;
-* who arrives, or has bytes arrive, knows that the phase before has ended: the arrival counts in no other phase. So
-  with named barriers.
+* A warp that tests a phase of an mbarrier by its parity knows that the previous phase has completed. However early the
+  warp comes, the parity cannot mean an older phase.
+* The next phase cannot complete before every warp that tests this phase has seen it. However late a warp comes, the
+  parity still means this phase.
+* A warp that arrives, or whose copy completes bytes, knows that the previous phase has completed. The arrival counts in
+  no other phase. The same holds for named barriers.
 
-Then any other run executes the same instructions with the same values. Say it is the first instruction that differs:
-its warp has come there as in this run, and what it reads is the same, for all accesses to the same bytes are ordered
-(the checks of this run say so); a wait sees the same phase, and a phase ends by the same arrivals. Nor can another run
-stop: of the instructions that are left, one has only instructions before it that were executed, and nothing takes back
-an arrival. What the checks find depends on that order alone, so they find the same. Lanes of a warp count as one, as
-schedules have them, where they wait for the same (``lanes``). What decides more than that (atomics, polled memory,
-clocks, work handed out) is a doubt where it is executed; allocation of tensor memory and of registers is not followed.
+Then any other run executes the same instructions with the same values. Consider the first instruction that differs. Its
+warp has come to it as in this run, and it reads the same values, because all accesses to the same bytes are ordered
+(the checks of this run say so). A wait sees the same phase, and the same arrivals complete a phase. Another run cannot
+stop earlier: among the remaining instructions, one depends only on executed ones, and nothing takes back an arrival.
+The findings of the checks depend on that order alone, so they are the same too. The lanes of a warp count as one where
+they wait for the same event (``lanes``). An instruction by which more than barriers decides (atomics, polled memory,
+clocks, work distribution) is a doubt where it is executed. Allocation of tensor memory and registers is left out.
 
-A flag, a word of global memory that is zero or not, is such a barrier too where all that reads it is a loop that goes
-round while it is zero (``flag_polls``): its writes are its phases. They turn it by turns, and each writer knows of the
-write before; who is let through knows of the last zero, so that it can have meant no older write; who makes it zero
-knows of all that were let through. One CTA's knowledge of barriers says nothing in another cluster: of what a flag
-brings from there, flags alone are kept.
+A flag is a word of global memory that is zero or not. It counts as such a barrier if only loops that repeat while it is
+zero read it (``flag_polls``); its writes are its phases. Writes alternate between zero and other values, and each
+writer knows of the previous write. A reader that goes on knows of the last zero, so it cannot have seen an older write.
+A writer of zero knows of all readers that went on. Components of barriers have a meaning only in their cluster, so from
+another cluster a flag brings knowledge of flags only.
 
     causes = Determined()
     run(program, launch, memory, others=[causes])
     assert not causes.doubts
 
-``simulating(others=[causes])`` does so for launches of the package's operations.
+``simulating(others=[causes])`` does the same for launches of the package's operations.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from cute_nvfp4.sim.machine.wave import Wave
 __all__ = ["FIRST", "Determined", "schedules"]
 
 FIRST = 1, 6, 5
-"""Of the adversarial schedules those that come first: engines late, roles late, all at random. What the checks do not
-see, they show; and where a kernel asks whether it must wait, the answer is no in one and yes in another."""
+"""The adversarial schedules to run first: late engines, late roles, everything at random. They show faults that the
+checks do not find, and between them a test of whether to wait has both answers."""
 
 
 def schedules(count: int) -> list[Schedule]:
-    """``adversarial``, those of ``FIRST`` first."""
+    """Returns the schedules of ``adversarial(count)``, those of ``FIRST`` first."""
     every = adversarial(count)
     first = [i for i in FIRST if i < count]
     return [every[i] for i in (*first, *(i for i in range(count) if i not in first))]
@@ -60,16 +60,16 @@ def schedules(count: int) -> list[Schedule]:
 class Determined:
     """A client of the machine's events that judges one run of one launch, or of several.
 
-    ``doubts`` has the reasons why another schedule might do something else; where it stays empty, and the checks have
-    found nothing, every schedule does what this run did.
+    ``doubts`` has the reasons why another schedule might give another result. If it stays empty and the checks find
+    nothing, every schedule gives the result of this run.
     """
 
     def __init__(self) -> None:
         self.doubts: set[str] = set()
 
     def listeners(self, wave: Wave) -> Iterable[Listener]:
-        """The listeners that follow a wave; the machine asks for them."""
+        """Returns the listeners that follow ``wave``."""
         lanes = Lanes(wave, self.doubts, flag_polls(wave.run.kernel))
         causes = Causes(wave, self.doubts, undecided(wave.run.kernel), lanes)
-        # elsewhere lanes part for no other reason than the schedule
+        # under other schedules, lanes may separate only because of the schedule
         return [lanes, causes] if wave.run.schedule.warps == "together" else [causes]

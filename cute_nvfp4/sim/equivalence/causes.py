@@ -1,4 +1,4 @@
-"""What the warps of a wave know to have happened, and where that leaves in doubt what another schedule would do."""
+"""Follows what the warps of a wave know to have happened, and collects doubts about other schedules."""
 
 from __future__ import annotations
 
@@ -21,31 +21,36 @@ from cute_nvfp4.sim.machine.wave import Wave
 
 @dataclass
 class _Flag:
-    """A flag: how often it was written, whether it is set, what its last writer knew, and who was let through since,
-    each at its own time."""
+    """The state of one flag."""
 
-    column: int
-    writes: int = 0
-    set: bool = False
-    told: np.ndarray | None = None
-    writer: int = -1
-    passed: dict[int, int] = field(default_factory=dict)
+    column: int  # its component
+    writes: int = 0  # the number of writes so far
+    set: bool = False  # whether it is not zero
+    told: np.ndarray | None = None  # what the last writer knew
+    writer: int = -1  # the cluster of the last writer
+    passed: dict[int, int] = field(default_factory=dict)  # the warps let through since then, and their clocks
 
 
 class Causes(Listener):
-    """What the warps of a wave know to have happened: passed waits of warps, generations of named barriers and phases
-    of mbarriers, each a component of the cluster's clocks."""
+    """Follows what the warps of a wave know, and adds to ``doubts`` what another schedule might do otherwise.
+
+    ``known`` (warps, components) has vector clocks. A component is a warp of the cluster (its clock counts passed
+    waits), a named barrier (generations), an mbarrier (phases) or a flag (writes). ``undecided`` and ``lanes.polls``
+    are those of ``flags``.
+    """
 
     def __init__(self, wave: Wave, doubts: set[str], undecided: dict[int, str], lanes: Lanes) -> None:
         self.wave, self.doubts, self.undecided, self.lanes = wave, doubts, undecided, lanes
         self.size, self.per_cluster = wave.cluster_size, wave.cluster_size * wave.warps_per_cta
         self.first_named = self.per_cluster
         self.first = self.first_named + BARRIERS * self.size
-        # (warps, components)
         self.known = np.zeros((wave.warps, self.first + 32 * self.size), np.int32)
+        # what arrivals have brought to a barrier so far, and what the last phase of an mbarrier told
         self.sent: dict[tuple, np.ndarray] = defaultdict(lambda: np.zeros(self.known.shape[1], np.int32))
         self.told: dict[tuple, np.ndarray] = {}
+        # by mbarrier: the warps that have seen its last phase, and their clocks
         self.passed: dict[tuple, dict[int, int]] = defaultdict(dict)
+        # by identity: operations in flight, and what their issuers knew
         self.flying: dict[int, tuple[Pending, np.ndarray]] = {}
         self.generation: dict[tuple, int] = defaultdict(int)
         self.columns: dict[tuple, int] = {}
@@ -92,7 +97,7 @@ class Causes(Listener):
             self._arrive(pending.instruction.where(), rows, done.cta, self.wave.mbarriers.slots(done.offset))
 
     def _arrive(self, where: str, rows: np.ndarray, cta: np.ndarray, slot: np.ndarray) -> None:
-        """Rows of knowledge (k, components) come with arrivals."""
+        """Records arrivals (k,) that bring ``rows`` of knowledge (k, components)."""
         for row, c, s in zip(rows, cta.tolist(), slot.tolist()):
             component = self._component(c, s)
             row = self._wide(row)
@@ -191,7 +196,7 @@ class Causes(Listener):
         flag.told, flag.writer = row.copy(), self._cluster(warp)
 
     def _flag(self, address: int) -> _Flag:
-        """The flag at an address; one that is first met is as if nobody had written it."""
+        """Returns the flag at an address. A flag that is met for the first time counts as never written."""
         if address not in self.flags:
             if self.wave.count < math.prod(self.wave.grid):
                 self.doubts.add("flags, and CTAs that run later")
@@ -206,13 +211,13 @@ class Causes(Listener):
         return warp // self.per_cluster
 
     def _global(self) -> list[int]:
-        """Components that are not a cluster's own."""
+        """Returns the components that all clusters share: those of flags."""
         return [flag.column for flag in self.flags.values()]
 
     # components
 
     def _met(self, warp: int) -> tuple:
-        """The cluster barrier's phase that a warp arrives in next."""
+        """Returns the key of the cluster barrier's phase in which a warp arrives next."""
         return "cluster", warp // self.per_cluster, self.generation["cluster", warp]
 
     def _named(self, cta: int, ident: int) -> int:
@@ -222,19 +227,19 @@ class Causes(Listener):
         return self._column(slot, cta % self.size)
 
     def _column(self, *key: object) -> int:
-        """The component of that name."""
+        """Returns the component named ``key``, a new one if need be."""
         at = self.columns.setdefault(key, self.first + len(self.columns))
         if at >= self.known.shape[1]:
             self.known = np.pad(self.known, ((0, 0), (0, 32)))
         return at
 
     def _wide(self, row: np.ndarray) -> np.ndarray:
-        """A row of as many components as there are by now."""
+        """Returns ``row``, padded to the present number of components."""
         missing = self.known.shape[1] - len(row)
         return np.pad(row, (0, missing)) if missing else row
 
     def _rows(self, g, mask, *values: np.ndarray) -> Iterable[tuple[int, ...]]:
-        """(warp, value …) of the threads that execute the instruction, each once a warp."""
+        """Returns (warp, value …) of the threads that execute the instruction, each distinct tuple once."""
         lanes = g.lanes(mask)
         if all(v.shape[1] == 1 for v in values):
             rows = np.flatnonzero(lanes.any(axis=1))
@@ -245,7 +250,7 @@ class Causes(Listener):
 
 
 def _issuers(pending: Pending, count: int) -> np.ndarray:
-    """Which of the issuing threads each of the completions is from."""
+    """Returns the index of the issuing thread of each of ``count`` completions."""
     if hasattr(pending, "issuer"):
         return pending.issuer
     if hasattr(getattr(pending, "targets", None), "source"):

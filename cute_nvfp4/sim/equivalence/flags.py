@@ -1,4 +1,4 @@
-"""What of a kernel decides more than barriers do: polled flags, which the proof follows, and all else that it does not.
+"""Finds the instructions by which more than barriers decides: polled flags, which the proof follows, and others.
 
 A flag is a word of global memory that a loop loads, with acquire, until it is not zero.
 """
@@ -21,12 +21,12 @@ _CHANGING = re.compile(r"%(?:clock|globaltimer|smid|nsmid|warpid)")
 _SCOPE = r"(?:cta|cluster|gpu|sys)"
 FLAG_READ = re.compile(rf"ld\.acquire\.{_SCOPE}\.global\.[bu]32")
 FLAG_WRITE = re.compile(rf"st\.release\.{_SCOPE}\.global\.[bu]32")
-"""Whether the scope has both threads in it is what the checks ask; where it leaves one out they find a race."""
+"""The opcodes of accesses to flags. Any scope matches: the checks find a race where a scope excludes a thread."""
 
 
 @lru_cache(maxsize=8)
 def undecided(kernel: CompiledKernel) -> dict[int, str]:
-    """Blocks with an instruction by which more than barriers decides, and the instruction."""
+    """Returns the blocks with an instruction by which more than barriers decides, and that instruction in words."""
     found, polls = {}, flag_polls(kernel)
     for block in kernel.blocks:
         for i, _ in block.code:
@@ -38,8 +38,8 @@ def undecided(kernel: CompiledKernel) -> dict[int, str]:
 
 @lru_cache(maxsize=8)
 def flag_polls(kernel: CompiledKernel) -> frozenset[int]:
-    """Identities of the loads that ask for a flag and do nothing with the answer but to ask again while it is zero: a
-    loop of the load, a comparison and a branch, and the same before such a loop, which it leads to."""
+    """Returns the identities of loads that only poll a flag: in a loop of a load, a comparison and a branch that
+    repeats while the flag is zero, or in the same three instructions before such a loop, to which they lead."""
     loops = {}
     for block in kernel.blocks:
         zero, other = _asked(block)
@@ -55,7 +55,7 @@ def flag_polls(kernel: CompiledKernel) -> frozenset[int]:
 
 
 def _asked(block: Block) -> tuple[int, int]:
-    """Where a block that ends in a question about a flag leads while it is zero, and else; (-1, -1) of others."""
+    """Returns where ``block`` leads if the flag that it tests at its end is zero, and if not; (-1, -1) for no test."""
     if len(block.code) < 3 or block.control != "branch":
         return -1, -1
     load, compare, branch = (i for i, _ in block.code[-3:])
@@ -76,5 +76,5 @@ def _asked(block: Block) -> tuple[int, int]:
 
 
 def _answer(block: Block) -> set[str]:
-    """Registers that hold what the flag was."""
+    """Returns the registers that hold the answer of the test at the end of ``block``."""
     return {block.code[-3][0].operands[0].name, block.code[-2][0].operands[0].name}

@@ -1,9 +1,9 @@
-"""Lanes that go on while others of their warp wait: what they know then, the schedule decides.
+"""Finds lanes that go on while other lanes of their warp wait: what they know then depends on the schedule.
 
-Lanes of a warp share a clock, in the checks and in this proof: what one of them has waited for counts for all. It
-does so under every schedule where all wait, or where they meet afterwards, at an instruction for all lanes of the warp.
-Lanes that do not wait, and then use memory, arrive, ask or issue before they have met, know less under a schedule in
-which they come first.
+The lanes of a warp share a clock, in the checks and in this proof: what one lane has waited for counts for all. That is
+right under every schedule if all lanes wait, or if they meet afterwards at an instruction for all lanes of the warp.
+Lanes that do not wait, and access memory, arrive, test or issue before they meet the others, know less under a schedule
+in which they come first.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ _SPACES = ("shared", "cluster", "global")
 
 
 class Lanes(Listener):
-    """``waited``: of warps whose lanes have not waited together since they met, what for, and which lanes. ``polls``:
-    loads that are waits."""
+    """Adds to ``doubts`` what lanes do before they have met other lanes of their warp that have waited.
+
+    ``waited`` has the warps whose lanes have not all waited since they last met: by warp, what lanes have waited for,
+    and a bit for each lane that has. ``polls`` has the identities of loads that are waits (``flags.flag_polls``).
+    """
 
     def __init__(self, wave: Wave, doubts: set[str], polls: frozenset[int]) -> None:
         self.wave, self.doubts, self.polls = wave, doubts, polls
@@ -60,13 +63,14 @@ class Lanes(Listener):
     def polled(
         self, g: Group, i: Instruction, host: np.ndarray, mask: Mask, flags: list[int], again: list[int]
     ) -> None:
-        """Lanes have asked for flags. ``flags``: the answer was yes; ``again``: they must know what was before."""
+        """Records that lanes have polled the addresses ``host``. ``flags`` are those of them that are set, ``again``
+        those that have been written more than once, so that the lanes must know of the writes before."""
         lanes, host = g.lanes(mask), np.broadcast_to(host, (g.n, 32))
         self._act(i.where(), g, lanes & np.isin(host, again), host)
         self._wait(i.where(), g, lanes & np.isin(host, flags), host)
 
     def _wait(self, what: str, g: Group, lanes: np.ndarray, *key: np.ndarray) -> None:
-        """Lanes (n, 32) have waited; ``key`` (n, 1 or 32) says for what, and how often each has done so before."""
+        """Records that lanes (n, 32) have waited; ``key`` (n, 1 or 32) says for what. Repeated waits are numbered."""
         if g.mask is None and lanes.all() and not self.waited:
             return
         apart = (self.wave.live[g.warps] & ~lanes).any(axis=1)
@@ -109,7 +113,7 @@ class Lanes(Listener):
             self._act(a.instruction.where(), g, g.lanes(mask))
 
     def _act(self, where: str, g: Group, lanes: np.ndarray, *key: np.ndarray) -> None:
-        """Lanes (n, 32) do something; what others may have waited for has the name ``key``, if it has one."""
+        """Adds a doubt if lanes (n, 32) act and other lanes of their warps have waited for anything but ``key``."""
         if not self.waited or self.waited.keys().isdisjoint(g.warps.tolist()):
             return
         for warp, lane, named in _each(g, lanes, key):
@@ -119,7 +123,7 @@ class Lanes(Listener):
 
 
 def _each(g: Group, lanes: np.ndarray, key: tuple[np.ndarray, ...]) -> list[tuple[int, int, list[int]]]:
-    """(warp, lane, key) of lanes (n, 32)."""
+    """Returns (warp, lane, key) of each of the lanes (n, 32)."""
     rows, cols = np.nonzero(lanes)
     named = [np.broadcast_to(k, lanes.shape)[rows, cols].tolist() for k in key]
     return [(w, x, list(k)) for w, x, *k in zip(g.warps[rows].tolist(), cols.tolist(), *named)]

@@ -1,1 +1,1 @@
-"""The host side of a launch: the compiled host code, and what the GPU answers when it asks."""
+"""The host side of a launch: compiled host code, and the properties of the GPU that it asks for."""

@@ -1,7 +1,7 @@
-"""Reads the sizes of kernel parameters, and their registers, out of the cubin that host code hands to the driver.
+"""Reads the parameter sizes and register counts of kernels from the cubin that host code passes to the driver.
 
-``cudaLaunchKernelEx`` passes pointers only; the driver takes the sizes from ``.nv.info.<kernel>``, and so do we.
-The registers are in ``.nv.info``.
+``cudaLaunchKernelEx`` passes pointers only. The driver takes the sizes from the section ``.nv.info.<kernel>``, and so
+does this module. The register counts are in ``.nv.info``.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from cute_nvfp4.sim.errors import LaunchError
 
 _ELF = b"\x7fELF"
 _KPARAM_INFO = 0x17
-# of kernels with more than 4 KB of parameters
+# in kernels with more than 4 KB of parameters
 _KPARAM_INFO_LARGE = 0x45
 _REGCOUNT = 0x2F
 _SVAL = 4
 
 
 def elf_at(address: int, limit: int = 1 << 16) -> bytes:
-    """The bytes of the ELF image found in the fat binary that starts at ``address`` of this process.
+    """Returns the bytes from the ELF image on in the fat binary at ``address`` of this process.
 
-    The headers in front of the image are short; ``limit`` bounds the search. Raises ``LaunchError`` if there is none.
+    The headers before the image are short, so ``limit`` bounds the bytes searched. Raises ``LaunchError`` if there is
+    no fat binary or no uncompressed image.
     """
     magic, _, header, size = struct.unpack("<IHHQ", ctypes.string_at(address, 16))
     if magic != 0xBA55ED50:
@@ -37,13 +38,13 @@ def elf_at(address: int, limit: int = 1 << 16) -> bytes:
 
 
 def parameter_sizes(elf: bytes) -> dict[str, list[int]]:
-    """Kernel name to the byte sizes of its parameters in order."""
+    """Returns, by kernel name, the sizes in bytes of the kernel's parameters in order."""
     prefix = ".nv.info."
     return {s.name[len(prefix) :]: _kernel_info(s.data) for s in _sections(elf) if s.name.startswith(prefix)}
 
 
 def register_counts(elf: bytes) -> dict[str, int]:
-    """Kernel name to the registers of a thread, as ptxas -v prints them."""
+    """Returns, by kernel name, the number of registers of a thread, as ptxas -v prints it."""
     counts, symbols = {}, {}
     for section in _sections(elf):
         if section.name == ".nv.info":
@@ -76,7 +77,7 @@ def _sections(elf: bytes) -> list[_Section]:
 
 
 def _records(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The (attribute, value) records of a section of attributes that carry their own length."""
+    """Yields (attribute, value) for the records of an attribute section that carry their own length."""
     at = 0
     while at + 4 <= len(data):
         kind, attribute, value = struct.unpack_from("<BBH", data, at)
@@ -87,13 +88,13 @@ def _records(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _kernel_info(data: bytes) -> list[int]:
-    """Sizes of the parameters of one kernel."""
+    """Returns the sizes of the parameters of one kernel, from its ``.nv.info`` section."""
     found = {}
     for attribute, value in _records(data):
         if attribute == _KPARAM_INFO:
             _, ordinal, _, flags = struct.unpack_from("<IHHI", value)
             found[ordinal] = flags >> 18
         elif attribute == _KPARAM_INFO_LARGE:
-            # 16 bits of size, then what a pointer points to
+            # the last field has the size, and data about pointers follow it
             _, ordinal, _, found[ordinal] = struct.unpack_from("<IHHH", value)
     return [found[i] for i in sorted(found)]

@@ -1,6 +1,6 @@
-"""What the simulated GPU answers when host code asks for its properties.
+"""The properties of the simulated GPUs, which host code asks for by number.
 
-The numbers of ``cudaDeviceAttr`` and ``CUdevice_attribute`` are the same. What is not listed is not guessed.
+``cudaDeviceAttr`` and ``CUdevice_attribute`` have the same numbers. An attribute that is not listed has no value here.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from cute_nvfp4.sim.machine.multiprocessor import SHARED_RESERVED, multiprocesso
 MIB, GIB = 1 << 20, 1 << 30
 DEFAULT_ARCH = "sm_100a"
 DRIVER_VERSION = 13000
-"""CUDA 13.0, the first version that knows all the architectures here."""
+"""CUDA 13.0, the first version that supports all architectures in ``DEVICES``."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """The GPU that stands for an architecture: what host code can ask of it."""
+    """The GPU that stands for an architecture, with the properties that host code can ask for.
+
+    ``arch`` is a PTX target such as ``sm_90a``, ``model`` the name of a product. ``capability`` is the compute
+    capability (major, minor). ``integrated`` says whether the GPU shares the memory of the host.
+    """
 
     arch: str
     model: str
@@ -31,7 +35,7 @@ class Device:
 
     @property
     def shared_bytes(self) -> int:
-        """The opt-in limit of one CTA."""
+        """The most bytes of shared memory of one CTA, with opt-in."""
         return multiprocessor(self.arch).shared_of_cta
 
     @property
@@ -40,15 +44,16 @@ class Device:
 
     @staticmethod
     def of(arch: str) -> Device:
-        """The device called ``arch`` (``sm_90a``, ``sm_100a``, ``sm_120a`` …); raises ``TargetError``."""
-        # what is built for a family runs on its first member
+        """Returns the device for ``arch`` (``sm_90a``, ``sm_100a``, ``sm_120a`` …). Raises ``TargetError`` if there is
+        none."""
+        # code for a family (sm_100f) runs on its first member
         name = f"{arch[:-1]}a" if arch.endswith("f") else arch
         if name not in DEVICES:
             raise TargetError(explain("architecture", got=repr(arch), expected=f"one of {', '.join(DEVICES)}"))
         return DEVICES[name]
 
     def attribute(self, number: int) -> int | None:
-        """The value of a device attribute by its number, None where it is not modelled."""
+        """Returns the value of the device attribute ``number``, None if it is not modelled."""
         sm, shared = multiprocessor(self.arch), self.shared_bytes
         known = {
             1: 1024,  # threads of a block
@@ -85,9 +90,9 @@ class Device:
         return known.get(number)
 
     def max_active_clusters(self, size: int, blocks_per_sm: int = 1) -> int:
-        """Clusters of ``size`` CTAs that run together, when one CTA fills a multiprocessor.
+        """Returns how many clusters of ``size`` CTAs run together, with ``blocks_per_sm`` CTAs on a multiprocessor.
 
-        A model: multiprocessors divided by the size. A real GPU gives a little less for large clusters, because a
+        The model divides the number of CTAs by the size. A real GPU gives a little less for large clusters, because a
         cluster must fit in one GPC and not every GPC has the same number of multiprocessors.
         """
         return self.sm_count * blocks_per_sm // size if 1 <= size <= MAX_CLUSTER else 0

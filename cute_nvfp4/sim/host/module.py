@@ -1,8 +1,8 @@
-"""Runs the DSL's compiled host code for real, and captures the launches it makes.
+"""Runs the DSL's compiled host code, and captures the launches that it makes.
 
-The host side of a ``cute.compile`` result is an MLIR module in the LLVM dialect. It is compiled again here with no
-CUDA runtime library; the dozen runtime entry points it calls are Python callbacks. What user code does on the host
-(grid arithmetic, packing of parameters, building of TMA descriptors) is thus executed, not modelled.
+The host side of a ``cute.compile`` result is an MLIR module in the LLVM dialect. It is compiled here again without a
+CUDA runtime library; the runtime functions that it calls are Python callbacks. So user code on the host (grid
+arithmetic, packing of parameters, building of TMA descriptors) is executed, not modelled.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ _DECLARATION = re.compile(
     r"^ *llvm\.func (?:\w+ )?@(_cu\w+|cuda_dialect_\w+)\(([^()]*)\)(?: -> (\S+))?(?!.*\{$)", re.MULTILINE
 )
 _CLUSTER, _COOPERATIVE, _PROGRAMMATIC = 4, 2, 6
-#: cudaLaunchAttributeID of what changes no result here: policies of access, synchronization and cluster scheduling,
-#: events, priority, memory domains, carve-out, and the preferred cluster (a wish, on top of the one that is granted)
+#: the cudaLaunchAttributeIDs that change no result here: policies of access, synchronization and cluster scheduling,
+#: events, priority, memory domains, carve-out, and the preferred cluster (a wish beside the cluster that is granted)
 _HARMLESS = {0, 1, 3, 5, 7, 8, 9, 10, 11, 12, 14, 16, 17}
 
-#: bytes of an attribute's value that mean something, where they are not four: the DSL leaves the others as they were
+#: the number of meaningful bytes of an attribute's value, if not four: the DSL does not initialise the others
 _ATTRIBUTE_BYTES = {_CLUSTER: 12, 11: 12, 1: 32, 7: 16, 12: 16}
 
 
 class HostModule:
     """The host half of a compiled DSL function.
 
-    ``host_ir`` is ``str(compiled.ir_module)``, ``entry`` is ``compiled.function_name``. Building one costs some 10
-    ms; keep it. Raises ``LaunchError`` when the module does not have the shape that nvidia-cutlass-dsl 4.8 gives it.
+    ``host_ir`` is ``str(compiled.ir_module)``, ``entry`` is ``compiled.function_name``, and ``device`` is the GPU whose
+    properties the code sees, by default that of ``DEFAULT_ARCH``. Building a module takes about 10 ms, so keep it.
+    Raises ``LaunchError`` if the module does not have the form that nvidia-cutlass-dsl 4.8 gives it.
     """
 
     def __init__(self, host_ir: str, entry: str, device: Device | None = None) -> None:
@@ -54,10 +55,10 @@ class HostModule:
         self._kernels: dict[int, str] = {}
         self._names: list[ctypes.Array] = []
         with ir.Context() as context:
-            # a pool of threads for each context, kept as long as the module, would exhaust a large machine's
+            # one thread pool for each context, as long as its module lives, would exhaust the threads of a machine
             context.enable_multithreading(False)
             self._module = ir.Module.parse(host_ir)
-            # it runs a few times for each plan: to optimize it would take longer than all of them
+            # the code runs a few times for each plan; optimizing it would take longer than all these runs
             self._engine = ExecutionEngine(self._module, opt_level=0, shared_libs=[])
         self._callbacks = [self._register(*found) for found in set(_DECLARATION.findall(host_ir))]
         self._library = _P()
@@ -67,8 +68,8 @@ class HostModule:
             self._invoke("cuda_load_to_device", [ctypes.addressof(pointer), ctypes.addressof(ordinal)])
 
     def _register(self, name: str, parameters: str, result: str) -> Any:
-        """Gives the host code a callback for the runtime function it declares; one that is not modelled raises when
-        it is called."""
+        """Gives the host code a callback for a runtime function that it declares. A function that is not modelled
+        raises ``LaunchError`` when it is called."""
         given = [t for t in parameters.split(", ") if t]
         if result not in ("i32", "") or any(t not in _TYPES for t in given):
             raise LaunchError(f"the host code declares {name}({parameters}) -> {result or 'nothing'}: not understood")
@@ -84,15 +85,15 @@ class HostModule:
         return refuse
 
     def call(self, args: Sequence[Any]) -> list[Launch]:
-        """Runs the host entry with ``args`` (ctypes objects, one an argument of the compiled function) and returns
+        """Runs the host entry with ``args`` (a ctypes object for each argument of the compiled function), and returns
         its launches."""
         launches: list[Launch] = []
         self.call_at([ctypes.addressof(a) for a in args], launches.append)
         return launches
 
     def call_at(self, addresses: Sequence[int], take: Callable[[Launch], None]) -> None:
-        """Runs the host entry on arguments that lie at ``addresses``; ``take`` gets each launch at its place in the
-        host's execution, and what it raises comes out here."""
+        """Runs the host entry on the arguments at ``addresses``. The host code calls ``take`` for each launch when it
+        makes the launch; what ``take`` raises is raised here."""
         before, self._take = self._take, take
         try:
             self._invoke(self.entry, addresses)
@@ -114,8 +115,8 @@ class HostModule:
             raise LaunchError(f"the host function {name!r} returned CUDA error {result.value}")
 
     def _guarded(self, method: Callable[..., None]) -> Callable[..., int]:
-        """A ctypes callback must not raise: the first exception is kept and raised again by ``_invoke``. After it
-        nothing more is done: not all host code looks at what it is told."""
+        """Returns a callback that never raises, which ctypes does not allow: ``_invoke`` raises the first exception
+        again. After it callbacks do nothing, because not all host code tests the returned error."""
 
         def callback(*args: Any) -> int:
             if self._error is not None:
@@ -154,7 +155,7 @@ class HostModule:
     _on_cuKernelGetAttribute = _on_cudaGetDevice
 
     def _nothing_to_do(self, *_: Any) -> None:
-        """Limits of shared memory and clusters; waits, because a launch has ended when the next host code runs."""
+        """Ignores limits of shared memory and clusters, and waits: a launch has ended before other host code runs."""
 
     _on_cudaKernelSetAttributeForDevice = _on_cudaFuncSetAttribute = _nothing_to_do
     _on_cudaDeviceSynchronize = _on_cudaStreamSynchronize = _nothing_to_do
