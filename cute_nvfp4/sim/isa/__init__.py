@@ -1,4 +1,4 @@
-"""The instruction set, one file a chapter; importing the package fills the opcode table."""
+"""The instruction set, in one module for each topic of the PTX ISA. Importing the package fills the opcode table."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""atom and red (PTX ISA, "atom", "red"): every scope and order is the same here, because execution is sequentially
-consistent."""
+"""atom and red (PTX ISA, "atom", "red"). Execution is sequentially consistent, so scopes and orders change no value."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ _ALLOWED = {
 def _atom(i: Instruction, m: Mods, k: Kernel) -> Op:
     if m.flag("async"):
         return red_async(i, m, k)
-    # ptxas takes these four in any order, and the DSL writes them in more than one.
+    # ptxas accepts these four in any order, and the DSL writes them in different orders.
     order, scope, space, op = "", "", "", ""
     for _ in range(4):
         order = order or m.take("relaxed", "acquire", "release", "acq_rel", "sc")

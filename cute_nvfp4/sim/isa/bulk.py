@@ -1,4 +1,4 @@
-"""Bulk copies without a tensor map, st.async and red.async: operands, and what is issued to the engine (PTX ISA,
+"""Bulk copies without a tensor map, st.async and red.async: reads their operands and queues the copies (PTX ISA,
 "cp.async.bulk", "cp.reduce.async.bulk", "st.async", "red.async")."""
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ TX = "mbarrier::complete_tx::bytes"
 
 
 def offset_by(base: np.ndarray, offset: int) -> np.ndarray:
-    """Addresses plus the offset that the instruction names, which may be negative."""
+    """Returns the addresses plus the instruction's byte offset, which may be negative."""
     return base + base.dtype.type(offset & (1 << 8 * base.dtype.itemsize) - 1)
 
 
 def pick(m: Mods, *allowed: str, required: bool = False) -> str:
-    """Consumes one of ``allowed`` wherever it stands: the order of these modifiers is not fixed in practice."""
+    """Consumes and returns one of ``allowed`` at any position, because compilers write these modifiers in different
+    orders."""
     for word in m.left:
         if word in allowed:
             m.left.remove(word)
@@ -35,7 +36,8 @@ def pick(m: Mods, *allowed: str, required: bool = False) -> str:
 
 
 def own_shared(copy: Copy, address: np.ndarray) -> np.ndarray:
-    """Offsets (k,) of .shared::cta addresses; they must be the thread's own CTA's."""
+    """Returns the shared-memory offsets (k,) of .shared::cta addresses. Raises ``OutOfBounds`` for an address in
+    another CTA."""
     cta, offset = copy.wave.resolve(copy.ctas, address, copy.instruction.where())
     other = (cta != copy.ctas).nonzero()[0]
     if len(other):
@@ -45,11 +47,12 @@ def own_shared(copy: Copy, address: np.ndarray) -> np.ndarray:
 
 
 def targets(copy: Copy, dst, bar, cluster: bool, pair: bool = False, ctas: np.ndarray | None = None) -> Targets:
-    """Destinations and mbarriers of loads: ``dst`` and ``bar`` (k,) addresses, ``ctas`` (k,) masks of multicast.
+    """Returns the destinations and mbarriers of loads to the addresses ``dst`` and ``bar`` (k,).
 
-    With multicast, data and signal go to the same offsets in every CTA of the mask. The mbarrier is the destination
-    CTA's own; with .cta_group::2 (``pair``) it is that of the CTA of the destination's pair which has the parity of
-    the one named by ``bar``.
+    ``cluster`` says whether ``dst`` may be in another CTA. ``pair`` stands for .cta_group::2. ``ctas`` (k,) are the
+    masks of a multicast. Without multicast, the mbarrier must be in the destination CTA, or with ``pair`` in its CTA
+    pair. With multicast, data and signals go to the same offsets in every CTA of the mask; with ``pair``, each signal
+    goes to the CTA of the destination's pair whose rank has the parity of the CTA of ``bar``.
     """
     wave, where = copy.wave, copy.instruction.where()
     if cluster:
@@ -79,7 +82,7 @@ def targets(copy: Copy, dst, bar, cluster: bool, pair: bool = False, ctas: np.nd
 
 
 def global_address(copy: Copy, address: np.ndarray) -> np.ndarray:
-    """Host addresses (k,)."""
+    """Returns the host addresses (k,) of global addresses. Raises ``OutOfBounds`` for an address of another space."""
     window = (address.astype(np.uint64) >> np.uint64(WINDOW_SHIFT)).nonzero()[0]
     if len(window):
         raise OutOfBounds(copy.say(f"{int(address[window[0]]):#x} is not an address of global memory", int(window[0])))
@@ -87,7 +90,7 @@ def global_address(copy: Copy, address: np.ndarray) -> np.ndarray:
 
 
 def bulk(i: Instruction, m: Mods, reduce: bool) -> Op:
-    """The builder of every instruction with ``bulk`` and without ``tensor``; ``cp … bulk`` has been consumed."""
+    """Builds every instruction with ``bulk`` but not ``tensor``; the modifiers up to ``bulk`` have been consumed."""
     if not reduce and m.take("prefetch"):
         m.words("L2", "global")
         hint = ("b64",) if m.take("L2::cache_hint") else ()
@@ -117,7 +120,7 @@ def _operation(m: Mods, table: dict[str, tuple[str, ...]]):
 
 
 def _rows(g, mask, addresses, *operands, once: bool = False):
-    """Threads and values, with offsets added to addresses."""
+    """Returns ``issue_rows`` of ``addresses``, pairs of base and offset, and of ``operands``."""
     full = [displaced(a, off) for a, off in addresses]
     return issue_rows(g, mask, *full, *operands, once=once)
 
@@ -173,13 +176,13 @@ def _between(i: Instruction, fixed) -> Op:
 
 
 def _values(values: list[np.ndarray]) -> np.ndarray:
-    """(k, bytes) of the registers of k threads."""
+    """Returns the bytes (k, bytes) of the registers of k threads."""
     raw = [np.ascontiguousarray(v).view(np.uint8).reshape(len(v), -1) for v in values]
     return np.concatenate(raw, axis=1)
 
 
 def st_async(i: Instruction, m: Mods, k: Kernel) -> Op:
-    """st.async; ``st`` and ``async`` have been consumed."""
+    """Builds st.async; ``async`` has been consumed."""
     m.take("weak")
     m.take("shared::cluster")
     m.take(TX, required=True)
@@ -201,7 +204,7 @@ def st_async(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 
 def red_async(i: Instruction, m: Mods, k: Kernel) -> Op:
-    """red.async; ``red`` and ``async`` have been consumed."""
+    """Builds red.async; ``async`` has been consumed."""
     m.take("relaxed")
     m.take("cluster")
     m.take("shared::cluster")

@@ -1,4 +1,4 @@
-"""Tensor copies: operands, and what is issued to the engine (PTX ISA, "cp.async.bulk.tensor",
+"""Tensor copies: reads their operands and queues the copies (PTX ISA, "cp.async.bulk.tensor",
 "cp.reduce.async.bulk.tensor", "cp.async.bulk.prefetch.tensor")."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAP_ALIGN = 64
 
 
 def tensor(i: Instruction, m: Mods, reduce: bool) -> Op:
-    """The builder of every instruction with ``bulk`` and ``tensor``; what has been consumed is ``cp … bulk``."""
+    """Builds every instruction with ``bulk`` and ``tensor``; the modifiers up to ``bulk`` have been consumed."""
     prefetch = pick(m, "prefetch")
     pick(m, "tensor", required=True)
     rank = int(pick(m, "1d", "2d", "3d", "4d", "5d", required=True)[0])
@@ -45,7 +45,7 @@ def tensor(i: Instruction, m: Mods, reduce: bool) -> Op:
 
 
 def _split_coordinates(i: Instruction, m: Mods) -> None:
-    """Makes of ``[map, {x, y}]`` two operands, ``[map]`` and ``{x, y}``."""
+    """Splits the operand ``[map, {x, y}]`` into two, ``[map]`` and ``{x, y}``."""
     out = []
     for o in i.operands:
         if isinstance(o, Address) and o.extra:
@@ -89,7 +89,7 @@ def _load(i: Instruction, m: Mods, rank: int, mode: str, coords: tuple, hint: tu
 
 
 def _from_global(m: Mods) -> None:
-    """Consumes .dst.src; ``m.cluster`` says whether the destination may be another CTA's."""
+    """Consumes .dst.src, and sets ``m.cluster`` to whether the destination may be in another CTA."""
     if m.left.count("global") != 1:
         raise m.refuse("a tensor load reads .global")
     m.cluster = pick(m, "shared::cta", "shared::cluster", required=True) == "shared::cluster"
@@ -122,7 +122,7 @@ def _store(i: Instruction, m: Mods, rank: int, mode: str, coords: tuple, hint: t
 
 
 def _locate(copy: TensorCopy, m: TensorMap, mode: str, rank: int, place: np.ndarray, shift: np.ndarray | None) -> None:
-    """Binds coordinates to a copy, once map and instruction are known to fit."""
+    """Sets the tensor map and coordinates of a copy. Raises ``InvalidTensorMap`` if the map does not fit."""
     if m.rank != rank:
         raise InvalidTensorMap(copy.say(f"the tensor map has {m.rank} dimensions, the instruction {rank}", 0))
     if mode.startswith("im2col") != (m.im2col is not None):
@@ -140,7 +140,8 @@ def _locate(copy: TensorCopy, m: TensorMap, mode: str, rank: int, place: np.ndar
 
 
 def read_maps(wave, i: Instruction, warps: np.ndarray, lanes: np.ndarray, address: np.ndarray):
-    """[(rows, tensor map)] of the maps at ``address`` (k,), read from memory now; raises for one that is none."""
+    """Returns [(rows, tensor map)] of the tensor maps at ``address`` (k,), which are read from memory now. Raises
+    ``InvalidTensorMap``, ``Misaligned`` or ``OutOfBounds`` for an address without a valid tensor map."""
     address = address.astype(np.uint64)
     wave.events.map_used(i, warps, address)
     if len(address) == 1 or (address == address[0]).all():

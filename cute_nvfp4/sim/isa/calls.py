@@ -1,7 +1,7 @@
-"""Calls of the two device functions that compilers call for a program: ``vprintf`` and ``__assertfail``.
+"""Calls of ``vprintf`` and ``__assertfail``, the two device functions that compilers insert.
 
-PTX ISA, "call"; CUDA C++ Programming Guide, "Formatted Output" and "Assertion". The parser turns the parameters of a
-call into registers of the scope, so that ``st.param`` and ``ld.param`` around it are moves.
+The sources are the PTX ISA ("call") and the CUDA C++ Programming Guide ("Formatted Output", "Assertion"). The parser
+turns the parameters of a call into registers of the scope, so ``st.param`` and ``ld.param`` around it are moves.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def _call(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 
 def _threads(g: Group, mask: np.ndarray | None, *values: np.ndarray):
-    """(row, lane, the values of that thread) of the active threads, in the order of warps and lanes."""
+    """Yields (row, lane, that thread's values) for the active threads, in the order of warps and lanes."""
     lanes = g.lanes(mask)
     wide = [np.broadcast_to(v, (g.n, 32)) for v in values]
     for row, lane in np.argwhere(lanes).tolist():
@@ -42,7 +42,7 @@ def _threads(g: Group, mask: np.ndarray | None, *values: np.ndarray):
 
 
 def _vprintf(i: Instruction, g: Group, mask, operands) -> np.ndarray:
-    """Prints for each active thread; the result is the number of arguments, as the CUDA guide says."""
+    """Prints the text of each active thread. Returns the number of its arguments (n, 32), as the CUDA guide says."""
     counts = np.zeros((g.n, 32), np.uint32)
     for row, lane, (text, arguments) in _threads(g, mask, *operands):
         thread = _Thread(i, g, row, lane)
@@ -60,13 +60,13 @@ def _assertfail(i: Instruction, g: Group, mask, operands) -> None:
 
 
 class _Thread:
-    """Reads what one thread passes to a call."""
+    """A thread that executes a call; reads its arguments from memory."""
 
     def __init__(self, instruction: Instruction, g: Group, row: int, lane: int) -> None:
         self._instruction, self._wave, self._row = instruction, g.wave, int(g.local_rows()[row, lane])
 
     def _bytes(self, address: int, size: int) -> bytes:
-        """``size`` bytes at a generic address of global or local memory."""
+        """Returns ``size`` bytes at a generic address of global or local memory. Raises ``OutOfBounds``."""
         window, low, wave = address >> WINDOW_SHIFT, address & WINDOW_MASK, self._wave
         if window == WINDOWS["local"] and low + size <= wave.local_bytes:
             at = self._row + low - wave.local.base
@@ -79,15 +79,15 @@ class _Thread:
         return rows[address - first : address - first + size].tobytes()
 
     def string(self, address: int) -> str:
-        """The text that ends with a zero byte."""
+        """Returns the zero-terminated text at ``address``, or its first ``_LONGEST`` bytes."""
         out = bytearray()
         while len(out) < _LONGEST and (byte := self._bytes(address + len(out), 1)) != b"\0":
             out += byte
         return out.decode(errors="replace")
 
     def format(self, text: str, arguments: int) -> tuple[str, int]:
-        """(the formatted text, how many arguments it took); arguments lie at their natural alignment, as C promotes
-        them."""
+        """Returns (formatted text, number of arguments used). ``arguments`` is the address of the arguments, which have
+        the types of C's default promotions and their natural alignment."""
         at, taken = arguments, 0
 
         def take(kind: str) -> int | float:
@@ -120,6 +120,6 @@ class _Thread:
                 return (f"%{flags}{width}s") % f"{take('u8'):#x}"
             if kind == "s":
                 return (head + "s") % self.string(take("u8"))
-            return found.group()  # CUDA prints what it does not know as it stands
+            return found.group()  # CUDA prints an unknown conversion unchanged
 
         return _CONVERSION.sub(convert, text), taken

@@ -12,11 +12,15 @@ from cute_nvfp4.sim.machine.engine import Completion, Footprint, Pending, issue_
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
 
 _CANCELED = np.uint64(1 << 63)
-"""In the upper word of a response: a cluster was cancelled, and its first CTA is in the other bits."""
+"""The bit of a response's upper word that says that a cluster was cancelled, whose first CTA the other bits give."""
 
 
 class TryCancel(Pending):
-    """Takes the next cluster of the grid that has not started, if there is one, and writes 16 bytes that say so."""
+    """clusterlaunchcontrol.try_cancel: takes the next cluster of the grid that has not started, and writes a response.
+
+    The response of 16 bytes goes to the shared-memory offsets ``response`` (k,) and is counted by the mbarriers at
+    ``barrier`` (k,), of all CTAs of the cluster if ``everywhere``. It is zero if there is no such cluster.
+    """
 
     engine = "tma"
 

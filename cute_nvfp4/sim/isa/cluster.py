@@ -20,8 +20,8 @@ def _mapa(i: Instruction, m: Mods, k: Kernel) -> Op:
     t = m.type("u32", "u64")
 
     def fn(address, rank):
-        # A rank that does not exist is no error before somebody uses the address: NVIDIA's pipelines map first and
-        # choose the lanes that arrive afterwards.
+        # A rank that does not exist is an error only when the address is used: NVIDIA's pipelines first map the
+        # addresses in all lanes, and then choose the lanes that arrive.
         kind = address.dtype.type
         keep = kind(~(_RANKS << RANK_SHIFT) & ((1 << 8 * address.dtype.itemsize) - 1))
         return address & keep | ((rank.astype(kind) & kind(_RANKS)) << kind(RANK_SHIFT))
@@ -38,7 +38,7 @@ def _getctarank(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 
 def cluster_barrier(i: Instruction, m: Mods) -> Op:
-    """barrier.cluster.arrive{.release,.relaxed}, .wait{.acquire}; with .aligned whole warps."""
+    """Builds barrier.cluster.arrive and .wait; with .aligned, whole warps execute them together."""
     kind = m.take("arrive", "wait", required=True)
     order = m.take("release", "relaxed", "acquire")
     if order and (order == "acquire") != (kind == "wait"):
@@ -84,7 +84,7 @@ def cluster_barrier(i: Instruction, m: Mods) -> Op:
 
 
 def _lanes_of(g, warps: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-    """Rows of ``lanes`` for some of the group's warps (which are in increasing order)."""
+    """Returns the rows of ``lanes`` (n, 32) for some of the group's warps, which are in increasing order."""
     return lanes[np.searchsorted(g.warps, warps)]
 
 

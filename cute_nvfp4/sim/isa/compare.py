@@ -24,7 +24,7 @@ _NAMES = (*_ORDERED, *_UNSIGNED, "equ", "neu", "ltu", "leu", "gtu", "geu", "num"
 
 
 def comparison(name: str, t: str, ftz: bool, m: Mods):
-    """The function of two arrays that decides ``name`` for type ``t``."""
+    """Returns the function of two arrays that computes comparison ``name`` for type ``t``."""
     if t in ("f32", "f64", "f16", "bf16", "f16x2", "bf16x2"):
         return _float_comparison(name, t, ftz, m)
     if ftz:

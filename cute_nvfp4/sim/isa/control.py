@@ -1,5 +1,5 @@
-"""Control flow and barriers of a CTA (PTX ISA, "Control Flow" and "Parallel Synchronization and
-Communication Instructions")."""
+"""Control flow and barriers of a CTA (PTX ISA, "Control Flow" and "Parallel Synchronization and Communication
+Instructions")."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _bar(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 
 def _warp_sync(i: Instruction) -> Op:
-    """bar.warp.sync: lanes wait for those of their mask, which must name the same one."""
+    """Builds bar.warp.sync, at which a lane waits for the lanes of its member mask, which must have the same mask."""
 
     def fn(g, mask, member_mask):
         lanes = participants(g, mask, member_mask, i)
@@ -96,7 +96,7 @@ def _sleep(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 @opcode("setmaxnreg")
 def _setmaxnreg(i: Instruction, m: Mods, k: Kernel) -> Op:
-    """Registers move between warps: it decides who waits, and no value."""
+    """Builds setmaxnreg. It moves registers between warps, which can make a warp wait but changes no value."""
     action = m.take("inc", "dec", required=True)
     m.words("sync", "aligned")
     m.type("u32")
@@ -132,7 +132,8 @@ def _more_registers(i: Instruction, count: int) -> Op:
 
 @opcode("griddepcontrol")
 def _dependency(i: Instruction, m: Mods, k: Kernel) -> Op:
-    """Launches run one after another, so the kernel before has always ended; checks follow what the ISA orders."""
+    """Builds griddepcontrol. Launches run one after another, so the previous kernel has always ended, and only the
+    checks need the instruction."""
     if m.take("launch_dependents", "wait", required=True) == "wait":
         return Op(lambda g, mask: g.wave.events.dependency_waited(g, mask), (), (), "control", context=True)
     return Op(lambda g, mask: g.wave.events.dependents_launched(g, mask), (), (), "control", context=True)

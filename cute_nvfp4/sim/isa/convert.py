@@ -63,7 +63,8 @@ def _int_to_int(d: str, sat: bool, rounding: str, m: Mods):
 
 
 def _float_to_int(d: str, s: str, rounding: str, ftz: bool, m: Mods):
-    """Saturates always; NaN gives 0, or only the sign bit where the source or the result has 64 bits."""
+    """Returns the conversion, which always saturates. NaN gives 0; in a 64-bit result, or a 32-bit result from f64, it
+    gives only the highest bit."""
     if rounding not in _TO_INT:
         raise m.refuse("a conversion to an integer needs .rni, .rzi, .rmi or .rpi")
     target, integral = _numpy(d), _TO_INT[rounding]
@@ -79,7 +80,7 @@ def _float_to_int(d: str, s: str, rounding: str, ftz: bool, m: Mods):
         out = np.where(r > low, np.where(inside, out, info.max), info.min).astype(target)
         nan = target.type(0)
         if bits(d) == 64 or (bits(d) == 32 and s == "f64"):
-            # observed on an H200; the ISA names it for .s64 and .u64 only
+            # Observed on an H200; the ISA specifies it for .s64 and .u64 only.
             nan = np.array(1 << bits(d) - 1, f"u{target.itemsize}").view(target)[()]
         return np.where(np.isnan(x), nan, out)
 
@@ -109,7 +110,7 @@ def _int_to_float(d: str, rounding: str, sat: bool, m: Mods):
 
 
 def _odd(a: np.ndarray) -> np.ndarray:
-    """An integer in binary64, rounded to odd where it has more than 53 bits."""
+    """Returns integers in binary64, rounded to odd where they have more than 53 bits."""
     if a.dtype.itemsize < 8:
         return a.astype("f8")
     negative = a < 0 if a.dtype.kind == "i" else np.zeros(a.shape, bool)
@@ -132,7 +133,7 @@ def _float_to_float(d: str, s: str, rounding: str, ftz: bool, sat: bool, finite:
 
     def fn(a):
         if s == "bf16" and d == "f32" and not (ftz or sat or relu):
-            # a shift, which leaves NaNs as they are
+            # The conversion is a shift, which does not change NaNs.
             return half.widen(a, s)
         x = half.widen(a, s)
         if ftz and s == "f32":
@@ -158,7 +159,8 @@ def _float_to_float(d: str, s: str, rounding: str, ftz: bool, sat: bool, finite:
 
 
 def _finite(x: np.ndarray, d: str, mode: str, finite: bool) -> np.ndarray:
-    """f16 or bf16 of f32 values; with ``.satfinite`` the largest finite value stands for what is larger."""
+    """Returns f32 values rounded to f16 or bf16. With ``finite`` (``.satfinite``), magnitudes that would be infinite
+    become the largest finite value."""
     out = half.narrow(x, d, mode)
     if not finite:
         return out
@@ -173,7 +175,7 @@ def _pack(high: np.ndarray, low: np.ndarray, kind: str, shift: int) -> np.ndarra
 
 
 def _packed(d: str, s: str, rounding: str, finite: bool, relu: bool, m: Mods):
-    """(function, dst types, src types) of the packed conversions; the first source is the high half."""
+    """Returns (function, destination types, source types) of a packed conversion; the first source is the high half."""
     rectify = (lambda x: np.where(np.isnan(x), x, np.where(x > 0, x, np.float32(0)))) if relu else (lambda x: x)
     if d in ("f16x2", "bf16x2") and s == "f32" and rounding in ("rn", "rz"):
         t = d[:-2]
@@ -227,7 +229,7 @@ def _packed(d: str, s: str, rounding: str, finite: bool, relu: bool, m: Mods):
 
 
 def _decode_pair(s: str, relu: bool):
-    """Decodes both codes by one table look-up on the packed bits."""
+    """Returns a function that decodes both codes by one table look-up on the packed bits."""
     size = 8 if s == "e2m1x2" else 16
     codes = np.arange(1 << size)
     width = size // 2
@@ -235,7 +237,7 @@ def _decode_pair(s: str, relu: bool):
     if relu:
         values = np.where(np.isnan(values), values, np.maximum(values, np.float32(0)))
     table = half.to_half(values).view("u2").astype("u4")
-    # of six bits the upper two of a byte are padding
+    # The upper two bits of a byte with a 6-bit code are padding.
     own = len(values) - 1
     pairs = (table[codes >> width & own] << np.uint32(16)) | table[codes & ((1 << width) - 1) & own]
     return lambda a: pairs.take(a)

@@ -1,6 +1,6 @@
-"""cp.async of the non-bulk kind (PTX ISA, "cp.async"), and where the other instructions that begin with ``cp`` go.
+"""Non-bulk cp.async (PTX ISA, "cp.async"), and the choice of the builder for all instructions that begin with ``cp``.
 
-A thread's addresses are bound when it issues the copy; the bytes move when the engine runs.
+A copy takes its addresses when a thread issues it, and moves its bytes when the engine runs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def _cp(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 
 def wait_group(i: Instruction, m: Mods, kind: str, read: bool) -> Op:
-    """Builds a wait for all but a thread's youngest groups of ``kind``; ``read``: for their reads only."""
+    """Builds a wait for all but the last N groups of ``kind`` of each thread, with N from the operand; ``read`` is set
+    for .read, a wait for the reads of the source only."""
     count = i.operands[0] if i.operands else None
     if not isinstance(count, Imm) or count.value < 0:
         raise m.refuse("wait_group takes a constant")
@@ -56,20 +57,24 @@ def wait_group(i: Instruction, m: Mods, kind: str, read: bool) -> Op:
 
 
 def _wait_all(g, mask, i: Instruction):
-    """cp.async.wait_all = commit_group, then wait_group 0 (PTX ISA)."""
+    """Executes cp.async.wait_all, which is commit_group and then wait_group 0 (PTX ISA)."""
     bulk_groups.commit(g, mask, KIND)
     return bulk_groups.wait(g, mask, i, KIND, 0, False)
 
 
 class AsyncCopy(Pending):
-    """One cp.async of k threads; ``move`` does it."""
+    """One cp.async of k threads.
+
+    ``dst`` and ``src`` are the addresses, ``size`` is the bytes that each thread copies, and ``count`` the bytes that
+    it reads (None for all). ``move`` copies the bytes.
+    """
 
     engine = "copy"
     completion = Completion(KIND)
 
     def __init__(self, i: Instruction, g, mask, dst, src, size: int, move, count) -> None:
         super().__init__(i, g.wave, g.warps)
-        # The group goes on; what the copy needs of it is who the threads are.
+        # The group goes on and changes. The copy keeps the identity of its threads.
         self.issuer = type(g)(g.wave, g.block, g.warps, g.mask, [])
         self.mask, self.move = mask, move
         rows, lanes = np.nonzero(g.lanes(mask))
@@ -110,7 +115,7 @@ def _copy(i: Instruction, m: Mods, k: Kernel) -> Op:
     target = Access(i, "shared", 4, words, "store")
     partial = len(i.operands) == 4 + hint
     extra = i.operands[3] if partial else None
-    # ignore-src: where it holds nothing is read and zeros are written
+    # ignore-src is a predicate: where it is true, nothing is read and zeros are written.
     ignores = isinstance(extra, Reg) and k.regs.get(extra.name) == "pred"
 
     def fn(g, mask, dst, dst_off, src, src_off, *rest):
@@ -135,7 +140,7 @@ def _copy(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 
 def _partial(g, i: Instruction, mask, src, src_off: int, count, words: int, cache: str):
-    """Reads only the first ``count`` bytes of each lane; the rest are zeros."""
+    """Returns the ``words`` of each lane, of which only the first ``count`` bytes are read; the others are zero."""
     lanes = g.lanes(mask)
     count = np.broadcast_to(count, (g.n, 32))
     byte = Access(i, "global", 1, 1, "load", (cache,), counted=False)
@@ -153,8 +158,8 @@ def _partial(g, i: Instruction, mask, src, src_off: int, count, words: int, cach
 
 
 def _arrive(i: Instruction, m: Mods) -> Op:
-    """cp.async.mbarrier.arrive: an arrival when all earlier cp.async of the thread are complete. Without .noinc the
-    phase expects one arrival more, so that the two cancel."""
+    """Builds cp.async.mbarrier.arrive, which arrives when all earlier cp.async of the thread are complete. Without
+    .noinc it also increments the pending count, so that the arrival does not change the count."""
     m.take("arrive", required=True)
     keep = m.flag("noinc")
     m.take("shared", "shared::cta")

@@ -1,5 +1,5 @@
-"""Fences (PTX ISA, "membar / fence", "fence.proxy"). Execution is sequentially consistent here, so a fence changes no
-value; the checks learn from it what it orders."""
+"""Fences (PTX ISA, "membar / fence", "fence.proxy"). Execution is sequentially consistent, so a fence changes no value;
+it only informs the checks."""
 
 from __future__ import annotations
 

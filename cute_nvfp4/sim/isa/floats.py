@@ -14,7 +14,7 @@ _HALF = ("f16", "f16x2", "bf16", "bf16x2")
 
 
 def _pair(fn):
-    """Applies an f32 function to both halves of packed f32x2 bits."""
+    """Returns a function that applies the f32 function ``fn`` to both halves of f32x2 bits."""
 
     def both(*args):
         parts = [np.ascontiguousarray(a).view("f4").reshape(*a.shape, 2) for a in args]
@@ -24,13 +24,13 @@ def _pair(fn):
 
 
 def _saturate(x: np.ndarray) -> np.ndarray:
-    """``.sat``: into [0, 1], NaN to +0."""
+    """Returns ``x`` clamped to [0, 1], with +0 for NaN (``.sat``)."""
     return np.where(x > 0, np.minimum(x, x.dtype.type(1)), x.dtype.type(0))
 
 
 def _arithmetic(fn, ftz: bool, sat: bool, exact=None, mode: str = "rn"):
-    """Wraps an f32 function with flushing of inputs and output, and saturation. ``exact`` gives the results in
-    binary64, rounded to odd, where rounding can make a tiny one normal."""
+    """Wraps an f32 function with flushing of inputs and output (``ftz``), and saturation (``sat``). ``exact`` returns
+    the results in binary64, rounded to odd; it is needed where rounding can make a tiny result normal."""
     if not ftz and not sat:
         return fn
 
@@ -46,7 +46,8 @@ def _arithmetic(fn, ftz: bool, sat: bool, exact=None, mode: str = "rn"):
 
 
 def _half_op(fn, t: str, ftz: bool, sat: bool, relu: bool = False, exact=None):
-    """Wraps a function of widened values that returns a rounded array of type ``t``; ``exact`` as above."""
+    """Wraps a function of widened values that returns a rounded array of type ``t``, as ``_arithmetic`` wraps an f32
+    function."""
 
     def wrapped(*args):
         wide = [half.widen(a, t) for a in args]
@@ -85,7 +86,7 @@ def _add(i: Instruction, m: Mods, k: Kernel) -> Op:
             if i.base == "mul":
                 raise m.refuse("mixed-precision mul does not exist")
             return Op(lambda a, c: plain(half.widen(a, source), c), ("f32",), (source, "f32"), "f32")
-        # a sum below 2**-126 is exact
+        # Sums need no ``exact``: a sum below 2**-126 is exact.
         fn = _arithmetic(_binary(i.base, mode), ftz, sat, single.exact_mul if i.base == "mul" else None, mode)
         return Op(_pair(fn) if t == "f32x2" else fn, (t,), (t, t), "f32")
     if t == "f64":
@@ -105,7 +106,8 @@ def _add(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 
 def _exact_product(a, b, t: str):
-    """f32 holds the product of two f16; that of two bf16 can leave its exponent range."""
+    """Returns the product of widened values: in f32 for f16, and in binary64 for bf16, whose products can leave the
+    exponent range of f32."""
     return a * b if t.startswith("f16") else a.astype("f8") * b.astype("f8")
 
 
@@ -140,8 +142,8 @@ def _fma(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 @float_form("div")
 def _div(i: Instruction, m: Mods, k: Kernel) -> Op:
-    """div.approx and div.full are allowed 2 ulp by the ISA; they are rounded correctly here (but see
-    ``div_approx32``)."""
+    """Builds div. div.approx and div.full, to which the ISA allows 2 ulp, are correctly rounded here, except for the
+    large divisors of ``div_approx32``."""
     mode = m.take(*_MODES, "approx", "full", required=True)
     ftz = m.flag("ftz")
     t = m.type("f32", "f64")
@@ -158,7 +160,7 @@ def _div(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 @opcode("sqrt", "rcp")
 def _sqrt(i: Instruction, m: Mods, k: Kernel) -> Op:
-    """The .approx forms (1 ulp by the ISA) are rounded correctly here; they are not specified to the bit."""
+    """Builds sqrt and rcp. Their .approx forms, to which the ISA allows 1 ulp, are correctly rounded here."""
     mode = m.take(*_MODES, "approx", required=True)
     ftz = m.flag("ftz")
     t = m.type("f32", "f64")
@@ -177,8 +179,7 @@ def _sqrt(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 @opcode("ex2", "lg2", "rsqrt", "sin", "cos", "tanh")
 def _approximate(i: Instruction, m: Mods, k: Kernel) -> Op:
-    """Approximations that the ISA bounds but does not specify to the bit: computed in binary64 and rounded once
-    here."""
+    """Builds the approximations, whose errors the ISA bounds. The results are computed in binary64 and rounded once."""
     m.take("approx", required=True)
     ftz = m.flag("ftz")
     t = m.type("f32", "f64", *_HALF)
@@ -223,7 +224,7 @@ def _extremum(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 @float_form("neg", "abs")
 def _sign(i: Instruction, m: Mods, k: Kernel) -> Op:
-    """A NaN becomes the canonical one, as observed on an H200; one of f64 keeps its payload and its sign."""
+    """Builds neg and abs. A NaN becomes the canonical NaN (observed on an H200); an f64 NaN keeps sign and payload."""
     ftz = m.flag("ftz")
     t = m.type("f32", "f64", *_HALF)
     negate = i.base == "neg"

@@ -19,7 +19,8 @@ plain({"sad": lambda a, b, c: c + np.where(a < b, b - a, a - b)}, INTS, ("", "",
 
 
 def _carry(i: Instruction, k: Kernel, reads: bool, writes: bool) -> tuple[tuple, tuple]:
-    """Makes the condition-code register an operand; returns the types it adds to destinations and sources."""
+    """Makes the condition-code register an operand where the instruction ``reads`` or ``writes`` it. Returns the types
+    that this adds to the destinations and to the sources."""
     k.regs.setdefault(CARRY, "pred")
     if not any(isinstance(o, Reg) and o.name == CARRY for o in i.operands):
         head, *tail = i.operands
@@ -28,7 +29,7 @@ def _carry(i: Instruction, k: Kernel, reads: bool, writes: bool) -> tuple[tuple,
 
 
 def _add_carry(a, b, c, subtract: bool):
-    """a + b + c, or a - b - c, and whether it carried or borrowed."""
+    """Returns a + b + c, or a - b - c, and its carry or borrow."""
     one = c.astype(a.dtype)
     if subtract:
         return a - b - one, (a < b) | ((a == b) & c)
@@ -64,7 +65,7 @@ def _add(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 
 def _packed(t: str, fn):
-    """Applies ``fn`` to the 16-bit halves of 32-bit values."""
+    """Returns a function that applies ``fn`` to the 16-bit halves of 32-bit values."""
     dtype = np.dtype("i2" if t[0] == "s" else "u2")
 
     def both(*args):
@@ -75,7 +76,8 @@ def _packed(t: str, fn):
 
 
 def _product(t: str, mode: str):
-    """(function, result type) of a product of two ``t``."""
+    """Returns (function, result type) of a product of two values of type ``t``; the function is None if the product
+    does not exist."""
     if mode == "wide":
         if t.endswith("64"):
             return None, t

@@ -1,8 +1,8 @@
 """Warp-level matrix instructions (PTX ISA, "mma", "ldmatrix", "stmatrix", "movmatrix").
 
-The ISA leaves the order of summation of floating-point mma open. Here the products are exact, their sum with C is
-made in binary64 and rounded once to the type of D: within K + 1 roundings of f32 of any order of summation, and equal
-to it whenever the sums are exact.
+The ISA leaves the order of summation of floating-point mma open. Here the products are exact, and their sum with C is
+computed in binary64 and rounded once to the type of D. The result is within K + 1 roundings of f32 of the result of
+any order of summation, and equal to it when the sums are exact.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _SHAPES = {f"m16n8k{k}": k for k in (4, 8, 16, 32, 64)}
 
 
 def _wide(g, registers) -> list[np.ndarray]:
-    """Registers with one row a warp (or one for all when no register differs between warps) and 32 lanes."""
+    """Returns the registers as (n, 32) arrays with one row for each warp, or (1, 32) when no register differs between
+    warps."""
     n = max(r.shape[0] for r in registers)
     return [np.broadcast_to(r, (n, 32)) for r in registers]
 
@@ -38,7 +39,7 @@ def _mma(i: Instruction, m: Mods, k: Kernel) -> Op:
     if m.take("sp", "sp::ordered_metadata"):
         raise m.refuse("sparse mma is not modelled")
     m.words("sync", "aligned")
-    # ptxas takes the kind before the shape and after the layouts
+    # ptxas accepts the kind before the shape or after the layouts.
     kind, scaled, vector = before = take_kind(m)
     shape = m.take(*_SHAPES, required=True)
     m.words("row", "col")
@@ -91,35 +92,35 @@ def _mma(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 @dataclass(frozen=True)
 class _Tiles:
-    """Matrices that ldmatrix or stmatrix moves: ``count`` of ``rows`` rows of 16 bytes in shared memory and ``each``
-    registers. ``gather`` makes registers (each, n, 32) of bytes (n, rows, 16), ``scatter`` the bytes of registers."""
+    """The matrices that an ldmatrix or stmatrix moves."""
 
-    count: int
-    rows: int = 8
-    each: int = 1
-    gather: Callable[[np.ndarray], np.ndarray] | None = None
-    scatter: Callable[[np.ndarray], np.ndarray] | None = None
+    count: int  # number of matrices
+    rows: int = 8  # rows of a matrix, of 16 bytes each in shared memory
+    each: int = 1  # registers of a matrix
+    gather: Callable[[np.ndarray], np.ndarray] | None = None  # bytes (n, rows, 16) to registers (each, n, 32)
+    scatter: Callable[[np.ndarray], np.ndarray] | None = None  # a register (n, 32) to bytes (n, rows, 16)
 
 
 def _words(raw: np.ndarray) -> np.ndarray:
-    """(..., 32, 4) bytes or (..., 8, 16) as (..., 32) registers."""
+    """Returns bytes (..., 32, 4) or (..., 8, 16) as registers (..., 32)."""
     return np.ascontiguousarray(raw).view("u4").reshape(*raw.shape[:-2], 32)
 
 
 def _gather_16x16(raw: np.ndarray) -> np.ndarray:
-    """.m16n16.trans: lane 4 g + t has in byte b of register r the element of row 4 t + b and column g + 8 r."""
+    """Returns the registers of .m16n16.trans: byte b of register r of lane 4 g + t is the element of row 4 t + b and
+    column g + 8 r in memory."""
     parts = raw.reshape(-1, 4, 4, 2, 8)
     return _words(parts.transpose(3, 0, 4, 1, 2).reshape(2, len(raw), 32, 4))
 
 
 def _scatter_16x8(register: np.ndarray) -> np.ndarray:
-    """.m16n8.trans: byte i + 2 h of lane 4 g + t goes to row 2 t + i in memory, place g + 8 h."""
+    """Returns the bytes of .m16n8.trans: byte i + 2 h of lane 4 g + t goes to row 2 t + i, column g + 8 h in memory."""
     parts = np.ascontiguousarray(register).view("u1").reshape(-1, 8, 4, 2, 2)
     return np.ascontiguousarray(parts.transpose(0, 2, 4, 3, 1)).reshape(-1, 8, 16)
 
 
 def _tiles(i: Instruction, m: Mods) -> _Tiles:
-    """The form of one ldmatrix or stmatrix, all modifiers read."""
+    """Reads the modifiers of an ldmatrix or stmatrix."""
     load = i.base == "ldmatrix"
     shape = m.take("m8n8", *(("m8n16", "m16n16") if load else ("m16n8",)), required=True)
     count = int(m.take(*(("x1", "x2") if shape == "m16n16" else ("x1", "x2", "x4")), required=True)[1:])
@@ -139,14 +140,14 @@ def _tiles(i: Instruction, m: Mods) -> _Tiles:
     narrow = m.type("b8", "b8x16") if shape == "m16n16" else m.type("b8x16")
     bits = int(m.type("b6x16_p32", "b4x16_p64")[1]) if narrow == "b8x16" else 8
     arrange = _gather_16x16 if shape == "m16n16" else lambda raw: _words(raw)[None]
-    # 4- and 6-bit codes come to the low end of their bytes.
+    # Codes of 4 or 6 bits are unpacked to the low ends of bytes.
     gather = arrange if bits == 8 else lambda raw: arrange(unpack(raw, bits))
     return _Tiles(count, 16, 2, gather) if shape == "m16n16" else _Tiles(count, gather=gather)
 
 
 @opcode("ldmatrix", "stmatrix")
 def _ldmatrix(i: Instruction, m: Mods, k: Kernel) -> Op:
-    """Each row of 16 bytes is at the address of its own lane: row r of matrix j at that of lane ``rows * j + r``."""
+    """Builds ldmatrix and stmatrix. Lane ``rows * j + r`` has the address of row r of matrix j."""
     m.words("sync", "aligned")
     tiles = _tiles(i, m)
     lanes, rows = tiles.count * tiles.rows, tiles.rows
@@ -161,7 +162,7 @@ def _ldmatrix(i: Instruction, m: Mods, k: Kernel) -> Op:
             raise UnsupportedInstruction(f"{i.where()}: matrices of bytes need sm_100a, this is {g.wave.run.target}")
 
     def owners(g):
-        """Only the lanes that give a row address touch memory."""
+        """Returns the mask of the lanes that have a row address, the only ones that access memory."""
         return None if lanes == 32 else np.broadcast_to(owner, (g.n, 32))
 
     def read(g, mask, addr, off):

@@ -1,12 +1,13 @@
-"""Warp-level products with block scales, and of 4- and 6-bit elements (PTX ISA, "mma", "block scaling"; sm_120a).
+"""Warp-level matrix products with block scaling (PTX ISA, "mma", "block scaling"; sm_120a).
 
-A lane's scale register has four bytes. ``byte-id`` says which byte is the first block's along K, ``thread-id`` which
-lanes of a quad are asked: of A's two (row group and row group + 8), of B's one (column group). What ptxas refuses is
-refused here, with the values it takes. Sums are as in ``matrix``: exact products, in binary64, rounded once.
+The scale register of a lane holds four bytes. ``byte-id`` selects the byte of the first block along K. ``thread-id``
+selects the lanes of a quad that provide scales: two for A (rows group and group + 8), one for B (column group). Values
+that ptxas refuses are refused here, with an error that names the values it accepts. As in ``matrix``, products are
+exact, and their sums are computed in binary64 and rounded once.
 
-Most of the work would be to decode and scale fragments. Warps of other tiles have the same ones at the same time, so
-each is decoded once; and most are operands of several instructions one after the other, so a wave keeps the last ones:
-registers' values are arrays that nobody writes, so that the same array has the same fragment.
+Decoding and scaling fragments would take most of the time. Warps of different tiles often have equal fragments, so
+each different fragment is decoded once. Most fragments are operands of several successive instructions, so a wave
+keeps the most recent ones. No code writes to the arrays of register values, so equal identities mean equal fragments.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ _BYTES = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
 
 @dataclass(frozen=True)
 class _Shape:
-    """One row of the ISA's table: blocks along K of one instruction by ``.scale_vec``, and the type of scales."""
+    """One row of the ISA's table of block-scaled shapes."""
 
     shape: str
     elements: tuple[str, ...]
-    blocks: int
-    scale: str
+    blocks: int  # scale blocks along K in one instruction, from ``.scale_vec``
+    scale: str  # type of the scales
 
     @property
     def byte_ids(self) -> tuple[int, ...]:
-        """ptxas takes these: the blocks' bytes lie within the register, from a multiple of their number on."""
+        """The byte-ids that ptxas accepts: multiples of the number of blocks."""
         return tuple(range(0, 4, self.blocks))
 
 
@@ -54,7 +55,7 @@ _TARGETS = ("sm_120a", "sm_120f", "sm_121a", "sm_121f")
 
 
 def needs_target(i: Instruction, g) -> None:
-    """Refuses a program for a target for which ptxas does."""
+    """Refuses a program whose target does not have the instruction, as ptxas does."""
     target = g.wave.run.target.partition(",")[0]
     if target not in _TARGETS:
         raise UnsupportedInstruction(f"{i.where()}: `{i.opcode}` needs one of {', '.join(_TARGETS)}, this is {target}")
@@ -62,14 +63,14 @@ def needs_target(i: Instruction, g) -> None:
 
 @dataclass(frozen=True)
 class _Selector:
-    """{byte-id, thread-id} of one operand: what ptxas takes. Both are constants, which may have come through registers;
-    then they are known when the instruction runs."""
+    """The values that ptxas accepts for {byte-id, thread-id} of one operand. Both are constants. Constants that come
+    through registers are known only when the instruction runs."""
 
     bytes: tuple[int, ...]
     threads: tuple[int, ...]
 
     def known(self, m: Mods, index: int) -> None:
-        """Refuses constants that are written in the instruction."""
+        """Checks operand ``index``, if its values are written in the instruction."""
         given = m.instruction.operands[index]
         if not isinstance(given, Vector) or len(given.items) != 2:
             raise m.refuse("a selector of scales is {byte-id, thread-id}")
@@ -85,7 +86,7 @@ class _Selector:
                 )
 
     def read(self, i: Instruction, given: tuple[np.ndarray, ...]) -> list[int]:
-        """The two values, the same in every lane and warp."""
+        """Returns the two values, which must be the same in every lane and warp."""
         if any(x.size > 1 and (x != x.flat[0]).any() for x in given):
             raise UnsupportedInstruction(f"a selector of scales must be a constant: {i.where()}")
         values = [x.item(0) for x in given]
@@ -94,7 +95,7 @@ class _Selector:
 
 
 def take_kind(m: Mods) -> tuple[str, bool, str]:
-    """``.kind``, whether there is ``.block_scale``, and ``.scale_vec``; of what is not there the empty string."""
+    """Returns ``.kind``, whether ``.block_scale`` is present, and ``.scale_vec``; absent names are empty strings."""
     kind = m.take(*(f"kind::{name}" for name in ("f8f6f4", "mxf8f6f4", "mxf4", "mxf4nvf4"))).removeprefix("kind::")
     scaled = m.flag("block_scale")
     vectors = ("scale_vec::1X", "scale_vec::2X", "scale_vec::4X") if scaled else ()
@@ -102,7 +103,8 @@ def take_kind(m: Mods) -> tuple[str, bool, str]:
 
 
 def block_scaled(i: Instruction, m: Mods, kind: str, vector: str, shape: str) -> Op:
-    """``mma.sync.aligned.SHAPE.row.col.kind::KIND.block_scale.scale_vec::VECTOR…``, read up to the types."""
+    """Builds ``mma.sync.aligned.SHAPE.row.col.kind::KIND.block_scale.scale_vec::VECTOR``, whose modifiers before the
+    types have been consumed."""
     form = _FORMS.get((kind, vector or _DEFAULT.get(kind, "")))
     if form is None or form.shape != shape:
         raise m.refuse(f"kind::{kind} has no form with .{shape} and .scale_vec {vector or 'left out'}")
@@ -112,7 +114,7 @@ def block_scaled(i: Instruction, m: Mods, kind: str, vector: str, shape: str) ->
     select_a, select_b = _Selector(form.byte_ids, (0, 1)), _Selector(form.byte_ids, (0, 1, 2, 3))
     select_a.known(m, 5)
     select_b.known(m, 7)
-    # 4-bit elements of kinds mxf4 and mxf4nvf4 are packed, two in a byte; those of mxf8f6f4 have a byte each
+    # The 4-bit elements of kinds mxf4 and mxf4nvf4 are packed two in a byte; those of mxf8f6f4 have a byte each.
     packed = shape == "m16n8k64"
     type_a, type_b = ("e2m1x2", "e2m1x2") if packed else (a, b)
     blocks, k = form.blocks, 64 if packed else 32
@@ -137,17 +139,17 @@ def block_scaled(i: Instruction, m: Mods, kind: str, vector: str, shape: str) ->
 
 @dataclass(frozen=True)
 class _Operand:
-    """How the registers of A or B are read. ``lanes``: of a quad, which have the scales of each eight rows."""
+    """The format of the registers of A or B."""
 
-    type: str
+    type: str  # element type
     k: int
-    scale: str
-    byte: int
-    blocks: int
-    lanes: tuple[int, ...]
+    scale: str  # type of the scales
+    byte: int  # byte of the scale register that holds the scale of the first block
+    blocks: int  # scale blocks along K
+    lanes: tuple[int, ...]  # lane of a quad that holds the scales, for each group of eight rows (columns of B)
 
     def fragments(self, registers: Sequence[np.ndarray], scale: np.ndarray) -> _Fragments:
-        """Each row of the registers (n, 32) decoded and scaled once. Register r has row group + 8 * (r % halves)."""
+        """Returns the scaled fragments of registers (n, 32) of n warps; equal warps are decoded once."""
         n = max(x.shape[0] for x in (*registers, scale))
         arrays = [np.ascontiguousarray(np.broadcast_to(x, (n, 32))) for x in (*registers, scale)]
         first, of = distinct(np.concatenate(arrays, axis=1).view("u8"))
@@ -159,7 +161,7 @@ class _Operand:
         *registers, scale = arrays
         n, halves = len(out), len(self.lanes)
         columns = len(registers) // halves
-        # blocks of the columns that a register has, or one of them all
+        # Register halves * column + half holds row group + 8 * half. It has elements of ``blocks`` scale blocks.
         blocks = max(1, self.blocks // columns)
         scales = scale.view("u1").reshape(n, 8, 4, 4)[..., self.byte : self.byte + self.blocks]
         out = out.reshape(n, halves, 8, columns, blocks, -1)
@@ -178,15 +180,18 @@ def _scales(name: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Fragments:
-    """Fragments of a matrix: (u, 8 or 16 rows, K), the different ones; of (n,): which of them each warp has."""
+    """The fragments of one operand of n warps."""
 
-    matrix: np.ndarray
-    of: np.ndarray
+    matrix: np.ndarray  # (u, 8 or 16 rows, K) f64, the different fragments
+    of: np.ndarray  # (n,) index of each warp's fragment
 
 
 def _products(left: _Fragments, right: _Fragments, n: int, exact: bool) -> np.ndarray:
-    """(n, 16, 8) of each warp. ``exact``: sums are so in binary64, whatever their order (UE4M3 scales: multiples of
-    2⁻²⁰ below 2²⁹); then all fragments are multiplied at once where few of the products are nobody's."""
+    """Returns the products (n, 16, 8) of n warps.
+
+    ``exact`` says that sums in binary64 are exact in any order, as they are with UE4M3 scales (multiples of 2⁻²⁰ below
+    2²⁹). All pairs of fragments are then multiplied at once, unless too many of these products are unused.
+    """
     a, b, k = len(left.matrix), len(right.matrix), left.matrix.shape[2]
     of_a, of_b = (np.broadcast_to(x.of, (n,)) for x in (left, right))
     if exact and a * b <= 2 * n:
@@ -200,20 +205,20 @@ def _products(left: _Fragments, right: _Fragments, n: int, exact: bool) -> np.nd
 
 
 _PART = 96
-"""Warps at a time: their fragments stay in a processor's cache."""
+"""Number of warps in one batch, whose fragments fit the cache of a processor."""
 _KEEP = 16
-"""Fragments that a wave keeps: those of a step of a warp's tile of 32 × 64, and some of the next."""
+"""Number of fragments that a wave keeps: those of one K step of a 32 × 64 warp tile, and some of the next step."""
 
 
 def _kept(
     kept: dict[tuple, tuple[tuple, _Fragments]], operand: _Operand, registers: tuple[np.ndarray, ...], scale: np.ndarray
 ) -> _Fragments:
-    """The operand's fragments, from the last ones if they are among them."""
+    """Returns the operand's fragments, from ``kept`` if they are there."""
     arrays = (*registers, scale)
     key = (operand, *map(id, arrays))
     if key not in kept:
         while len(kept) >= _KEEP:
             del kept[next(iter(kept))]
-        # the arrays are kept too, so that no other gets their identity
+        # The arrays are kept too, so that no new array gets their identity.
         kept[key] = arrays, operand.fragments(registers, scale)
     return kept[key][1]

@@ -15,8 +15,11 @@ _PHASE_BITS = 32
 
 
 class MbarrierWait(Wait):
-    """Lanes that ask for the end of a phase: ``cta``, ``slot``, ``phase`` (n, 1) or (n, 32). ``phase`` is the number
-    of the phase whose end is asked for, ``answered`` whether it had ended when asked."""
+    """The wait of lanes for the end of a phase of an mbarrier.
+
+    All arrays are (n, 1), or (n, 32) where lanes differ. ``cta`` and ``slot`` name the mbarrier, ``phase`` is the
+    number of the phase, and ``answered`` says whether it had ended when the instruction was executed.
+    """
 
     def __init__(self, group, instruction, cta, slot, phase, answered) -> None:
         super().__init__(group, instruction)
@@ -42,15 +45,15 @@ class MbarrierWait(Wait):
 
 
 def _order(m: Mods) -> bool:
-    """Takes .sem and .scope; returns whether the operation orders memory (release or acquire, the default)."""
+    """Takes .sem and .scope. Returns whether the operation orders memory: release or acquire, also by default."""
     order = m.take("release", "acquire", "relaxed")
     m.take("cta", "cluster")
     return order != "relaxed"
 
 
 def _where(g, mask, addr: np.ndarray, off: int, i: Instruction, space: str):
-    """(rows, lanes, CTA, offset) of every lane that executes. Without .shared::cluster only the own CTA's barriers may
-    be named."""
+    """Returns (rows, lanes, CTAs, offsets) of the executing lanes and their mbarriers. Raises ``MbarrierMisuse`` for an
+    mbarrier in another CTA, unless ``space`` is "shared::cluster"."""
     rows, lanes = np.nonzero(g.lanes(mask))
     address = np.broadcast_to(displaced(addr, off), (g.n, 32))[rows, lanes]
     own = g.wave.cta_of_warp[g.warps[rows]]
@@ -101,7 +104,8 @@ def _inval(i: Instruction, m: Mods, kind: str) -> Op:
 
 
 def _arrive(i: Instruction, m: Mods, kind: str) -> Op:
-    """Forms: [state,] [addr] {, count}; .expect_tx: [state,] [addr], bytes; .noComplete: state, [addr], count."""
+    """Builds arrive and arrive_drop. Their operands are [state,] [addr] {, count}, with .expect_tx [state,] [addr],
+    bytes, and with .noComplete state, [addr], count."""
     expect = m.flag("expect_tx")
     ordered = _order(m) if not m.flag("noComplete") else True
     space = _shared(m, "shared::cluster")
@@ -129,7 +133,7 @@ def _arrive(i: Instruction, m: Mods, kind: str) -> Op:
         if drop:
             np.subtract.at(table.count, (cta, slot), arrivals)
         pending, phase = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
-        # a phase that ends among these arrivals must not know of the later ones: then they come one by one
+        # The checks must not see arrivals after the end of a phase as part of it: they see such arrivals one by one.
         for k in _parts(table, cta, slot, arrivals) if events.hears("mbarrier_arrives") else [slice(None)]:
             pending[k] = table.pending[cta[k], slot[k]]
             events.mbarrier_arrives(g, i, rows[k], lanes[k], cta[k], offset[k], ordered)
@@ -145,7 +149,8 @@ def _arrive(i: Instruction, m: Mods, kind: str) -> Op:
 
 
 def _parts(table: Mbarriers, cta: np.ndarray, slot: np.ndarray, arrivals: np.ndarray) -> list[slice]:
-    """All arrivals at once; or each for itself, if some barrier has more of them than its phase still needs."""
+    """Returns one slice with all arrivals, or one slice for each if an mbarrier has more arrivals than its phase
+    still needs."""
     if len(cta) > 1:
         barriers, inverse = np.unique(cta * table.pending.shape[1] + slot, return_inverse=True)
         needed = table.pending.reshape(-1)[barriers]
@@ -168,7 +173,7 @@ def _tx(i: Instruction, m: Mods, kind: str) -> Op:
 
 
 def _poll(i: Instruction, m: Mods, kind: str) -> Op:
-    """Forms: done, [addr], state or parity {, suspend time}."""
+    """Builds test_wait and try_wait. Their operands are done, [addr], state or parity {, suspend time}."""
     parity = m.flag("parity")
     ordered = _order(m)
     parity = m.flag("parity") or parity
@@ -194,7 +199,7 @@ def _poll(i: Instruction, m: Mods, kind: str) -> Op:
         now = table.phase[cta, slot]
         asked = np.broadcast_to(value.astype(np.int64), shape)
         if parity:
-            # The phase under way and the one before are the only ones a parity can mean.
+            # A parity names either the current phase or the one before it.
             phase = np.where((now & 1) == (asked & 1), now, now - 1)
         else:
             phase = asked & ((1 << _PHASE_BITS) - 1)
@@ -202,7 +207,8 @@ def _poll(i: Instruction, m: Mods, kind: str) -> Op:
         done = now > phase
         g.polled = MbarrierWait(g, i, cta, slot, phase, done)
         if kind == "try_wait" and wave.random is not None and wave.random.random() < 0.2:
-            # The ISA lets try_wait give up although the phase is over. That the next one says yes is a change.
+            # The ISA allows try_wait to return false although the phase is over. The next try_wait may return true, so
+            # this counts as a change of state.
             wave.effects += int(done.any())
             return np.zeros(shape, bool)
         if done.any():

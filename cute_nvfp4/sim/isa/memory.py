@@ -25,7 +25,7 @@ _SCOPES = ("cta", "cluster", "gpu", "sys")
 
 
 def _order(m: Mods) -> str:
-    """Memory order and scope; execution is sequentially consistent, so they change no value. Checks read them."""
+    """Takes memory order and scope. Execution is sequentially consistent, so only the checks need them."""
     order = m.take("weak", "relaxed", "acquire", "release", "volatile", "mmio")
     if order not in ("relaxed", "acquire", "release", "mmio"):
         return order
@@ -33,14 +33,14 @@ def _order(m: Mods) -> str:
 
 
 def _order_and_space(m: Mods) -> tuple[str, str]:
-    """Memory order and state space, which ptxas takes in either order."""
+    """Takes memory order and state space, which ptxas accepts in either order."""
     order = _order(m)
     space = SPACES.get(m.take(*SPACES), "generic")
     return order or _order(m), space
 
 
 def _policy(m: Mods, kind: str) -> tuple[str, ...]:
-    """Cache operators, eviction priorities, prefetch sizes: kept for the counters, without effect on values."""
+    """Takes cache operators, eviction priorities and prefetch sizes, which only the counters need."""
     out, operators = [], _LOAD_OPERATORS if kind == "load" else _STORE_OPERATORS
     while word := m.take(*operators, *_LEVELS):
         out.append(word)
@@ -56,7 +56,8 @@ def _vector(m: Mods, space: str) -> tuple[int, str]:
 
 
 def _access(i: Instruction, m: Mods, k: Kernel, kind: str, address: int) -> tuple[Access, str, tuple[str, ...]]:
-    """(the access, the type of an element, the types of a cache policy); ``address`` is the operand that has it."""
+    """Returns (access, element type, types of the cache-policy operands); ``address`` is the index of the address
+    operand."""
     order, space = _order_and_space(m)
     policy = _policy(m, kind)
     count, t = _vector(m, space)
@@ -111,8 +112,7 @@ def _st(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 @opcode("prefetch", "prefetchu", "applypriority", "createpolicy")
 def _prefetch(i: Instruction, m: Mods, k: Kernel) -> Op:
-    """Hints of the caches: they change no value, and their addresses are not checked (PTX ISA: prefetch never
-    faults)."""
+    """Builds cache hints, which change no value. Their addresses are not checked (PTX ISA: prefetch never faults)."""
     if i.base == "createpolicy":
         kind = m.take("fractional", "cvt", "range", required=True)
         while m.take("L2", "global", *_LEVELS):
@@ -185,7 +185,7 @@ def _unpack(m: Mods, t: str, count: int) -> Op:
 
 
 def _window(space: str) -> int:
-    """Generic window of a space as written; shared memory of the cluster is one window."""
+    """Returns the generic address window of a state space; the shared memory of a cluster is one window."""
     return WINDOWS.get(SPACES[space].replace("cluster", "shared"), 0)
 
 
@@ -209,7 +209,7 @@ def _isspacep(i: Instruction, m: Mods, k: Kernel) -> Op:
         return Op(lambda a: a >> np.uint64(WINDOW_SHIFT) == window, ("pred",), ("u64",), "compare")
 
     def own(g, mask, a):
-        """.shared is .shared::cta: of the shared memory of a cluster, that of the own CTA."""
+        """Returns whether addresses are in the shared memory of the executing CTA, which .shared means."""
         rank = g.wave.rank_of_warp[g.warps].astype("u8")[:, None]
         holder = a >> np.uint64(RANK_SHIFT) & np.uint64(0xFF)
         return (a >> np.uint64(WINDOW_SHIFT) == window) & (holder == rank)

@@ -1,5 +1,5 @@
-"""tcgen05 instructions by their second word; the large ones have files of their own (PTX ISA, "TensorCore 5th
-Generation Family Instructions")."""
+"""The tcgen05 instructions; mma, ld and st have modules of their own (PTX ISA, "TensorCore 5th Generation Family
+Instructions")."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cute_nvfp4.sim.tcgen05.mma import pair
 
 @opcode("tcgen05")
 def _tcgen05(i: Instruction, m: Mods, k: Kernel) -> Op:
-    """Chooses by operation; the words after it are left to the operation."""
+    """Calls the builder of the operation, which reads the modifiers after it."""
     name = m.take(*_OPERATIONS)
     if not name:
         raise m.refuse(f"tcgen05.{m.left[0] if m.left else ''} is not modelled")
@@ -29,7 +29,7 @@ def _tcgen05(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 
 def needs_tensor_memory(i: Instruction, g) -> None:
-    """Refuses a program for a target that has none, as ptxas does."""
+    """Refuses a program whose target has no tensor memory, as ptxas does."""
     target = g.wave.run.target
     if not target.startswith(("sm_10", "sm_11")):
         hint = "; its block-scaled products are mma.sync" if target.startswith("sm_12") else ""
@@ -37,12 +37,12 @@ def needs_tensor_memory(i: Instruction, g) -> None:
 
 
 def cta_group(m: Mods) -> int:
-    """The number in an instruction's ``.cta_group``."""
+    """Returns the number in ``.cta_group``."""
     return int(m.take("cta_group::1", "cta_group::2", required=True)[-1])
 
 
 def per_warp(g, value: np.ndarray) -> np.ndarray:
-    """(n,) int64: the operand of a warp-wide instruction, which must be the same in all lanes."""
+    """Returns an operand (n,) int64 of a warp-wide instruction, from lane 0; the ISA wants the same in all lanes."""
     return np.broadcast_to(value, (g.n, 32))[:, 0].astype(np.int64)
 
 
@@ -54,7 +54,7 @@ def _alloc(i: Instruction, m: Mods, k: Kernel) -> Op:
     word = Access(i, "shared", 4, 1, "store")
 
     def give(g, cta, columns, order, address):
-        """Takes the columns of the rows that may go, and writes their bases to shared memory."""
+        """Allocates the columns of the warps that may continue, and writes their addresses to shared memory."""
         memory = g.wave.tensor_memory
         base = np.array([memory.allocate(int(c), int(n)) for c, n in zip(cta, columns)], np.uint32)
         g.wave.events.tensor_allocated(cta, base, columns)
@@ -90,7 +90,8 @@ def _alloc(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 
 def _room(memory, ctas: np.ndarray, group: np.ndarray, want: np.ndarray, order: np.ndarray) -> np.ndarray:
-    """Which rows (n,) can be served together: columns are free, and both CTAs of the ``group`` have asked as often."""
+    """Returns which requests (n,) can be served together: their columns are free, and every CTA of their CTA group, in
+    ``group`` (n, g), has made as many requests as ``order`` (n,) says."""
     taken: dict[int, np.ndarray] = {}
     out = np.zeros(len(want), bool)
     for row, (cta, n) in enumerate(zip(ctas.tolist(), want.tolist())):
@@ -134,7 +135,7 @@ def _relinquish(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 
 def _wait(i: Instruction, m: Mods, k: Kernel) -> Op:
-    """tcgen05.wait::ld, ::st: loads and stores are done at once here; the checks see the edge."""
+    """Builds tcgen05.wait::ld and ::st. Loads and stores complete at once here, so only the checks need the wait."""
     m.words("sync", "aligned")
     kind = "tmem_load" if i.mods[0] == "wait::ld" else "tmem_store"
 
@@ -146,7 +147,7 @@ def _wait(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 
 def _fence(i: Instruction, m: Mods, k: Kernel) -> Op:
-    """tcgen05.fence::before_thread_sync, ::after_thread_sync order nothing that is not in order here."""
+    """Builds tcgen05.fence. The simulator executes in order, so only the checks need the fence."""
     return Op(lambda g, mask: g.wave.events.tensor_fenced(g, i, mask), (), (), "tensor", context=True)
 
 
@@ -206,7 +207,7 @@ def _cp(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 
 def _shift(i: Instruction, m: Mods, k: Kernel) -> Op:
-    # The ISA's syntax has .cta_group before .down, its examples after.
+    # The ISA has .cta_group before .down in its syntax, and after it in its examples.
     down = m.flag("down")
     group = cta_group(m)
     if not down:

@@ -1,4 +1,4 @@
-"""tcgen05.mma: from operands of a group of warps to queued operations (PTX ISA, "tcgen05.mma", "tcgen05.mma.ws")."""
+"""tcgen05.mma: checks its operands and queues its operations (PTX ISA, "tcgen05.mma", "tcgen05.mma.ws")."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _BLOCKS = {
     "mxf4": {"": 32, "scale_vec::2X": 32, "block32": 32},
     "mxf4nvf4": {"scale_vec::2X": 32, "block32": 32, "scale_vec::4X": 16, "block16": 16},
 }
-"""Elements that share a scale, by kind and qualifier."""
+"""Number of elements that share a scale factor, by kind and qualifier."""
 _USES = ("fill", "use", "lastuse", "discard")
 
 
 def build(i: Instruction, m: Mods, k: Kernel) -> Op:
-    """Builds a tcgen05.mma."""
+    """Builds tcgen05.mma."""
     ws = m.flag("ws")
     if m.flag("sp"):
         raise m.refuse("sparse tcgen05.mma is not modelled")
@@ -52,7 +52,7 @@ def build(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 
 def _op(i: Instruction, m: Mods, kind: str, block: int, group: int, ws: bool, ashift: bool) -> Op:
-    """Reads the operand list, whose middle and end depend on the kind."""
+    """Builds the operation from the operand list, whose middle and end depend on the kind."""
     given = i.operands
     in_tensor_memory = len(given) > 1 and isinstance(given[1], Address)
     if ashift and not in_tensor_memory:
@@ -90,7 +90,7 @@ def _op(i: Instruction, m: Mods, kind: str, block: int, group: int, ws: bool, as
 
 
 def _trailing(operand: Any, m: Mods, kind: str, ws: bool) -> int:
-    """The last operand: scale-input-d, or the zero-column mask of .ws, of which only 0 (none) is known."""
+    """Returns scale-input-d, the last operand. With .ws, that is the zero-column mask, which must be 0."""
     value = operand.value if isinstance(operand, Imm) and operand.kind == "int" else None
     if ws and value != 0:
         raise m.refuse("a zero-column mask other than the constant 0 is not modelled")
@@ -102,7 +102,8 @@ def _trailing(operand: Any, m: Mods, kind: str, ws: bool) -> int:
 
 
 class Issue:
-    """Turns issued rows into ``Mma`` batches, one for each set of equal descriptors."""
+    """Turns the rows (threads) that issue a tcgen05.mma into ``Mma`` operations, one for each set of equal
+    descriptors."""
 
     def __init__(self, i, wave, kind, block, group, ws, ashift, scale_d, in_tensor_memory) -> None:
         self.i, self.wave, self.kind, self.block, self.group = i, wave, kind, block, group
@@ -162,7 +163,8 @@ class Issue:
         return shared_spec(d, self.group, self.ws, matrix_a, matrix_b, lane, off, self.ashift), ids
 
     def check_long(self, d: instruction.InstructionDescriptor, matrices) -> None:
-        """K = 96 (sm_103a) and the addresses as leading dimensions that come with it."""
+        """Refuses K = 96 where it does not exist (it needs sm_103a) or is not modelled, and an address as leading
+        dimension where K is not 96."""
         where = self.i.where()
         if d.k != 96:
             if any(m is not None and m.absolute for m in matrices):
@@ -178,7 +180,8 @@ class Issue:
             raise UnsupportedInstruction(f"{where}: K = 96 with M = {d.m} and .cta_group::{self.group}")
 
     def check_majorness(self, matrix, mn_major: bool, t: str) -> None:
-        """PTX ISA, "Valid Combinations of Type-Size, Major-ness and Swizzling"."""
+        """Refuses a layout that the type and major-ness cannot have (PTX ISA, "Valid Combinations of Type-Size,
+        Major-ness and Swizzling")."""
         if matrix is None:
             return
         atomic = matrix.layout == "128B_BASE32B"
@@ -189,7 +192,7 @@ class Issue:
             )
 
     def check(self, one: Mma) -> None:
-        """Tensor memory must be allocated, operands must be whole chunks."""
+        """Raises an error unless MN-major rows are whole chunks and all columns of tensor memory are allocated."""
         memory, where, spec = self.wave.tensor_memory, self.i.where(), one.spec
         d = spec.idesc
         for mn, rows, t in ((d.a_mn_major, d.m // spec.cta_group, d.a), (d.b_mn_major, d.n // spec.cta_group, d.b)):
@@ -203,13 +206,13 @@ class Issue:
 
 
 def tensor_address(address: np.ndarray, offset: int) -> tuple[np.ndarray, np.ndarray]:
-    """(lane, column) of tensor memory addresses: bits 29-16 and 15-0; bits 31-30 choose scale factors."""
+    """Returns (lane, column) of tensor memory addresses, from bits 29-16 and 15-0; bits 31-30 select scale factors."""
     value = address.astype(np.int64) + offset
     return value >> 16 & 0x3FFF, value & 0xFFFF
 
 
 def alike(*keys: np.ndarray) -> Iterator[np.ndarray]:
-    """Indices of the rows that agree in all keys, set by set, in the order of their first rows."""
+    """Yields the indices of each set of rows that agree in all keys, in the order of the first rows."""
     if all((k == k[0]).all() for k in keys):
         yield np.arange(len(keys[0]))
         return
@@ -221,7 +224,7 @@ def alike(*keys: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def named(i: Instruction, function: Callable[..., Any], *args: Any) -> Any:
-    """Calls ``function``; its errors say which instruction they are about."""
+    """Returns the result of ``function``, whose errors are raised again with the position of the instruction."""
     try:
         return function(*args)
     except (DescriptorError, UnsupportedInstruction) as error:

@@ -19,7 +19,7 @@ _MOST = {"16x128b": 64, "16x256b": 32}
 
 
 def whole_warp(g, mask, i: Instruction) -> None:
-    """All live lanes of every warp must execute the instruction."""
+    """Raises ``InvalidLanes`` unless all live lanes of every warp execute the instruction."""
     if mask is None:
         return
     missing = g.wave.live[g.warps] & ~np.broadcast_to(mask, (g.n, 32))
@@ -29,7 +29,8 @@ def whole_warp(g, mask, i: Instruction) -> None:
 
 @lru_cache(maxsize=128)
 def _table(shape: str, num: int, packed: bool, split: int) -> np.ndarray:
-    """(registers, 32) or, packed, (registers, 32, 2): lane * 512 + column from the base address."""
+    """Returns lane * 512 + column of every word, relative to the base address: (registers, 32), or (registers, 32, 2)
+    where a register has two ``packed`` words. ``split`` is the offset of the second half of .16x32bx2."""
     m = movement(shape, num)
     column = m.column * (2 if packed else 1) + np.where(m.high, split, 0)[:, None]
     table = (m.lane * COLUMNS + column).T
@@ -37,7 +38,8 @@ def _table(shape: str, num: int, packed: bool, split: int) -> np.ndarray:
 
 
 class Move(Pending):
-    """One load or store of k warps. ``table`` as in ``_table``; ``lane``, ``column`` (k,) are the base address."""
+    """One tcgen05.ld or tcgen05.st of k warps. ``table`` is that of ``_table``; ``lane`` and ``column`` (k,) are the
+    base addresses. ``values`` (registers, k, 32) holds the loaded or stored registers."""
 
     engine = "tensor"
 
@@ -50,7 +52,7 @@ class Move(Pending):
     def run(self, wave) -> None:
         base = self.ctas * (LANES * COLUMNS) + self.lane * COLUMNS + self.column
         memory = wave.tmem.reshape(-1)
-        # registers first: each becomes one array (k, 32)
+        # The register is the first axis, so that each register is one array (k, 32).
         index = base.reshape(-1, 1, *(1,) * (self.table.ndim - 2)) + self.table[:, None]
         packed = self.table.ndim == 3
         if not self.write:
@@ -73,11 +75,11 @@ class Move(Pending):
 
 
 def _of_warp(g, addr: np.ndarray, i: Instruction) -> np.ndarray:
-    """(n,) int64: the address of each warp.
+    """Returns the address (n,) int64 of each warp, that of its first live lane.
 
-    The ISA wants the same in all lanes. The register that the machine reads is one for the warp, which the compiler
-    fills from the first lane; a published kernel (CUTLASS's mixed-input attention) has thread t name lane t of the
-    quarter. Such addresses, which differ within a quarter only, are accepted; all others are not.
+    The ISA wants the same address in all lanes. The hardware reads one register for the warp, which the compiler fills
+    from the first lane. In a published kernel (CUTLASS's mixed-input attention), thread t names lane t of the quarter.
+    Addresses that differ only in the lane within the quarter are therefore accepted; others raise an error.
     """
     wide = np.broadcast_to(addr, (g.n, 32))
     if addr.shape[-1] == 1:
@@ -91,7 +93,7 @@ def _of_warp(g, addr: np.ndarray, i: Instruction) -> np.ndarray:
 
 
 class _Form:
-    """The modifiers and operands that loads and stores share."""
+    """The modifiers and operands that tcgen05.ld and tcgen05.st share."""
 
     def __init__(self, i: Instruction, m: Mods, packing: str, split_at: int) -> None:
         m.words("sync", "aligned")
@@ -114,10 +116,10 @@ class _Form:
         self.half = self.movement.lanes == 16
 
     def pending(self, g, mask, addr, off: int, kind: str) -> Move:
-        """Checks the address and the warps' right to it.
+        """Returns the operation, after it has checked that the warps may access the address.
 
-        A warp reaches the quarter of the lanes that its number modulo 4 names, and no other. DeepGEMM and CUTLASS's
-        examples rely on that where they leave the quarter out of the address: in all warps it may also be 0.
+        A warp can access only the quarter of the lanes that its index modulo 4 selects. The address must name that
+        quarter or quarter 0, because DeepGEMM and CUTLASS's examples leave the quarter out of the address.
         """
         i, wave = self.i, g.wave
         whole_warp(g, mask, i)
@@ -141,7 +143,7 @@ class _Form:
 
 
 def build_load(i: Instruction, m: Mods, k: Kernel) -> Op:
-    """Builds a tcgen05.ld."""
+    """Builds tcgen05.ld."""
     if m.flag("red"):
         return _build_reduction(i, m)
     form = _Form(i, m, "pack::16b", 2)
@@ -157,7 +159,7 @@ def build_load(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 
 def _build_reduction(i: Instruction, m: Mods) -> Op:
-    """tcgen05.ld.red: also the least or greatest of the registers of each thread."""
+    """Builds tcgen05.ld.red, which also returns the minimum or maximum of the registers of each thread."""
     form = _Form(i, m, "", 3)
     if form.shape not in ("32x32b", "16x32bx2") or form.num < 2:
         raise m.refuse(f"tcgen05.ld.red does not exist for .{form.shape}.x{form.num}")
@@ -180,7 +182,7 @@ def _build_reduction(i: Instruction, m: Mods) -> Op:
 
 
 def build_store(i: Instruction, m: Mods, k: Kernel) -> Op:
-    """Builds a tcgen05.st."""
+    """Builds tcgen05.st."""
     form = _Form(i, m, "unpack::16b", 1)
     m.type("b32")
     count = form.movement.registers

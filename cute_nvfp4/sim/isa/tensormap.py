@@ -1,4 +1,4 @@
-"""Tensor maps changed by the device (PTX ISA, "tensormap.replace", "tensormap.cp_fenceproxy")."""
+"""Changes of tensor maps by the device (PTX ISA, "tensormap.replace", "tensormap.cp_fenceproxy")."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cute_nvfp4.sim.machine import access
 from cute_nvfp4.sim.machine.access import Access
 from cute_nvfp4.sim.tma.descriptor import ELEMTYPES, code_of
 
-#: field -> words of the map as (word, first bit, width, first bit of the value); ``None``: computed from the ordinal
+#: The parts of each field without an ordinal: (64-bit word of the map, first bit, width, first bit of the value).
 _SCALAR = {
     "global_address": ((0, 0, 64, 0),),
     "rank": ((1, 4, 3, 0),),
@@ -25,7 +25,7 @@ _SPACES = {"shared::cta": "shared", "global": "global"}
 
 
 def _dimension(field: str, ord_: int) -> tuple[tuple[int, int, int, int], ...]:
-    """Where the value for dimension ``ord_`` goes."""
+    """Returns the parts, as in ``_SCALAR``, that hold the value of ``field`` for dimension ``ord_``."""
     if field == "box_dim":
         return ((6, 56, 8, 0),) if ord_ == 0 else ((7, 8 * (ord_ - 1), 8, 0),)
     if field == "global_dim":
@@ -52,7 +52,7 @@ def _tensormap(i: Instruction, m: Mods, k: Kernel) -> Op:
         ord_ = i.operands[1] if len(i.operands) == 3 else None
         if not isinstance(ord_, Imm) or not 0 <= ord_.value < (4 if field == "global_stride" else 5):
             raise m.refuse(f"the ordinal of .{field} must be a constant in range")
-        # Sizes and element strides are kept less 1.
+        # The map holds sizes and element strides minus 1.
         parts, less = _dimension(field, ord_.value), int(field != "global_stride")
     value = i.operands[-1]
     if field in _CONSTANT and (not isinstance(value, Imm) or not 0 <= value.value < _CONSTANT[field]):
@@ -84,7 +84,8 @@ def _element_type(index: int) -> list[tuple[int, int, int, int]]:
 
 
 def _copy(i: Instruction, m: Mods) -> Op:
-    """Copies 128 bytes from shared to global memory and makes them visible to the tensor-map proxy."""
+    """Builds tensormap.cp_fenceproxy, which copies 128 bytes from shared to global memory and makes them visible to the
+    tensormap proxy."""
     m.words("global", "shared::cta", "tensormap::generic")
     m.take("release", required=True)
     m.take("cta", "cluster", "gpu", "sys", required=True)
@@ -95,12 +96,12 @@ def _copy(i: Instruction, m: Mods) -> Op:
     read, write = Access(i, "shared", 8, 16, "load"), Access(i, "global", 8, 16, "store")
 
     def fn(g, mask, dst, dst_off, src, src_off):
-        # The warp copies as one. Any of its lanes may do the reading; the first stands for those that write.
+        # The warp makes one copy. Any lane may read, so all lanes do; the first lane writes for the warp.
         lanes = g.lanes()
         first = np.zeros((g.n, 32), bool)
         first[np.arange(g.n), lanes.argmax(axis=1)] = True
         access.store(g, write, first, dst, dst_off, access.load(g, read, lanes, src, src_off))
-        # No lane goes on before all have executed it (.sync).
+        # No lane continues before all lanes have executed the instruction (.sync).
         g.wave.events.warp_synced(g, None, None)
 
     return Op(fn, (), ("addr", "addr", "static"), "tensormap", context=True, converge=-1)

@@ -1,6 +1,7 @@
 """Warp-wide communication (PTX ISA, "shfl.sync", "vote.sync", "match.sync", "redux.sync", "activemask", "elect.sync").
 
-The executor lets these run only when every live lane of the member mask is there; it also starts a block with them.
+Instructions with a member mask begin a block, and the executor runs them only when every live lane of the mask has
+reached that block.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from cute_nvfp4.sim.numerics.lanes import LANES, ballot, members, reduce_lanes, 
 
 
 def participants(g, mask, member_mask: np.ndarray, i: Instruction) -> np.ndarray:
-    """(n, 32) lanes of each lane's member mask that execute now; a lane that is not in its own mask is an error."""
+    """Returns the lanes (n, 32) that execute the instruction. Raises ``InvalidLanes`` for a lane that is not in its own
+    member mask."""
     lanes = g.lanes(mask)
     if member_mask.size == 1 and member_mask.item() == 0xFFFFFFFF:
         return lanes
@@ -27,7 +29,7 @@ def participants(g, mask, member_mask: np.ndarray, i: Instruction) -> np.ndarray
 
 
 def whole_warp(g, mask, i: Instruction) -> None:
-    """Refuses a warp that lacks a lane at an instruction that is ``.aligned``."""
+    """Raises ``InvalidLanes`` if a lane of a warp does not execute an ``.aligned`` instruction."""
     if mask is not None:
         raise InvalidLanes(f"{i.where()}: {g.thread(~mask)} does not take part; all 32 lanes must")
 

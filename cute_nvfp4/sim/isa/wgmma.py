@@ -50,7 +50,8 @@ def _wait(i: Instruction, m: Mods) -> Op:
 
 
 def warpgroups(g, mask, i: Instruction) -> np.ndarray:
-    """(w, 4) the group's warps by warpgroup, all of whose lanes must execute the instruction."""
+    """Returns the group's warps (w, 4) by warpgroup. Raises ``InvalidLanes`` unless whole warpgroups execute the
+    instruction."""
     if mask is not None:
         raise InvalidLanes(f"{i.where()}: {g.thread(~mask)} does not take part; all 128 threads of a warpgroup must")
     first = g.warps - g.wave.warp_in_cta[g.warps] % WARPS
@@ -66,7 +67,7 @@ def warpgroups(g, mask, i: Instruction) -> np.ndarray:
 
 
 def _form(i: Instruction, m: Mods) -> tuple[Form, bool]:
-    """Types, shape, and the constants at the end of the operand list; and whether A is in registers."""
+    """Returns the types, shape and constant operands, and whether A is in registers."""
     shape = m.take(*_SHAPES, required=True)
     n, depth = _SHAPES[shape]
     saturate = m.flag("satfinite")
@@ -97,7 +98,7 @@ def _mma(i: Instruction, m: Mods) -> Op:
     form, in_registers = _form(i, m)
     count = form.n // (4 if form.d == "f16" else 2)
     acc = ("b32" if form.d == "f16" else form.d,) * count
-    # D is read and written
+    # D is both read and written.
     i.operands = (i.operands[0], *i.operands)
     left = ("b32",) * 4 if in_registers else "b64"
     constants = ("static",) * (len(i.operands) - 5)
@@ -128,7 +129,7 @@ def _mma(i: Instruction, m: Mods) -> Op:
 
 
 def _uniform(g, i: Instruction, what: str, value: np.ndarray) -> np.ndarray:
-    """(w,) one value a warpgroup, which all its threads must bring."""
+    """Returns one value (w,) for each warpgroup. Raises ``InvalidLanes`` unless all its threads have that value."""
     rows = np.broadcast_to(value, (g.n, value.shape[1])).reshape(g.n // WARPS, -1)
     if (rows != rows[:, :1]).any():
         at = int((rows != rows[:, :1]).any(axis=1).argmax())
