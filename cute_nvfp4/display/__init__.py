@@ -1,6 +1,6 @@
 """Rich displays for notebooks: layouts, pipelines, memory, time lines, counters, hazards and kernels as SVG and HTML.
 
-Nothing here needs more than the standard library and numpy; a picture's module is imported when something is drawn.
+Drawing needs only the standard library and numpy. The module of a drawing is imported when something is drawn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a simulated launch did, as tables: instructions, memory with its sectors and bank conflicts, engines, waits."""
+"""Tables of what a simulated launch did: instructions, memory with sectors and bank conflicts, engines, waits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_ROWS = 12
 
 
 def result(r: Result, name: str = "") -> Page:
-    """Counters of a launch, memory instructions that ask for most, findings, and the modelled time if it is known."""
+    """Returns a page of a launch: counters, findings, memory instructions, engines, waits, and the modelled time."""
     rows = [
         ["kernel", name or short(r.kernel)],
         ["warps", f"{r.warps}"],
@@ -44,7 +44,7 @@ def result(r: Result, name: str = "") -> Page:
 
 
 def memory(r: Result) -> Page:
-    """The memory instructions that take most sectors or passes: what lanes asked for, and what that took."""
+    """Returns a table of the memory instructions with the most sectors and passes: their requests, bytes and cost."""
     most = sorted(r.memory, key=lambda m: -(m.sectors + m.passes))[:MOST_ROWS]
     rows = []
     for m in most:
@@ -57,7 +57,7 @@ def memory(r: Result) -> Page:
 
 
 def engines(r: Result) -> Page:
-    """Asynchronous operations, alike instructions of one place in the source together."""
+    """Returns a table of asynchronous operations; instructions of one opcode and engine share a row."""
     found: dict[tuple[str, str], list[EngineCounter]] = {}
     for e in r.engines:
         found.setdefault((opcode(e), e.engine), []).append(e)
@@ -76,12 +76,12 @@ def engines(r: Result) -> Page:
 
 
 def opcode(c: Counted) -> str:
-    """The opcode and its first qualifiers."""
+    """Returns the opcode with its first four qualifiers."""
     word = re.sub(r"^@!?\S+\s+", "", c.instruction).partition(" ")[0].rstrip(";")
     return ".".join(word.split(".")[:5])
 
 
 def place(c: Counted) -> str:
-    """An instruction in a few words: its opcode, and its place in the source or its line of the PTX."""
+    """Returns a short name of an instruction: its opcode, and its place in the source or its line in the PTX."""
     source = re.sub(r"^.*/", "", c.loc) if c.loc else f"PTX line {c.line}"
     return f"{opcode(c)} ({source})"

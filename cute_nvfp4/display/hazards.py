@@ -1,4 +1,4 @@
-"""Hazards and findings with the lines of the source that they name."""
+"""Pages of hazards and findings, with the source lines that they name."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ COLORS = {"hazard": BAD, "warning": "#997700", "judge": "#228833"}
 
 
 def finding(found: Finding) -> Page:
-    """A finding of the checks: class, message, how often, and the lines of the source."""
+    """Returns a page of a finding of the checks: its class, count, message and source lines."""
     times = f" ({found.count} times)" if found.count > 1 else ""
     return told(found.severity, f"{found.rule}{times}", found.message)
 
 
 def error(stopped: SimError) -> Page:
-    """What stopped a launch, and what its checks had found before."""
+    """Returns a page of the error that stopped a launch, and of what the checks had found before it."""
     pages = [told("hazard", type(stopped).__name__, str(stopped))]
     pages += [finding(f) for f in getattr(stopped, "findings", ()) if f.message not in str(stopped)]
     return Page("".join(p.html for p in pages), "\n".join(p.words for p in pages))
 
 
 def told(severity: str, head: str, message: str) -> Page:
-    """A message, its kernel's name made short, with the source lines that it names in the order of the message."""
+    """Returns a page of a message with short kernel names, and the source lines that it names, in its order."""
     message = re.sub(r"(kernel_cutlass_\w+)…?", lambda m: short(m[1]), message)
     lines = source_lines(message)
     shown = PLACE.sub(lambda m: f"{m[1].rpartition('/')[2]}:{m[2]}", message)
@@ -61,8 +61,7 @@ def told(severity: str, head: str, message: str) -> Page:
 
 
 def source_lines(message: str) -> list[tuple[str, int, list[tuple[int, str]]]]:
-    """(file, line, [(number, text) of that line and its neighbours]) of each place that a message names and that can be
-    read."""
+    """Returns (file, line, [(number, text) of that line and its neighbours]) for each readable place in a message."""
     out = []
     for path, number in dict.fromkeys(PLACE.findall(message)):
         at = int(number)

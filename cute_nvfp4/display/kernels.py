@@ -1,4 +1,4 @@
-"""Compiled kernels and plans: registers and instructions, memory to scale, pipelines."""
+"""Pages of compiled kernels, plans and simulated launches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_ROWS = 8
 
 
 def compiled(kernel: CompiledKernel) -> Page:
-    """What a kernel compiles to: registers, spills, memory, instructions by class, loads and stores."""
+    """Returns a page of a compiled kernel: registers, spills, shared memory, instructions, loads and stores."""
     from ..runtime.inspection import inspect_cubin
 
     shown = []
@@ -36,7 +36,7 @@ def compiled(kernel: CompiledKernel) -> Page:
 
 
 def plan(chosen: Any) -> Page:
-    """A plan of the library: its configuration, memory to scale, and its pipelines."""
+    """Returns a page of a plan of the library: its configuration, memory to scale, and pipelines."""
     config = getattr(chosen, "config", chosen)
     fields = ((f.name, getattr(config, f.name)) for f in dataclasses.fields(config))
     rows = [[name, value.name if name == "arch" else str(value)] for name, value in fields if value != ""]
@@ -62,7 +62,7 @@ def plan(chosen: Any) -> Page:
 
 
 def launch(run: SimulatedLaunch) -> Page:
-    """A simulated launch: its counters, findings and times, and its trace if one was asked for."""
+    """Returns a page of a simulated launch: its counters, findings and times, and its trace if it has one."""
     from . import counters, timelines
 
     shown: list[Any] = [counters.result(run.result, run.name)]

@@ -1,4 +1,4 @@
-"""CuTe layouts drawn: the offset at every coordinate, coloured by its order or by its bank; thread-value layouts."""
+"""Drawings of CuTe layouts, with offsets coloured by their order or by their bank, and of thread-value layouts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ PANEL, MOST_WIDTH = 32, 1200
 
 
 def layout(given: Any, element_bytes: float = 0, tile: tuple[int, int] | None = None, title: str = "") -> Picture:
-    """A layout drawn: rows are its first mode, columns all others, each cell has its offset.
+    """Draws a layout: rows are its first mode, columns all others, and each cell shows its offset.
 
-    given: a text as CuTe writes it, an object of CuTe, or a function that makes one (it is traced). element_bytes: with
-    it cells are coloured by the bank of shared memory in which their element begins (0.5 for four bits), and the words
-    say how many passes it takes a warp to read a column. tile: (M, N) of a thread-value layout, which maps (thread,
-    value) to places of a tile counted along M first; cells then show thread and value.
+    given: a layout as CuTe writes it, an object of CuTe, or a function that makes one (it is traced).
+    element_bytes: the size of an element (0.5 for four bits). With it, cells are coloured by the bank of shared memory
+        in which their element begins, and the words say in how many passes a warp reads a column.
+    tile: (M, N) of a thread-value layout, which maps (thread, value) to places in the tile counted along M first.
+        Cells then show thread and value.
 
     Raises:
         OperandError: the layout is not static, or a thread-value layout does not fit the tile.
@@ -46,8 +47,8 @@ def layout(given: Any, element_bytes: float = 0, tile: tuple[int, int] | None = 
 
 
 def column_passes(offsets: np.ndarray, element_bytes: float) -> int:
-    """The most words that one bank has to give, one after the other, where the elements of a column are read together:
-    32 lanes at a time, distinct words of four bytes."""
+    """Returns the most passes in which a warp of 32 lanes reads elements of one column of ``offsets`` (rows, columns):
+    the number of distinct four-byte words in the busiest bank."""
     most = 0
     for column in offsets.T:
         for first in range(0, len(column), 32):
@@ -81,7 +82,7 @@ def _thread_value(made: StaticLayout, tile: tuple[int, int], title: str) -> Pict
 
 
 def _grid(made: StaticLayout, cells: np.ndarray, colors: np.ndarray, words: str, title: str, key: str) -> Picture:
-    """The cells with coordinates beside: a tall layout in panels side by side, of a large one its first part."""
+    """Draws cells and coordinates: a tall layout in panels side by side, and only the first part of a large one."""
     rows, columns = cells.shape
     shown_c = min(columns, MOST_COLUMNS)
     shown_r = min(rows, MOST_ROWS, max(1, MOST_CELLS // shown_c))
@@ -94,7 +95,7 @@ def _grid(made: StaticLayout, cells: np.ndarray, colors: np.ndarray, words: str,
     d = Drawing(max(wide * panels + 12, 440), TOP + h * tall + 12)
 
     def place(r: int, c: float) -> tuple[float, float]:
-        """Left upper corner of a cell."""
+        """Returns the upper left corner of a cell."""
         return LEFT + wide * (r // tall) + w * c, TOP + h * (r % tall)
 
     d.text(8, 18, f"{title + ': ' if title else ''}{made}", 13, font_weight="bold")
@@ -106,7 +107,7 @@ def _grid(made: StaticLayout, cells: np.ndarray, colors: np.ndarray, words: str,
         d.add(f'<path d="{boxes}" fill="{color}" stroke="#ffffff" stroke-width="0.7"/>')
     size = 10 if h == 20 else 9
     inks = np.vectorize(ink_on)(colors)
-    for ink in np.unique(inks):  # a group for each colour, which its texts need not repeat
+    for ink in np.unique(inks):  # texts of one colour share a group, so that they need not repeat it
         texts = []
         for r, c in np.argwhere(inks == ink).tolist():
             x, y = place(r, c + 0.5)
@@ -124,13 +125,13 @@ def _grid(made: StaticLayout, cells: np.ndarray, colors: np.ndarray, words: str,
 
 
 def _short(cell: object) -> str:
-    """The first word of a cell, and a sign that it has more."""
+    """Returns the first word of a cell, with "…" if there are more."""
     first, more, _ = str(cell).partition(" ")
     return first + ("…" if more else "")
 
 
 def _tile_lines(d: Drawing, made: StaticLayout, shape: tuple[int, int], w: float, h: float, rows: int, columns: int):
-    """Lines where the first mode within rows, and within columns, begins anew."""
+    """Draws lines where the innermost mode of the rows, and of the columns, starts again."""
     modes = [shape for shape, _ in made.modes]
     if len(modes) != 2 or shape != (int(np.prod(_flat(modes[0]))), int(np.prod(_flat(modes[1])))):
         return
@@ -146,12 +147,12 @@ def _flat(tree: Any) -> list[int]:
 
 
 def _tint(color: str) -> str:
-    """A paler ``color``, on which black text is read."""
+    """Returns a paler ``color``, on which black text is readable."""
     return "#" + "".join(f"{(int(color[i : i + 2], 16) + 255) // 2:02x}" for i in (1, 3, 5))
 
 
 def _bank_color(bank: int) -> str:
-    """A colour for each of 32 banks: eight hues of four banks each, darker within."""
+    """Returns the colour of one of 32 banks: four banks share a hue and get darker."""
     base = PALETTE[bank // 4]
     depth = 0.45 + 0.16 * (bank % 4)
     return "#" + "".join(f"{round(255 - (255 - int(base[i : i + 2], 16)) * depth):02x}" for i in (1, 3, 5))

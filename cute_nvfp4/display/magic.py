@@ -1,12 +1,12 @@
-"""``%%cute``: a cell that runs in the simulated GPU; its launches are checked, counted and timed.
+"""The cell magic ``%%cute``: runs a cell in the simulated GPU, and checks, counts and times its launches.
 
     %load_ext cute_nvfp4
 
     %%cute sums
     ... a program: imports, kernels, tensors on "cuda", calls ...
 
-The cell is written to a file, since the DSL compiles only what lives in files, and run with the notebook's names. Then
-its launches are shown, with hazards and the lines they name; ``sums`` is the run (``CellRun``), to be shown further.
+The cell is written to a file, because the DSL compiles only what is in files, and runs with the notebook's variables.
+Then its launches are shown, with hazards and the lines that they name. The variable ``sums`` gets the ``CellRun``.
 """
 
 from __future__ import annotations
@@ -39,29 +39,26 @@ if TYPE_CHECKING:
     from ..sim.session.memory import DeviceMemory
 
 NAME = "_cute"
-"""The variable that has the run of a cell which gives no name."""
+"""The variable that gets the run of a cell without a name."""
 _CLASS = re.compile(r"\[([a-z-]+)\]")
 _folders: list[Path] = []
 
 
 @dataclass
 class CellRun:
-    """What a cell did in the simulated GPU: its launches, what was found, and the hazard that stopped it, if one did.
-
-    ``barriers`` has the mbarriers of the last launch, ``trace`` who did what, if ``--trace`` asked for it.
-    """
+    """What a cell did in the simulated GPU."""
 
     launches: list[LaunchRecord]
     findings: list[Finding]
-    error: SimError | None
-    barriers: Barriers
-    trace: Trace | None = None
-    note: str = ""
+    error: SimError | None  #: the error that stopped the cell
+    barriers: Barriers  #: the mbarriers of the last launch
+    trace: Trace | None = None  #: None without ``--trace``
+    note: str = ""  #: why there is no modelled time
 
     @property
     def hazards(self) -> list[str]:
-        """The classes of all hazards, as ``--allow`` of ``cute-nvfp4 sim`` has them: of the one that stopped the cell,
-        and of those that it went on past. What nothing goes past, such as ``Deadlock``, has the name of its error."""
+        """The classes of the hazard that stopped the cell and of those that it went on past, as ``--allow`` of
+        ``cute-nvfp4 sim`` names them. An error without a class, such as ``Deadlock``, has its own name."""
         stopped = [] if self.error is None else [_class_of(self.error)]
         return stopped + [f.rule for f in self.findings if f.severity == "hazard"]
 
@@ -70,14 +67,14 @@ class CellRun:
         """The counters of the last launch that ended.
 
         Raises:
-            OperandError: none did.
+            OperandError: no launch ended.
         """
         return self._ended()[1]
 
     def profile(self) -> Profile:
-        """The details page of Nsight Compute for that launch: ``print(first.profile().text())``.
+        """Returns the last launch that ended as a details page of Nsight Compute: ``print(first.profile().text())``.
 
-        Without a clock, or with ``--no-time``, what is modelled is missing (docs/how-to/profiling.md).
+        Without a clock, or with ``--no-time``, modelled figures are missing (docs/how-to/profiling.md).
 
         Raises:
             OperandError: no launch ended.
@@ -96,12 +93,12 @@ class CellRun:
 
     @property
     def timing(self) -> Timing | None:
-        """The modelled time of that launch, None where no clock ran."""
+        """The modelled time of the last launch that ended, None if no clock ran."""
         return self.result.timing
 
     @property
     def page(self) -> Page:
-        """A line for each launch, and what was found."""
+        """The page of a line for each launch, the hazards and warnings, and the note."""
         shown = [launches(self.launches)]
         told = "" if self.error is None else str(self.error)
         shown += [] if self.error is None else [hazards.told("hazard", type(self.error).__name__, told)]
@@ -120,14 +117,14 @@ class CellRun:
 
 
 def cell(run: CellRun) -> Page:
-    """What stands under a cell."""
+    """Returns the page that is shown under a cell."""
     return run.page
 
 
 def launches(records: list[LaunchRecord]) -> Page:
-    """A line for each launch: what was counted, and the modelled time.
+    """Returns a table with the counters and the modelled time of each launch.
 
-    "useful" is the share of the bytes of all touched sectors of global memory that lanes had asked for.
+    "useful" is the share of the bytes in all touched sectors of global memory that lanes asked for.
     """
     rows = []
     for record in records:
@@ -147,7 +144,7 @@ def launches(records: list[LaunchRecord]) -> Page:
 
 
 def _class_of(error: SimError) -> str:
-    """The class in brackets with which the message of a hazard ends; of other errors their own name."""
+    """Returns the class in brackets that ends the message of a hazard, or the name of another error."""
     from ..sim.checks.findings import CLASSES
 
     named = [rule for rule in _CLASS.findall(str(error)) if CLASSES.get(rule) is type(error)]
@@ -167,14 +164,14 @@ def _dims(dims: tuple[int, int, int]) -> str:
 @dataclass
 class Cells:
     """Runs cells in the namespace of a shell. Tensors on "cuda" stay there for later cells; between cells the host sees
-    them as tensors of its own."""
+    them as host tensors."""
 
     shell: Any
     _before: DeviceMemory | None = None
     _parser: argparse.ArgumentParser = field(default_factory=lambda: _options())
 
     def run(self, line: str, cell: str) -> None:
-        """The magic itself; ``line`` has its options."""
+        """Runs and shows a cell; ``line`` has the options of the magic."""
         try:
             given = self._parser.parse_args(shlex.split(line))
         except argparse.ArgumentError as error:
@@ -189,7 +186,7 @@ class Cells:
         display(done)
 
     def execute(self, given: argparse.Namespace, text: str, path: Path) -> CellRun:
-        """The run of a cell's text; an error that is no hazard comes out of the cell as it is."""
+        """Runs a cell's text and returns the run; errors other than ``SimError`` propagate."""
         from ..runtime.session import simulated_gpu
         from ..sim.machine.schedule import Schedule
         from ..sim.observe.barriers import Barriers
@@ -208,7 +205,7 @@ class Cells:
             except SimError as error:
                 stopped = error
             except Exception:
-                # the DSL words some errors of a launch anew
+                # the DSL replaces some errors of a launch by errors of its own
                 if session.failure is None or not isinstance(session.failure[1], SimError):
                     raise
                 stopped = session.failure[1]
@@ -216,7 +213,7 @@ class Cells:
         return CellRun(session.launches, found, stopped, barriers, trace, note)
 
     def _keep(self, memory: DeviceMemory) -> None:
-        """Has ``memory`` take over the device tensors of the cell before."""
+        """Makes the device tensors of the previous cell device tensors of ``memory``."""
         from ..sim.session.memory import tensors_in
 
         for tensor in tensors_in(dict(self.shell.user_ns)):
@@ -227,7 +224,7 @@ class Cells:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises what it does not understand, where a command would end the process."""
+    """A parser that raises its errors, where that of a command would end the process."""
 
     def error(self, message: str) -> None:
         raise argparse.ArgumentError(None, message)
@@ -247,7 +244,7 @@ def _options() -> argparse.ArgumentParser:
 
 
 def _clock(arch: str) -> tuple[str | None, str]:
-    """(the machine that times kernels for ``arch``, "") or (None, why there is none)."""
+    """Returns (the machine that times kernels for ``arch``, "") or (None, why there is none)."""
     from ..sim.clock.machine import clock_of
     from ..sim.clock.tools import tool
 
@@ -261,7 +258,7 @@ def _clock(arch: str) -> tuple[str | None, str]:
 
 
 def write(name: str, text: str) -> Path:
-    """A new file for a cell's text: NAME.py, then NAME_2.py and so on, so that kernels of before keep their source."""
+    """Writes a cell's text to a new file, NAME.py, NAME_2.py and so on, so that earlier kernels keep their source."""
     if not _folders:
         _folders.append(Path(tempfile.mkdtemp(prefix="cute-cells-")))
         atexit.register(shutil.rmtree, _folders[0], ignore_errors=True)
@@ -276,7 +273,7 @@ def write(name: str, text: str) -> Path:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """``%load_ext cute_nvfp4``: displays of the package's classes, and ``%%cute``."""
+    """Registers the displays of the package's classes and ``%%cute``; ``%load_ext cute_nvfp4`` calls it."""
     from .registered import register
 
     register(shell)

@@ -1,4 +1,4 @@
-"""Shared and tensor memory to scale, of the package's plans or of any parts."""
+"""Drawings of shared and tensor memory to scale, for configurations of a GEMM or for any parts."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ COLORS |= {"accumulator": PALETTE[0], "allocated": "#cccccc", "not allocated": I
 
 
 class Part(NamedTuple):
-    """A part of a memory: what it is, and how many bytes or columns it has."""
+    """A named part of a memory; ``size`` is in the measure of its drawing (KiB or columns)."""
 
     name: str
     size: float
 
 
 def bars(rows: Mapping[str, Sequence[tuple[str, float]]], limit: float, measure: str, title: str = "memory") -> Picture:
-    """A bar for each row, of parts (name, size) one after the other, to scale up to ``limit``; what is left is free.
+    """Draws a bar for each row: its parts (name, size) and then what is free, to scale, up to ``limit`` of ``measure``.
 
     Raises:
-        OperandError: the parts of a row are more than ``limit``.
+        OperandError: the parts of a row exceed ``limit``.
     """
     others = (c for c in PALETTE if c not in COLORS.values())
     colors: dict[str, str] = {}
@@ -66,7 +66,7 @@ def bars(rows: Mapping[str, Sequence[tuple[str, float]]], limit: float, measure:
 
 
 def shared_memory(configs: Mapping[str, GemmConfig]) -> Picture:
-    """Shared memory of a CTA for several configurations of a GEMM."""
+    """Draws the shared memory of a CTA for several configurations of a GEMM."""
     from ..kernels.gemm.limits import shared_plan
 
     rows, limits = {}, set()
@@ -85,7 +85,7 @@ def shared_memory(configs: Mapping[str, GemmConfig]) -> Picture:
 
 
 def tensor_memory(configs: Mapping[str, GemmConfig]) -> Picture:
-    """Columns of tensor memory of a CTA for several configurations of a tcgen05 GEMM."""
+    """Draws the columns of tensor memory of a CTA for several configurations of a tcgen05 GEMM."""
     from ..kernels.gemm.sm100.memory_plan import TMEM_COLUMNS, TensorPlan
 
     rows = {}

@@ -1,4 +1,4 @@
-"""Names of kernels as they were written."""
+"""The names of kernels as their source has them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import re
 
 
 def short(kernel: str) -> str:
-    """A kernel's name as it was written: without what the DSL puts before it and the arguments that it puts after."""
+    """Returns a kernel's name without the DSL's prefix and arguments, or 60 characters of a name of another form."""
     found = re.match(r"kernel_cutlass_(\w+?)_(?:object|tensor(?=ptr|\d)|ptr|__main__|[A-Z\d])", kernel)
     return found[1] if found else kernel[:60]

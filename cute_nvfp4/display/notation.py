@@ -18,13 +18,12 @@ EXAMPLE = "a static layout such as '((32,4),4):((16,4),1)' or 'S<3,4,3> o 0 o (8
 
 @dataclass(frozen=True)
 class StaticLayout:
-    """A layout whose sizes are known: trees of integers, ``swizzle`` (bits, base, shift) or None, and what is added to
-    offsets before the swizzle."""
+    """A CuTe layout whose sizes and strides are known integers; ``shape`` and ``stride`` are trees of the same form."""
 
     shape: Tree
     stride: Tree
-    swizzle: tuple[int, int, int] | None = None
-    first: int = 0
+    swizzle: tuple[int, int, int] | None = None  #: (bits, base, shift)
+    first: int = 0  #: the offset that is added before the swizzle
 
     def __str__(self) -> str:
         text = f"{written(self.shape)}:{written(self.stride)}"
@@ -32,7 +31,7 @@ class StaticLayout:
 
     @property
     def modes(self) -> list[tuple[Tree, Tree]]:
-        """(shape, stride) of each top-level mode."""
+        """The (shape, stride) of each top-level mode."""
         shapes = self.shape if isinstance(self.shape, tuple) else (self.shape,)
         strides = self.stride if isinstance(self.stride, tuple) else (self.stride,)
         return list(zip(shapes, strides))
@@ -42,30 +41,30 @@ class StaticLayout:
         return size(self.shape)
 
     def offsets(self) -> np.ndarray:
-        """The offset at every coordinate: one axis for each top-level mode, which counts its first mode fastest."""
+        """Returns all offsets, with one axis for each top-level mode, along which its first mode counts fastest."""
         out = np.full((), self.first, np.int64)
         for shape, stride in self.modes:
             out = out[..., None] + mode_offsets(shape, stride)
         return out if self.swizzle is None else swizzled(out, *self.swizzle)
 
     def matrix(self) -> np.ndarray:
-        """(rows, columns) offsets: mode 0 by the others, of which the first counts fastest; a vector is one row."""
+        """Returns (rows, columns) offsets: mode 0 by the others, the first of them fastest. A vector is one row."""
         out = self.offsets()
         return out[None] if out.ndim == 1 else out.reshape(len(out), -1, order="F")
 
 
 def written(tree: Tree) -> str:
-    """A tree of integers as CuTe writes it."""
+    """Returns a tree of integers as CuTe writes it."""
     return str(tree) if isinstance(tree, int) else f"({','.join(map(written, tree))})"
 
 
 def size(shape: Tree) -> int:
-    """The number of coordinates of a shape."""
+    """Returns the number of coordinates of a shape."""
     return shape if isinstance(shape, int) else int(np.prod([size(s) for s in shape], dtype=np.int64))
 
 
 def mode_offsets(shape: Tree, stride: Tree) -> np.ndarray:
-    """(size,) offsets of a mode; of nested modes the first counts fastest."""
+    """Returns the (size,) offsets of a mode; of nested modes the first counts fastest."""
     if isinstance(shape, int):
         return np.arange(shape, dtype=np.int64) * stride
     out = np.zeros(1, np.int64)
@@ -75,17 +74,18 @@ def mode_offsets(shape: Tree, stride: Tree) -> np.ndarray:
 
 
 def swizzled(offsets: np.ndarray, bits: int, base: int, shift: int) -> np.ndarray:
-    """Offsets after CuTe's ``Swizzle<bits, base, shift>``: bits ``shift`` above ``base`` are added to those at it."""
+    """Returns offsets after CuTe's ``Swizzle<bits, base, shift>``: it XORs ``bits`` bits from ``base + shift`` on into
+    those from ``base`` on. A negative shift XORs those from ``base`` on into those from ``base - shift`` on."""
     mask = ((1 << bits) - 1) << (base + max(shift, 0))
     moved = (offsets & mask) >> shift if shift >= 0 else (offsets & mask) << -shift
     return offsets ^ moved
 
 
 def parse(text: str) -> StaticLayout:
-    """The layout that ``text`` is.
+    """Returns the layout that ``text`` describes.
 
     Raises:
-        OperandError: the text is no layout, has sizes that only the kernel knows, or coordinates as strides.
+        OperandError: the text is no layout, or has sizes that only the kernel knows or coordinates as strides.
     """
     text = text.strip().removesuffix(">").removeprefix("!cute.layout<").strip('"')
     match = _SWIZZLED.fullmatch(text)
@@ -105,7 +105,7 @@ def parse(text: str) -> StaticLayout:
 
 
 def _tree(text: str) -> Tree | None:
-    """Integers in parentheses, or None for anything else."""
+    """Returns the tree that integers in parentheses describe, None for any other text."""
     bare = text.replace(" ", "")
     if not re.fullmatch(r"[\d,()_-]+", bare):
         return None
@@ -125,16 +125,16 @@ def _tree(text: str) -> Tree | None:
 
 
 def _alike(shape: Tree, stride: Tree) -> bool:
-    """Whether two trees have the same form, and every size is at least 1."""
+    """Returns whether two trees have the same form, and every size is at least 1."""
     if isinstance(shape, int):
         return isinstance(stride, int) and shape >= 1
     return isinstance(stride, tuple) and len(shape) == len(stride) and all(map(_alike, shape, stride))
 
 
 def layout_of(given: Any) -> StaticLayout:
-    """The layout of a text, of an object of CuTe, or of what a function makes.
+    """Returns the layout of a text, of an object of CuTe, or of what a function makes.
 
-    CuTe's algebra needs a traced function: ``lambda: cute.make_layout((8, 4))`` is traced, for no GPU, and not run.
+    CuTe's algebra works only in a traced function: ``lambda: cute.make_layout((8, 4))`` is traced, which needs no GPU.
     """
     if isinstance(given, StaticLayout):
         return given
@@ -144,7 +144,7 @@ def layout_of(given: Any) -> StaticLayout:
 
 
 def traced(make: Callable[[], Any]) -> str:
-    """What ``make()`` gives as CuTe writes it, of layouts, and of tensors and tiled copies and MMAs their layout."""
+    """Traces ``make`` and returns its result as CuTe writes it, or the layout of a result that has one (a tensor)."""
     import cutlass.cute as cute
 
     found: list[str] = []

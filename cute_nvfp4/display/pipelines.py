@@ -1,7 +1,7 @@
-"""The pipeline graph of a kernel: who fills which ring of buffers, who waits, and what completes a phase.
+"""Drawings of a kernel's pipelines: which roles fill each ring of buffers, which wait, and what completes a phase.
 
-Two sources give the same drawing: the plan of one of the package's kernels (``kernels.gemm.pipeline_graph``), and the
-mbarriers of any kernel as a simulated launch used them (``sim.observe.barriers``).
+A drawing shows either the plan of one of the package's kernels (``kernels.gemm.pipeline_graph``) or the mbarriers of
+any kernel as a simulated launch used them (``sim.observe.barriers``).
 """
 
 from __future__ import annotations
@@ -23,19 +23,18 @@ MOST_BUFFERS = 16
 
 
 class Arrow(NamedTuple):
-    """A ring of ``stages`` barriers: ``producers`` complete its phases, ``consumers`` wait; ``says`` has its counts,
-    ``wrong`` marks what nobody can have meant."""
+    """A ring of mbarriers, drawn as arrows from the roles that arrive to those that wait."""
 
     name: str
-    producers: tuple[str, ...]
-    consumers: tuple[str, ...]
+    producers: tuple[str, ...]  #: the roles whose arrivals complete its phases
+    consumers: tuple[str, ...]  #: the roles that wait for its phases
     stages: int
-    says: str
-    wrong: bool = False
+    says: str  #: its counts, in words
+    wrong: bool = False  #: whether to mark it as an error, such as a phase that lacked arrivals at the end
 
 
 def of_plan(edges: Sequence[Edge], roles: Mapping[str, str] | None = None, title: str = "") -> Picture:
-    """The pipelines that a plan says; ``roles`` gives words for the names of producers and consumers."""
+    """Draws the pipelines of a plan; ``roles`` maps the names of producers and consumers to words."""
     words = dict(roles or {})
     arrows = []
     for edge in edges:
@@ -47,7 +46,7 @@ def of_plan(edges: Sequence[Edge], roles: Mapping[str, str] | None = None, title
 
 
 def of_barriers(barriers: Barriers, title: str = "") -> Picture:
-    """The mbarriers that a simulated launch used: rings of those that are used alike, with their counts and phases."""
+    """Draws the mbarriers that a simulated launch used, as rings of those used alike, with their counts and phases."""
     arrows = []
     for ring in barriers.rings():
         says = f"count {ring.count}"
@@ -61,14 +60,14 @@ def of_barriers(barriers: Barriers, title: str = "") -> Picture:
 
 
 def _named(ring: Ring) -> str:
-    """A ring by what its source line calls it, ``full`` in ``mbarrier_init(full, 1)``, and its address."""
+    """Returns the name of a ring; it begins with ``full`` if the source line has ``mbarrier_init(full, 1)``."""
     path, _, line = ring.where.rpartition(":")
     found = INIT.search(linecache.getline(path, int(line))) if line.isdigit() else None
     return f"{found[1]} ({ring.name})" if found else ring.name
 
 
 def drawn(arrows: Sequence[Arrow], title: str) -> Picture:
-    """Each role a column, each ring of barriers a row from those who arrive to those who wait."""
+    """Draws a column for each role, and a row for each ring, from the roles that arrive to those that wait."""
     names = list(dict.fromkeys(name for a in arrows for name in (*a.producers, *a.consumers)))
     step = max([BOX, *(24 + width_of(name) for name in names)]) + GAP
     left = 16 + step / 2
@@ -98,7 +97,7 @@ def drawn(arrows: Sequence[Arrow], title: str) -> Picture:
 
 
 def _row(d: Drawing, arrow: Arrow, at: Mapping[str, float], y: float, color: str, width: float) -> None:
-    """One ring: its buffers, its counts, and arrows from all who arrive to all who wait."""
+    """Draws one ring: its buffers, its counts, and an arrow from each producer to each consumer."""
     places = [at[name] for name in (*arrow.producers, *arrow.consumers)]
     middle = sum(places) / len(places) if places else width / 2
     ink = BAD if arrow.wrong else INK

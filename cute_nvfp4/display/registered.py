@@ -1,4 +1,4 @@
-"""Displays of the package's classes for IPython, by name: no class and no drawing is imported before its use."""
+"""Registers displays of the package's classes with IPython, by name, so that none is imported before its use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .showing import ROOT, SHOWN, show
 
 
 def register(shell: Any) -> None:
-    """Has ``shell`` show objects of every class in ``SHOWN`` as ``show`` does."""
+    """Makes ``shell`` display objects of every class in ``SHOWN`` as ``show`` does."""
     bundles = shell.display_formatter.mimebundle_formatter
     for name in SHOWN:
         module, _, cls = name.rpartition(".")

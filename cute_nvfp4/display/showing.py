@@ -1,4 +1,4 @@
-"""``show``: the picture of whatever it is given, and the table of what has one."""
+"""``show``: draws an object of the package or of CuTe; and the tables of the classes that it can draw."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ SHOWN = {
     "display.notation.StaticLayout": "layouts.layout",
     "display.magic.CellRun": "magic.cell",
 }
-"""Classes of this package by module and name, and the function of this room that shows an object of each."""
+"""Maps classes of this package to the functions of ``display`` that draw their objects."""
 SEVERAL = {
     "sim.observe.timing.Timing": "times.rooflines",
     "kernels.gemm.config.GemmConfig": "memory.shared_memory",
 }
-"""Functions that show several objects of a class, given by their names in a dict."""
+"""Maps classes to the functions that draw a dict of several objects, by their names, together."""
 
 
 def show(thing: Any, **options: Any) -> Picture | Page:
-    """The picture of ``thing``; notebooks display it, ``.write(path)`` writes it as SVG or HTML.
+    """Returns the picture of ``thing``, which notebooks display and ``.write(path)`` writes as SVG or HTML.
 
     thing: a CuTe layout (its text, or a function that makes one: ``show(lambda: cute.make_layout((8, 4)))``); a
-    ``Result``, ``Timing``, ``Trace`` or ``Barriers`` of a simulated launch; a launch of ``simulating``; the run of a
-    ``%%cute`` cell; a hazard that stopped one; a compiled kernel; a plan; a tuple of pipeline edges; a dict of timings
-    by name (their rooflines) or of GEMM configurations (their shared memory). options: those of the function that draws
-    it: ``title``; for a layout ``element_bytes`` (colours are banks) and ``tile`` (a thread-value layout); for a trace
-    ``cta``, ``begin``, ``end``.
+        ``Result``, ``Timing``, ``Trace`` or ``Barriers`` of a simulated launch; a launch of ``simulating``; the run of
+        a ``%%cute`` cell; a hazard that stopped one; a compiled kernel; a plan; a tuple of pipeline edges; a dict of
+        timings by name (for their rooflines) or of GEMM configurations (for their shared memory).
+    options: arguments of the function that draws it, such as ``title``; for a layout ``element_bytes`` (colours are
+        banks) and ``tile`` (a thread-value layout); for a trace ``cta``, ``begin`` and ``end``.
 
     Raises:
-        OperandTypeError: nothing shows objects of that type.
+        OperandTypeError: no function draws objects of that type.
         OperandError: a layout is not static, or a trace is empty.
     """
     if isinstance(thing, (Picture, Page)):
@@ -60,7 +60,7 @@ def show(thing: Any, **options: Any) -> Picture | Page:
 
 
 def _drawer(thing: Any) -> str | None:
-    """The module and function that show ``thing``, or None."""
+    """Returns the module and function that draw ``thing``, or None."""
     if isinstance(thing, dict) and thing:
         return _of_class(SEVERAL, next(iter(thing.values())))
     if isinstance(thing, (tuple, list)) and thing and all(type(x).__name__ == "Edge" for x in thing):

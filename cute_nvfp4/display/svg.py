@@ -1,4 +1,4 @@
-"""A small builder of SVG, and ``Picture``: a drawing that notebooks show, and that zooms where scripts run."""
+"""A small builder of SVG, and the pictures and HTML pages that notebooks show."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ PALETTE = (
     "#4477aa", "#228833", "#aa3377", "#ccbb44", "#66ccee", "#ee6677",
     "#997700", "#004488", "#bb5566", "#5aae61", "#9970ab", "#44aa99",
 )  # fmt: skip
-"""Colours that people with any sight of colour tell apart, after Paul Tol's schemes; none of them is grey."""
+"""Colours that people with any kind of colour vision can tell apart, after Paul Tol's schemes; none of them is grey."""
 INK, SOFT, LINE, PAPER, IDLE, WAIT, BAD = "#222222", "#666666", "#999999", "#ffffff", "#eeeeee", "#cccccc", "#bb2222"
 FONT = "Helvetica, Arial, sans-serif"
 MONO = "DejaVu Sans Mono, Menlo, Consolas, monospace"
 
 
 def escape(text: object) -> str:
-    """``text`` as SVG and HTML take it."""
+    """Returns ``text`` escaped for SVG and HTML."""
     return html.escape(str(text), quote=True)
 
 
 def number(value: float) -> str:
-    """A coordinate with at most two digits after the point."""
+    """Returns a coordinate as text with at most two digits after the point."""
     return f"{value:.2f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
 def width_of(text: str, size: float = 11) -> float:
-    """About how wide a text is, in pixels."""
+    """Returns the approximate width of a text in pixels."""
     return 0.58 * size * len(text)
 
 
 def ink_on(color: str) -> str:
-    """Black or white, whichever is read better on ``color`` (#rrggbb)."""
+    """Returns a dark or a white ink, whichever is more readable on ``color`` (#rrggbb)."""
     red, green, blue = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 150 else PAPER
 
 
 def shade(share: float) -> str:
-    """A colour from near white (0) to a deep blue (1)."""
+    """Returns a colour between near white (0) and deep blue (1)."""
     ends = ((244, 248, 252), (33, 90, 150))
     return "#" + "".join(f"{round(a + (b - a) * min(max(share, 0.0), 1.0)):02x}" for a, b in zip(*ends))
 
@@ -57,7 +57,7 @@ class Drawing:
         self._parts.append(element)
 
     def rect(self, x: float, y: float, w: float, h: float, fill: str, title: str = "", **style: object) -> None:
-        """A box; ``title`` is shown where the pointer rests on it."""
+        """Adds a box; viewers show ``title`` when the pointer rests on it."""
         self.add(_element("rect", title, x=x, y=y, width=w, height=h, fill=fill, **style))
 
     def line(self, x1: float, y1: float, x2: float, y2: float, stroke: str = LINE, **style: object) -> None:
@@ -70,12 +70,12 @@ class Drawing:
         self, x: float, y: float, words: object, size: float = 11, anchor: str = "start", fill: str = INK,
         **style: object,
     ) -> None:  # fmt: skip
-        """Words whose baseline is at ``y``; ``anchor`` is start, middle or end."""
+        """Adds a text with its baseline at ``y``; ``anchor`` is "start", "middle" or "end"."""
         attributes = _attributes({"x": x, "y": y, "font-size": size, "text-anchor": anchor, "fill": fill} | style)
         self.add(f"<text{attributes}>{escape(words)}</text>")
 
     def legend(self, x: float, y: float, entries: Mapping[str, str], columns_end: float) -> float:
-        """Names beside boxes of their colours, from ``x`` on in lines up to ``columns_end``; returns the y after it."""
+        """Adds names beside boxes of their colours, in lines from ``x`` to ``columns_end``; returns the y below."""
         at = x
         for name, color in entries.items():
             need = 22 + width_of(name)
@@ -87,7 +87,7 @@ class Drawing:
         return y + 16
 
     def svg(self, title: str) -> str:
-        """The whole document; ``title`` says to readers of the page's text what is drawn."""
+        """Returns the whole document; ``title`` describes the drawing for readers who do not see it."""
         w, h = number(self.width), number(self.height)
         head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{w}" height="{h}" viewBox="0 0 {w} {h}" role="img"'
         paper = f'<rect width="{w}" height="{h}" fill="{PAPER}"/>'
@@ -95,7 +95,7 @@ class Drawing:
 
 
 def _attributes(given: Mapping[str, Any]) -> str:
-    """Attributes in SVG; "_" in a name stands for "-"."""
+    """Returns attributes as SVG writes them; "_" in a name stands for "-"."""
     return "".join(f' {name.replace("_", "-")}="{escape(number(value))}"' for name, value in given.items())
 
 
@@ -125,16 +125,17 @@ plot.addEventListener("pointerup",function(){held=null});
 plot.addEventListener("dblclick",function(){from=0;shown=whole;draw()});
 box.dataset.ready="zoom";
 })();"""
-"""What makes a time line zoom. %s is the box's name. It takes the image's own SVG, so that a page holds it once;
-without scripts the image stays. The inner ``svg`` is what zooms along x; elements with ``data-at`` (their share of the
-width) and ``data-per`` (lengths of the view for 1 on the axis) are labels of the axis."""
+"""The script that makes a time line zoom; %s is the name of its box. It decodes the SVG from the image, so that a page
+has the SVG once; without scripts the image stays. The inner ``svg`` zooms along x. Elements with ``data-at`` (their
+share of the width) and ``data-per`` (lengths of the view for 1 on the axis) are labels of the axis."""
 _numbers = itertools.count(1)
 
 
 class Picture:
-    """An SVG that notebooks show, and its words for those who do not see it.
+    """An SVG that notebooks show, and a description in words for readers who do not see it.
 
-    ``zooms``: it has an inner ``svg``, in which wheel and pointer move along x where scripts run. ``svg`` is its text.
+    ``svg`` is the text of the SVG and ``words`` the description. ``zooms`` says whether the SVG has an inner ``svg`` in
+    which wheel and pointer zoom and move along x where scripts run.
     """
 
     def __init__(self, drawing: Drawing, words: str, zooms: bool = False) -> None:
@@ -147,33 +148,33 @@ class Picture:
         return self.svg
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
-        """An image, which every page shows; of a picture that zooms, HTML that begins as the same image."""
+        """Returns the SVG; for a picture that zooms, HTML that starts as an image of it."""
         if self.zooms:
             return {"text/html": self.html, "text/plain": self.words}
         return {"image/svg+xml": self.svg, "text/plain": self.words}
 
     @property
     def image(self) -> str:
-        """An HTML image of it. Pages that remove scripts and inline SVG, as GitHub does, keep images."""
+        """The picture as an HTML image. Pages that remove scripts and inline SVG, as GitHub does, keep images."""
         code = base64.b64encode(self.svg.encode()).decode()
         return f'<img alt="{escape(self.words)}" src="data:image/svg+xml;base64,{code}">'
 
     @property
     def html(self) -> str:
-        """HTML of it, for a page or a notebook."""
+        """The picture as HTML for a page or a notebook."""
         if not self.zooms:
             return self.image
         name = f"cute-nvfp4-picture-{next(_numbers)}"
         return f'<div id="{name}">{self.image}</div><script>{ZOOM % name}</script>'
 
     def write(self, path: str | Path) -> None:
-        """Writes an SVG, or for a path that ends in .html a page."""
+        """Writes an SVG file or, if ``path`` ends in .html, a page."""
         page = f'<!DOCTYPE html><meta charset="utf-8"><title>{escape(self.words)}</title>{self.html}'
         Path(path).write_text(page if str(path).endswith(".html") else self.svg, encoding="utf-8")
 
 
 class Page:
-    """HTML that notebooks show, with the same in words."""
+    """HTML that notebooks show, and the same content in words."""
 
     def __init__(self, html: str, words: str) -> None:
         self.html, self.words = html, words
@@ -188,17 +189,17 @@ class Page:
         return {"text/html": self.html, "text/plain": self.words}
 
     def write(self, path: str | Path) -> None:
-        """Writes a page."""
+        """Writes an HTML file."""
         Path(path).write_text(f'<!DOCTYPE html><meta charset="utf-8">{self.html}', encoding="utf-8")
 
 
 def stacked(*shown: Picture | Page) -> Page:
-    """Pictures and pages one below the other."""
+    """Returns a page of pictures and pages, one below the other."""
     return Page("".join(f"<div>{x.html}</div>" for x in shown), "\n".join(x.words for x in shown))
 
 
 def table(header: list[str], rows: list[list[object]], form: Callable[[object], str] = str) -> Page:
-    """A table; numbers stand to the right. Its words are the same in columns."""
+    """Returns a table whose columns of numbers are aligned to the right; ``form`` converts a cell to text."""
     texts = [[form(cell) for cell in row] for row in rows]
     right = [bool(rows) and all(isinstance(row[j], (int, float)) for row in rows) for j in range(len(header))]
     side = [f' style="text-align:{"right" if r else "left"}"' for r in right]

@@ -1,4 +1,4 @@
-"""Time lines: what each warp and engine of a CTA does, from a trace in logical steps or from a timing in modelled time.
+"""Time lines of each warp and engine of a CTA, from a trace in logical steps or from a timing in modelled time.
 
 Where scripts run, the wheel zooms, the pointer drags, and a double click shows the whole again.
 """
@@ -25,28 +25,30 @@ REASONS = {
     "l2": "#ee6677", "dram": "#bb5566", "shared": "#ccbb44", "copies": "#004488", "tensor": "#9970ab",
     "fetch": "#997700", "constants": "#44aa99", "other": WAIT,
 }  # fmt: skip
-"""Colours of what a warp waits for; one meaning in every picture."""
+"""The colour of each reason for which a warp waits, the same in every picture."""
 ROLES = {"copies": "load", "tensor": "MMA"}
 _FOLDERS = re.compile(r"/(?:[^/\s]+/)+(?=[\w.-]+\.py\b)")
-"""Folders of a Python file: a picture that is stored names the file alone."""
+"""Matches the folders of a Python file; pictures, which may be stored, name only the file."""
 
 
 class Bar(NamedTuple):
-    """A bar of a track, in the measure of the axis."""
+    """A bar of a track; ``begin`` and ``end`` are in the measure of the axis."""
 
     begin: float
     end: float
     name: str
     color: str
-    more: str = ""
+    more: str = ""  #: further words for the tooltip
 
 
 def of_trace(trace: Trace, cta: str | None = None, begin: float = 0, end: float = math.inf, title: str = "") -> Picture:
-    """The trace of one CTA (by default the first): runs and operations in colours of their names, waits grey. The axis
-    counts logical steps of the simulator, which order events and are no time.
+    """Draws the trace of one CTA (by default the first) between the steps ``begin`` and ``end``.
+
+    Runs and operations have a colour for each name, and waits are grey. The axis counts logical steps of the simulator,
+    which order events and are no time.
 
     Raises:
-        OperandError: the trace has nothing of that CTA.
+        OperandError: the trace has nothing of that CTA between these steps.
     """
     rows = trace.rows()
     cta = cta or (rows[0].cta if rows else "")
@@ -68,7 +70,7 @@ def of_trace(trace: Trace, cta: str | None = None, begin: float = 0, end: float 
 
 
 def of_timing(timing: Timing, cta: int | None = None, title: str = "") -> Picture:
-    """What the warps of one replayed CTA (by default the first) do and wait for, in modelled microseconds."""
+    """Draws what the warps of one replayed CTA (by default the first) do and wait for, in modelled microseconds."""
     us = timing.cycles_per_us
     cta = timing.warps[0].cta if cta is None else cta
     tracks: dict[str, list[Bar]] = {}
@@ -86,7 +88,7 @@ def of_timing(timing: Timing, cta: int | None = None, title: str = "") -> Pictur
 
 
 def drawn(tracks: dict[str, list[Bar]], axis: str, title: str, begin: float) -> Picture:
-    """A line for each track; of too many bars the longest are drawn, and how many were left out is said."""
+    """Draws a line for each track. Of too many bars it draws the longest, and the words say how many it left out."""
     bars = [(row, bar) for row, track in enumerate(tracks.values()) for bar in track]
     end = max(bar.end for _, bar in bars)
     left_out = max(0, len(bars) - MOST_BARS)
@@ -127,7 +129,7 @@ def drawn(tracks: dict[str, list[Bar]], axis: str, title: str, begin: float) -> 
 
 
 def _boxes(bars: Sequence[tuple[int, Bar]], begin: float, per: float) -> Iterable[str]:
-    """Boxes in groups of one colour; what runs lies under what waits."""
+    """Yields the boxes of bars, grouped by colour in the order of first use, so that waits lie on their runs."""
     for color in dict.fromkeys(bar.color for _, bar in bars):
         yield f'<g fill="{color}">'
         for row, bar in bars:
@@ -141,11 +143,11 @@ def _boxes(bars: Sequence[tuple[int, Bar]], begin: float, per: float) -> Iterabl
 
 
 def _summary(track: Sequence[Bar], whole: float) -> str:
-    """The three names that take most of a track, with their shares of the whole."""
+    """Returns the three names that take most of a track, with their shares of the whole."""
     spent: dict[str, float] = {}
     for bar in track:
         spent[bar.name] = spent.get(bar.name, 0.0) + bar.end - bar.begin
-    if RUNS in spent:  # waits lie on it
+    if RUNS in spent:  # bars of waits lie on the bar of the run
         spent[RUNS] -= sum(v for k, v in spent.items() if k != RUNS)
     most = sorted(spent.items(), key=lambda item: -item[1])[:3]
     return ", ".join(f"{name} {share / whole:.0%}" for name, share in most)

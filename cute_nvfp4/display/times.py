@@ -1,4 +1,4 @@
-"""Modelled times drawn: the roofline of launches, and what their warps lost time to."""
+"""Drawings of modelled times: the roofline of launches, and what their warps spend time on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BINS, ABSENT = 120, "not there"
 
 
 def timing(t: Timing) -> Page:
-    """Everything that a modelled time says: its figures, the roofline, what was lost, and the time line of a CTA."""
+    """Returns a page of a modelled time: its figures, the roofline, lost time by reason, and the time line of a CTA."""
     rows = [
         ["modelled time", f"{t.microseconds:.2f} µs on {t.machine.upper()}"],
         ["of it a launch", f"{t.launch_us:.2f} µs ({t.launch_from})"],
@@ -32,8 +32,8 @@ def timing(t: Timing) -> Page:
 
 
 def rooflines(timings: Mapping[str, Timing]) -> Picture:
-    """The modelled time of each launch beside what its bytes and its issue slots would take alone, at full rate; the
-    launch itself is in neither."""
+    """Draws the modelled time of each launch beside its bounds: the times that its bytes and its issue slots would take
+    alone, at full rate. No bar includes the launch overhead."""
     most = max(t.microseconds - t.launch_us for t in timings.values())
     most = max([most, *(v for t in timings.values() for v in t.bounds_us.values()), 1e-6])
     d = Drawing(LEFT + PLOT + 90, 40 + sum(26 + 20 * (1 + len(t.bounds_us)) for t in timings.values()) + 20)
@@ -60,7 +60,7 @@ def rooflines(timings: Mapping[str, Timing]) -> Picture:
 
 
 def lost(timings: Mapping[str, Timing]) -> Picture:
-    """The share of the warps' time that each reason cost, a bar for each launch; the rest is issue and latencies."""
+    """Draws a bar for each launch: the share of warp time that each reason cost. The rest is issue and latency."""
     names: dict[str, str] = {}
     d = Drawing(LEFT + PLOT + 24, 40 + 34 * len(timings) + 54)
     d.text(8, 20, "what the warps' time went to (modelled)", 13, font_weight="bold")
@@ -85,7 +85,7 @@ def lost(timings: Mapping[str, Timing]) -> Picture:
 
 
 def phases(timings: Mapping[str, Timing]) -> Picture:
-    """What share of the replayed warps does what, over each launch from its first CTA's start to its last one's end."""
+    """Draws which share of the replayed warps does what, from the first CTA's start to the last one's end."""
     d = Drawing(LEFT + PLOT + 24, 40 + 92 * len(timings) + 30)
     d.text(8, 20, "what all replayed warps do (modelled)", 13, font_weight="bold")
     names: dict[str, str] = {}
@@ -112,7 +112,7 @@ def phases(timings: Mapping[str, Timing]) -> Picture:
 
 
 def shares(t: Timing) -> dict[str, np.ndarray]:
-    """The share of the replayed warps that does what in each of ``BINS`` parts of a launch; together they are all."""
+    """Returns the shares (``BINS``,) of the replayed warps that do each thing in each part of a launch, in all 1."""
     edges = np.linspace(0, t.cycles, BINS + 1)
 
     def overlap(begin: float, end: float) -> np.ndarray:
@@ -131,5 +131,5 @@ def shares(t: Timing) -> dict[str, np.ndarray]:
 
 
 def _steps(values: np.ndarray) -> list[tuple[int, float]]:
-    """The corners of a line that has each value over its part."""
+    """Returns the corners of a line of steps, which has each value over its part."""
     return [(k + side, float(v)) for k, v in enumerate(values) for side in (0, 1)]
