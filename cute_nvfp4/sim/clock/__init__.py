@@ -1,1 +1,1 @@
-"""How long a launch would take: a clock over what the simulator executes (docs/explanation/timing.md); modelled."""
+"""A clock that models how long a GPU takes for a launch that the simulator executes (docs/explanation/clock.md)."""

@@ -1,4 +1,4 @@
-"""What a replay has cost, by instruction of the machine code, by SM and by pipe."""
+"""The costs of a replay, by SASS instruction, by SM and by pipe."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _UNIT = PIPES.index("tensor")
 
 
 def costs(replay: Replay) -> tuple[Cost, ...]:
-    """Every instruction of the kernel, in the order of the machine code; those that no warp has issued cost nothing."""
+    """Returns the cost of every SASS instruction of the kernel, in the order of the code. Instructions that no warp has
+    issued cost nothing."""
     passes: Counter[int] = Counter()
     lists = {}
     for warp in replay.warps:
-        for steps, _ in warp.program:  # all of a list is issued
+        for steps, _ in warp.program:  # a warp issues all steps of a list
             passes[id(steps)] += warp.sm.weight
             lists[id(steps)] = steps
     issued: Counter[int] = Counter()
@@ -41,17 +42,17 @@ def costs(replay: Replay) -> tuple[Cost, ...]:
 
 
 def pipes(replay: Replay, code: Iterable[Cost], cycles: float) -> dict[str, float]:
-    """The share of ``cycles`` that each pipe is busy on average, of all schedulers of all SMs."""
+    """Returns the share of ``cycles`` in which each pipe is busy, averaged over all schedulers of all SMs."""
     busy: Counter[str] = Counter()
     for cost in code:
         busy[cost.pipe] += cost.busy
-    busy[PIPES[_UNIT]] += SCHEDULERS * sum(sm.weight * sm.tensor_busy for sm in replay.sms)  # of tcgen05
+    busy[PIPES[_UNIT]] += SCHEDULERS * sum(sm.weight * sm.tensor_busy for sm in replay.sms)  # tcgen05: all four
     whole = SCHEDULERS * replay.machine.sms * cycles
     return {pipe: busy[pipe] / whole for pipe in PIPES if busy[pipe]}
 
 
 def sm_times(replay: Replay) -> tuple[SmTime, ...]:
-    """What each replayed SM did."""
+    """Returns the times of each replayed SM."""
     warps: dict[int, list[Warp]] = defaultdict(list)
     for warp in replay.warps:
         warps[id(warp.sm)].append(warp)
@@ -65,7 +66,7 @@ def sm_times(replay: Replay) -> tuple[SmTime, ...]:
 
 
 def _covered(spans: Iterable[tuple[float, float]]) -> float:
-    """How much of the time at least one of ``spans`` covers."""
+    """Returns the length of the union of ``spans``."""
     total, until = 0.0, float("-inf")
     for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, until))

@@ -1,4 +1,4 @@
-"""What instructions of a variable time do to the queues, and which events release a warp."""
+"""The effects of instructions with a variable latency: what they do to the queues, and which events release a warp."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ NOTES = {
     **{"cluster_wait": (Await,), "copies_end": (), "copies_wait": (), "wgmma": (), "wgmma_wait": (), "fence": ()},
     **{"product": (Product,), "transfer": (Transfer,), "commit": (Commit,), "tensor_memory": ()},
 }
-"""What may have happened at an instruction of each kind."""
+"""The kinds of notes that may belong to a step of each kind."""
 
 
 def product(what: Product, machine: Machine) -> tuple[float, float]:
-    """(cycles that each CTA's tensor cores are busy, cycles until the result is there) of a tcgen05.mma whose operands
-    have 32 bytes a row: the slower of multiplying, and of reading A and B from shared memory (each CTA of a pair reads
-    half of B)."""
+    """Returns the cycles for which a tcgen05.mma keeps the tensor core of each of its CTAs busy, and the cycles until
+    its result is there. Its operands have 32 bytes a row. The tensor core is busy for the slower of multiplying, and of
+    reading A and B from shared memory (each CTA of a pair reads half of B)."""
     rows = what.m // what.ctas
     size = f"{what.ctas}_{64 if rows <= 64 else 128}"
     read = (rows * (what.a == "shared") + what.n // what.ctas) * 32 / machine["tcgen05.shared_bytes_per_cycle"]
@@ -42,42 +42,43 @@ def product(what: Product, machine: Machine) -> tuple[float, float]:
 
 
 def _width(opcode: str) -> int:
-    """Bytes that a lane stores."""
+    """Returns the bytes that a lane stores."""
     return next((int(word) // 8 for word in opcode.split(".") if word in ("64", "128")), 4)
 
 
 def in_short(reason: str) -> str:
-    """A reason without what ended the wait: "mbarrier" of "mbarrier: copies"."""
+    """Returns a reason without what ended the wait: "mbarrier" for "mbarrier: copies"."""
     return reason.partition(":")[0]
 
 
 class Effects:
-    """A method for each kind of step, ``kind`` of which returns None where the warp is parked; and the events."""
+    """The queues and events of a replay. Each kind of step has a method (``_load`` for "load"), which gets the warp,
+    the step, the step's note, and the cycle of its issue. It returns None where it parks the warp."""
 
     machine: Machine
 
     def __init__(self, expected: Counter[Key]) -> None:
         self._left = Counter(expected)
         self._when: dict[Key, float] = defaultdict(float)
-        self._by: dict[Key, str] = {}  # what came last
+        self._by: dict[Key, str] = {}  # what contributed last
         self._over: dict[Key, float] = {}
         self._barriers: dict[Key, float] = defaultdict(float)
         self._waiting: dict[Key, list[Warp]] = defaultdict(list)
         self.lost: Counter[tuple[int, str]] = Counter()
-        """Cycles of warps by the address of the instruction that waited and the reason, weighted as their SMs are."""
+        """Cycles of waits, weighted like the warps' SMs, by the waiting instruction's address and the reason."""
         self._handlers = {kind: getattr(self, f"_{kind}") for kind in NOTES}
 
     def _push(self, time: float, warp: Warp) -> None:
         raise NotImplementedError
 
     def lose(self, warp: Warp, begin: float, end: float, reason: str, step: Step) -> None:
-        """The warp has waited."""
+        """Counts a wait of the warp at ``step``."""
         self.lost[step.slot.address, reason] += warp.sm.weight * (end - begin)
         if end - begin >= WORTH_SHOWING:
             warp.waits.append(Wait(begin, end, in_short(reason), step.source))
 
     def release(self, warp: Warp, step: Step, time: float, reason: str) -> None:
-        """The scoreboards of a step are released then."""
+        """Releases the scoreboards of ``step`` at ``time``. ``reason`` is that of the warp's later waits for them."""
         for board in (step.releases, step.reads):
             if board != NO_SCOREBOARD and time > warp.boards[board]:
                 warp.boards[board], warp.reasons[board] = time, REASONS.get(reason, reason)
@@ -120,7 +121,7 @@ class Effects:
         return time
 
     def _raise(self, what: Request, time: float) -> None:
-        """Tells those who wait for a flag."""
+        """Contributes a store of flags to the loads that wait for it."""
         for key in what.keys:
             self._contribute(key, time)
 
@@ -145,7 +146,7 @@ class Effects:
         return time
 
     def _hold(self, warp: Warp, until: float, time: float, reason: str, step: Step) -> None:
-        """The warp issues nothing more until then."""
+        """Lets the warp issue nothing more before ``until``."""
         if until > warp.ready:
             self.lose(warp, warp.ready, until, reason, step)
             warp.ready = until
@@ -190,7 +191,7 @@ class Effects:
         return time
 
     def _far(self, warp: Warp, step: Step, what: Copy | None, time: float) -> float:
-        """A warp's stores into another CTA's shared memory, which an mbarrier there counts."""
+        """Sends a warp's st.async to the shared memory of another CTA, where an mbarrier counts the bytes."""
         keys = what.keys if what is not None else ()
         there = warp.sm.port.send(time, len(keys) * _width(step.slot.opcode)) + self.machine["mbarrier.remote"]
         for key in keys:
@@ -215,13 +216,13 @@ class Effects:
         return time
 
     def _product(self, warp: Warp, step: Step, what: Product | None, time: float) -> float:
-        """A tcgen05.mma: the tensor cores of its CTAs take it after all that were issued before."""
+        """Issues a tcgen05.mma, which the tensor cores of its CTAs execute after all that was issued before."""
         if what is not None:
             self._take_turn(warp, what.ctas, time, *product(what, self.machine))
         return time
 
     def _transfer(self, warp: Warp, step: Step, what: Transfer | None, time: float) -> float:
-        """A tcgen05.cp, in turn with products: those behind it need what it brings."""
+        """Issues a tcgen05.cp. It takes its turn among the products, since later ones need its data."""
         if what is not None:
             busy = what.size / self.machine["tcgen05.copy_bytes_per_cycle"]
             self._take_turn(warp, what.ctas, time, busy, busy)
@@ -243,14 +244,14 @@ class Effects:
         return time
 
     def _tensor_memory(self, warp: Warp, step: Step, what: Any, time: float) -> float:
-        """tcgen05.ld or .st: a warp's quarter of tensor memory moves a column of 32 lanes at a time."""
+        """Issues a tcgen05.ld or .st, which moves one column of the warp's 32 lanes of tensor memory at a time."""
         begin = max(time, warp.sm.tensor[warp.sub])
         warp.sm.tensor[warp.sub] = begin + step.interval
         self.release(warp, step, begin + step.interval + step.latency, "tensor memory")
         return time
 
     def _fence(self, warp: Warp, step: Step, what: Any, time: float) -> float:
-        """Holds the warp; at a fence of the GPU until L2 has answered what the warp has stored."""
+        """Holds the warp; at a fence of GPU or system scope, until L2 has answered the warp's stores."""
         gpu = "GPU" in step.slot.opcode or "SYS" in step.slot.opcode
         until = warp.stored + self.machine["fence.gpu"] if gpu else 0.0
         self._hold(warp, max(until, time + self.machine["fence.cta"]), time, "fence", step)
@@ -259,7 +260,8 @@ class Effects:
     # events
 
     def _contribute(self, key: Key, time: float, by: str = "") -> None:
-        """One of the things that ``key`` waits for is done, at ``time``; ``by`` copies, tensor cores, or a thread."""
+        """Counts one of the contributions that event ``key`` expects. ``time`` is its cycle, and ``by`` is "copies",
+        "tensor", or "" for a thread. The last contribution wakes the warps that wait."""
         self._left[key] -= 1
         if time >= self._when[key]:
             self._when[key], self._by[key] = time, by
@@ -269,7 +271,8 @@ class Effects:
                 self._wake(warp, key)
 
     def _await(self, warp: Warp, key: Key, time: float, step: Step, figure: str, reason: str) -> float | None:
-        """Goes on when ``key`` is over; None if that is not known yet."""
+        """Lets the warp go on after event ``key``, later by the machine's ``figure``. Returns None if the time of the
+        event is not known yet."""
         warp.reason = reason
         warp.happened = (figure, step)
         if key in self._over:

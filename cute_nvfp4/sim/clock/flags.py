@@ -1,4 +1,4 @@
-"""Flags in global memory: who raises them, and who waits until they are raised."""
+"""Flags in global memory: the stores that raise them, and the loads that wait for them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 Key = tuple[int, int, int]
+"""An event that warps wait for: a CTA of the grid, and then one of
+
+- an mbarrier's slot and phase,
+- a named barrier (-1 - its number) and how often it opened before,
+- ``recorder.CLUSTER`` and the phase of the cluster's barrier, where the CTA is the cluster's first one,
+- ``FLAG`` and the number of a load of flags.
+"""
 FLAG = -200
-"""The second word of the key of an event "these flags are raised"."""
+"""The second word of the key of a load of flags."""
 
 
 class Raise(NamedTuple):
-    """The ``number``-th store of CTA ``cta`` at a PTX instruction; ``keys`` are the events that it is a part of, None
-    where the CTA is not replayed."""
+    """The ``number``-th store of flags by CTA ``cta`` at a PTX instruction. ``keys`` are the loads of flags that wait
+    for it, None where the CTA is not replayed."""
 
     cta: int
     instruction: int
@@ -22,7 +29,7 @@ class Raise(NamedTuple):
 
 
 class Flags:
-    """The flags of one launch. ``waits_for`` has, for each CTA of the grid, those whose flags it has seen."""
+    """The flags of one launch. ``waits_for`` has, for each CTA of the grid, the CTAs whose flags it has seen."""
 
     def __init__(self, expected: Counter[Key]) -> None:
         self._expected = expected
@@ -37,7 +44,7 @@ class Flags:
         return bool(self._at)
 
     def raised(self, addresses: Iterable[int], cta: int, instruction: int, replayed: bool) -> list[Key]:
-        """A store of flags; the list of those who wait for it."""
+        """Notes a store of flags. Returns the list of the loads that wait for it, to which later loads are added."""
         number = self._count[cta, instruction] = self._count[cta, instruction] + 1
         made = Raise(cta, instruction, number, [] if replayed else None)
         for address in addresses:
@@ -47,7 +54,8 @@ class Flags:
         return made.keys if replayed else []
 
     def looked(self, addresses: Iterable[int], cta: int, replayed: bool) -> list[Key]:
-        """A load that has seen flags; the event that it waits for, if anybody raised them in this launch."""
+        """Notes a load that has seen flags. Returns a list of its own key if it waits for another CTA's store in this
+        launch, else an empty list."""
         found = {id(r): r for r in map(self._at.get, addresses) if r is not None and r.cta != cta}
         self.waits_for[cta] |= {r.cta for r in found.values()}
         if not found or not replayed:
@@ -63,8 +71,8 @@ class Flags:
         return [key]
 
     def settle(self) -> int:
-        """Lets the store of a replayed CTA stand for one of a CTA that is not: of the same instruction, as often done,
-        the nearest in the grid. Returns how many waits have nothing that stands for what they wait for."""
+        """Lets stores of replayed CTAs stand for those of other CTAs: for each, the one at the same instruction with
+        the nearest number, and of these that of the nearest CTA. Returns how many waits find no such store."""
         unknown = 0
         for key, r in self._elsewhere:
             alike = [other for other in self._raised[r.instruction] if other.cta != key[0]]

@@ -1,17 +1,19 @@
-"""Natural loops of a graph of code: of PTX blocks, and of the segments of machine code."""
+"""Natural loops of a control-flow graph, of PTX blocks or of SASS segments."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 Graph = Mapping[int, set[int]]
-"""Where control can go from each node."""
+"""The successors of each node of a control-flow graph."""
 
 
 def loops_around(after: Graph, entry: int) -> dict[int, frozenset[int]]:
-    """The first nodes of the loops around each node: a way leads back to a first one, which no way to there goes past.
+    """Returns the headers of the natural loops around each node. The header of a loop dominates the node from which a
+    back edge leads to it.
 
-    A loop that waits behind the kernel's code, and branches back into the middle of it, makes no loop of that code.
+    A wait loop that ptxas puts behind the kernel's code branches back into the middle of that code. It makes no loop of
+    the code, because the target of that branch does not dominate the wait loop.
     """
     before: dict[int, set[int]] = {node: set() for node in after}
     for node, targets in after.items():
@@ -27,7 +29,7 @@ def loops_around(after: Graph, entry: int) -> dict[int, frozenset[int]]:
 
 
 def _dominators(before: Graph, entry: int) -> dict[int, int]:
-    """The nodes on every way from the entry to a node, a bit each; of nodes that can be reached."""
+    """Returns the dominators of each node that can be reached, as a set of bits."""
     order, everything = sorted(before), sum(1 << node for node in before)
     found = dict.fromkeys(order, everything) | {entry: 1 << entry}
     changed = True
@@ -44,7 +46,7 @@ def _dominators(before: Graph, entry: int) -> dict[int, int]:
 
 
 def _body(before: Graph, first: int, last: int) -> set[int]:
-    """The nodes from which ``last`` can be reached without ``first``, and ``first``."""
+    """Returns the header ``first`` of a loop and the nodes from which ``last`` can be reached without the header."""
     seen, left = {first}, [last]
     while left:
         node = left.pop()

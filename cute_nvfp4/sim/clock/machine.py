@@ -1,4 +1,4 @@
-"""What the clock knows of a GPU: one file a GPU (``machines/*.yml``), each figure with its source."""
+"""The clock's figures of each GPU, from a file for each (``machines/*.yml``). Each figure has a source."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import yaml
 from cute_nvfp4.sim.errors import ClockError
 
 GIVEN = "given by the caller"
-"""The source of a figure that is not the file's."""
+"""The source of a figure that the caller has changed."""
 FOLDER = Path(__file__).parent / "machines"
 
 
 @dataclass(frozen=True)
 class Machine:
-    """One GPU. Times are cycles of an SM, rates bytes a cycle; ``figures`` has every number by its name in the file,
-    ``sources`` where it comes from."""
+    """The figures of one GPU. Times are in cycles of an SM, rates in bytes a cycle. ``figures`` has their values, and
+    ``sources`` where they come from, by name: "section.key" of the file, or "key" alone for the section "gpu"."""
 
     name: str
     arch: str
@@ -34,7 +34,7 @@ class Machine:
         return self.figures[name]
 
     def first(self, *names: str) -> float:
-        """The first of these figures that the file has."""
+        """Returns the first of these figures that the machine has. Raises ``ClockError`` if it has none of them."""
         return self[next((name for name in names if name in self.figures), names[-1])]
 
     @property
@@ -45,12 +45,12 @@ class Machine:
         return cycles / self["clock_mhz"]
 
     def changed(self, **figures: float) -> Machine:
-        """This machine with other figures; dots in names are written as two underscores."""
+        """Returns this machine with other figures. Names have two underscores for a dot: ``launch__empty_us=4.7``."""
         new = {name.replace("__", "."): value for name, value in figures.items()}
         return self.with_figures(new)
 
     def with_figures(self, new: Mapping[str, float]) -> Machine:
-        """This machine with other figures, by their names in the file."""
+        """Returns this machine with other figures, by name. Raises ``ClockError`` for figures that it does not have."""
         unknown = set(new) - set(self.figures)
         if unknown:
             raise ClockError.of("the figures", got=sorted(unknown), expected=f"figures of {self.name}")
@@ -60,7 +60,8 @@ class Machine:
 
 @functools.cache
 def machine(name: str) -> Machine:
-    """The machine of a file; raises ``ClockError`` for a name that has none, or a figure without a source."""
+    """Returns the machine whose file is called ``name``. Raises ``ClockError`` if there is no such file, or if a figure
+    names a source that the file does not list."""
     path = FOLDER / f"{name}.yml"
     if not re.fullmatch(r"\w+", name) or not path.exists():
         known = sorted(p.stem for p in FOLDER.glob("*.yml"))
@@ -77,12 +78,12 @@ def machine(name: str) -> Machine:
 
 
 def clocks() -> dict[str, str]:
-    """The machine that stands for each PTX target, of those that have one."""
+    """Returns the machine's name for each PTX target that has one."""
     return {machine(p.stem).arch: p.stem for p in sorted(FOLDER.glob("*.yml"))}
 
 
 def clock_of(arch: str) -> str:
-    """The machine that stands for a PTX target; raises ``ClockError`` where there is none."""
+    """Returns the machine's name for a PTX target. Raises ``ClockError`` if there is none."""
     known = clocks()
     if arch not in known:
         raise ClockError.of("the clock", got=f"PTX for {arch}", expected=f"one of {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""Which SASS instructions are issued when a block of PTX is executed, and what becomes of all the others."""
+"""Finds the SASS instructions that are issued when a basic block of PTX is executed, and accounts for all others."""
 
 from __future__ import annotations
 
@@ -20,42 +20,39 @@ ANCHORS = {
     *("UTMASTG", "UBLKCP", "SYNCS", "BAR", "HMMA", "IMMA", "QMMA", "HGMMA", "QGMMA", "IGMMA", "SHFL"),
     *("UTCHMMA", "UTCQMMA", "UTCOMMA", "UTCIMMA", "UTCCP", "UTCBAR", "LDTM", "STTM"),
 }
-"""Instructions of which a PTX instruction makes one, so that two of them are two passes."""
+"""SASS instructions of which a PTX instruction makes one. Two of them for one PTX instruction are two passes."""
 FIXED = 1000
 _BARRIERS = {"SYNCS", "BAR", "UCGABAR_ARV", "UCGABAR_WAIT"}
-"""Barriers stay with their block. It lives where they are: each counts as many others."""
+"""Barriers stay with their block. Its home is the segment that holds them: each counts as ``FIXED`` others."""
 
 
 class Coverage(NamedTuple):
-    """What became of a kernel's SASS instructions: they lie in the block of their PTX instruction, were moved to
-    another one by ptxas, stand for no PTX instruction and go with the one before them; or are not issued: ``copies`` of
-    a body that is issued already (peeled, unrolled, duplicated code), ``slow`` paths inside of a division or a root."""
+    """How many SASS instructions of a kernel are issued, and with which block, and how many are not issued."""
 
-    own: int
-    moved: int
-    unnamed: int
-    copies: int
-    slow: int
+    own: int  # issued with the block of their PTX instruction
+    moved: int  # issued with another block, into which ptxas has moved them
+    unnamed: int  # issued with the instruction before them, as they stand for no PTX instruction
+    copies: int  # not issued: copies of a body that is issued already (peeled, unrolled, duplicated code)
+    slow: int  # not issued: slow paths of a division or a root, and of a wait whose first try has failed
 
     @property
     def issued(self) -> float:
-        """The share that the replay can issue."""
+        """The share of the instructions that the replay can issue."""
         return 1 - (self.copies + self.slow) / max(1, sum(self))
 
 
 @dataclass(frozen=True)
 class MachineCode:
-    """``leads`` gives each PTX block the first one of its chain; ``holders`` at a first one the block in whose straight
-    code ptxas has put it (itself, or another where it made predicated code of a branch, or unrolled all of a loop), and
-    ``blocks`` there the slots of the whole chain, ``passes`` how many passes of it they are. ``registers`` of a thread.
-    ``listing`` is the whole kernel in order, ``coverage`` what became of each of them."""
+    """The SASS of a kernel, by PTX block. The first block of a chain (``chains``) stands for the whole chain. Its
+    holder is the first block in whose straight code ptxas has put the chain: another one than itself where ptxas has
+    made predicated code of a branch, or has unrolled a whole loop."""
 
-    leads: tuple[int, ...]
-    holders: tuple[int, ...]
-    blocks: tuple[tuple[Slot, ...], ...]
-    passes: tuple[int, ...]
-    registers: int
-    listing: tuple[Slot, ...]
+    leads: tuple[int, ...]  # of each block: the first block of its chain
+    holders: tuple[int, ...]  # of each first block: its holder
+    blocks: tuple[tuple[Slot, ...], ...]  # of each holder: the slots of all chains in its code
+    passes: tuple[int, ...]  # of each holder: how many passes of the chain the slots are
+    registers: int  # registers of a thread
+    listing: tuple[Slot, ...]  # the whole kernel, in the order of the code
     coverage: Coverage
 
     @property
@@ -64,7 +61,8 @@ class MachineCode:
 
 
 def machine_code(ptx: str, target: str, kernel: Kernel, blocks: Sequence[Block]) -> MachineCode:
-    """Compiles and reads the kernel ``kernel`` of a PTX text whose blocks are ``blocks``."""
+    """Compiles the PTX text for ``target``, and returns the machine code of ``kernel``, whose blocks are ``blocks``.
+    Raises ``ClockError`` if ptxas or nvdisasm cannot do their part."""
     cubin, registers = tools.assemble(numbered(ptx, kernel), target)
     placed = first_tries(read(tools.disassemble(cubin), kernel.name), kernel)
     leads = chains(blocks)
@@ -83,9 +81,11 @@ def machine_code(ptx: str, target: str, kernel: Kernel, blocks: Sequence[Block])
 
 
 def first_tries(placed: Sequence[Placed], kernel: Kernel) -> list[Placed]:
-    """``placed`` with the loops that wait for an mbarrier as a warp runs them. ptxas puts the first try in front of the
-    loop, under the number of the PTX instruction before it, and the loop itself behind the kernel's code: only a warp
-    whose first try has failed goes there. The first try is the wait's then, and the loop a ``slow`` path."""
+    """Returns ``placed`` with the loops that wait for an mbarrier as a warp runs them.
+
+    ptxas puts the first try in front of the loop, under the number of the PTX instruction before it, and the loop
+    itself behind the kernel's code. Only a warp whose first try has failed goes there. Here the first try gets the
+    number of the wait, and the loop becomes a ``slow`` path."""
     waits = {n for n, i in enumerate(kernel.code) if i.base == "mbarrier" and "try_wait" in i.mods}
     tries = {p.slot.source: p.segment for p in placed if _tries(p.slot)}
     out = list(placed)
@@ -104,7 +104,7 @@ def _tries(slot: Slot) -> bool:
 
 
 def _loops(blocks: Sequence[Block], leads: Sequence[int]) -> Callable[[int, int], bool]:
-    """Whether a chain can run again without another one running in between."""
+    """Returns a function of two chains, which says if the first one can run again without the second in between."""
     after: dict[int, set[int]] = defaultdict(set)
     for b in blocks:
         after[leads[b.index]] |= {leads[s] for s in successors(b) if s < len(leads)} - {leads[b.index]}
@@ -124,13 +124,13 @@ def _loops(blocks: Sequence[Block], leads: Sequence[int]) -> Callable[[int, int]
 
 
 def differing(code: MachineCode, cubin: bytes, name: str) -> int:
-    """How many opcodes of the kernel ``name`` of a cubin are not those of ``code``, place by place."""
+    """Returns how many opcodes of the kernel ``name`` in a cubin differ from those at the same place of ``code``."""
     other = (p.slot.opcode for p in read(tools.disassemble(cubin), name))
     return sum(a != b for a, b in zip_longest(code.opcodes, other))
 
 
 def chains(blocks: Sequence[Block]) -> list[int]:
-    """The first block of the chain of each: blocks that always run one after the other."""
+    """Returns the first block of each block's chain. The blocks of a chain always run one after the other."""
     before: Counter[int] = Counter(s for b in blocks for s in set(successors(b)))
     leads = list(range(len(blocks)))
     for b in blocks:
@@ -146,9 +146,12 @@ def match(
     loops: Callable[[int, int], bool],
     depths: Sequence[int] | None = None,
 ) -> tuple[list[list[Slot]], tuple[int, ...], Coverage]:
-    """The slots of each block of PTX instructions (docs/explanation/clock.md), its holder, and what became of all.
+    """Returns the slots of each block, the holder of each block, and the coverage (docs/explanation/clock.md).
 
-    ``loops`` says what ``_loops`` does; ``depths`` in how many loops each block lies.
+    placed: the kernel's SASS.
+    blocks: the indices of the PTX instructions of each block.
+    loops: a function as of ``_loops``.
+    depths: in how many loops each block lies.
     """
     block_of = {index: b for b, indices in enumerate(blocks) for index in indices}
     counts: dict[int, Counter[int]] = defaultdict(Counter)
@@ -158,8 +161,8 @@ def match(
     inside = {p.segment: p.loops for p in placed}
 
     def rank(b: int, segment: int) -> tuple[int, int]:
-        """ptxas may put most of a block in front of its loop, or make some of it again inside of others: it lives where
-        it loops."""
+        """A block's home lies deepest in loops, but no deeper than the block: ptxas may put most of a block in front of
+        its loop, or repeat some of it inside of other loops."""
         depth = inside[segment]
         return -1 if depths is not None and depth > depths[b] else depth, counts[b][segment]
 
@@ -194,7 +197,8 @@ def match(
 def _hold(
     slots: list[list[Slot]], lives: Mapping[int, Sequence[int]], loops: Callable[[int, int], bool]
 ) -> tuple[int, ...]:
-    """Straight code is issued as a whole: all that lives in it goes to the first of its blocks."""
+    """Gives the slots of all blocks with the same home to the first of them, as straight code is issued as a whole. A
+    block that can loop without the first one keeps its slots, unless ptxas has unrolled it. Returns the holders."""
     holders = list(range(len(slots)))
     for first, *others in filter(None, lives.values()):
         for b in others:

@@ -1,4 +1,4 @@
-"""L2 and DRAM, which all SMs share, and the ways of one SM to them: queues with a rate and a latency."""
+"""L2 and DRAM, which all SMs share, and the paths of one SM to them, as queues with a rate and a latency."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SECTOR, LINE = 32, 128
 
 
 class Answer(NamedTuple):
-    """When a request is answered, and by whom: "l1", "l2" or "dram"."""
+    """The cycle at which a request is answered, and what answers it: "l1", "l2" or "dram"."""
 
     time: float
     by: str
@@ -21,23 +21,23 @@ class Answer(NamedTuple):
 
 PERCENTILES = (10, 50, 90, 99, 100)
 MULTIPLIER, INCREMENT, MODULUS = 1664525, 1013904223, 1 << 32
-"""Of a linear congruential generator ("Numerical Recipes", 7.1): the same latencies in the same order always."""
+"""A linear congruential generator ("Numerical Recipes", 7.1), which gives the same latencies in every run."""
 APART = 0x9E3779B9
-"""Between the first states of two sequences."""
+"""The distance between the first states of two sequences."""
 WINDOW, FULLEST = 2000.0, 0.85
-"""Cycles over which DRAM's load is averaged, and the load at which waiting grows no more."""
+"""The cycles over which DRAM's load is averaged, and the load beyond which waiting grows no more."""
 
 
 class Latency:
-    """Latencies as they were measured: each request gets the next of a random sequence that has their distribution.
-    ``sequence`` says which of several; where a machine does not say how long the last percent takes, as p99."""
+    """A random sequence of latencies with the measured distribution of ``name`` ("l2", "dram"). ``sequence`` selects
+    one of several such sequences. A percentile that the machine has no figure for is as long as p99."""
 
     def __init__(self, machine: Machine, name: str, sequence: int = 0) -> None:
         self._known = [machine.first(f"{name}.latency_{p}", f"{name}.latency_99") for p in PERCENTILES]
         self._drawn = (1 + sequence * APART) % MODULUS
 
     def next(self, lines: int = 1) -> float:
-        """The longest of so many."""
+        """Returns the longest of ``lines`` random latencies, from a single random number."""
         self._drawn = (self._drawn * MULTIPLIER + INCREMENT) % MODULUS
         percent, known = 100 * (self._drawn / MODULUS) ** (1 / max(1, lines)), self._known
         k = sum(percent > p for p in PERCENTILES[1:-1])
@@ -47,8 +47,9 @@ class Latency:
 
 
 class Shared:
-    """L2 and DRAM. A request of an SM that stands for ``weight`` SMs takes that many times its bytes; ``more`` times
-    as many come from DRAM as the replayed SMs have fetched. ``sequence`` is that of the latencies."""
+    """The queues of L2 and DRAM. A request of an SM that stands for ``weight`` SMs takes ``weight`` times its bytes.
+    ``more`` is the factor of the bytes that come from DRAM to those that the replayed SMs fetched. ``sequence`` is that
+    of the latencies."""
 
     def __init__(self, machine: Machine, more: float = 1.0, sequence: int = 0) -> None:
         self._more = more
@@ -61,8 +62,9 @@ class Shared:
         self.l2_busy = self.dram_busy = self.drained = 0.0
 
     def fetch(self, time: float, size: float, new: float, weight: float, queue: float, alike: int = 1) -> Answer:
-        """``size`` bytes, ``new`` of them from DRAM, asked for at ``time``: when the queues have served them. A bank is
-        busy for ``queue`` cycles with a request of this kind. Of ``alike`` requests L2 serves some at once."""
+        """Returns when the queues have served ``size`` bytes that are asked for at ``time``, ``new`` of them from DRAM.
+        ``queue`` is for how many cycles such a request keeps a bank of DRAM busy. ``alike`` requests ask for the same
+        bytes at once, of which L2 serves some together."""
         busy = weight * size / self._l2_rate / min(alike, self._together)
         self._l2_free = max(time, self._l2_free) + busy
         self.l2_busy += busy
@@ -80,16 +82,16 @@ class Shared:
         return Answer(max(self._l2_free, self._dram_free, time + self._waiting(time, busy, queue)), "dram")
 
     def _waiting(self, time: float, busy: float, queue: float) -> float:
-        """How long a request waits for others of its bank on average: as in a queue with random arrivals and a
-        constant service (Pollaczek and Khinchine), at the load of the last ``WINDOW`` cycles."""
+        """Returns how long a request waits for others of its bank on average: as in a queue with random arrivals and a
+        constant service time (Pollaczek and Khinchine), at the load of the last ``WINDOW`` cycles."""
         self._load = self._load * math.exp(min(0.0, self._asked - time) / WINDOW) + busy
         self._asked = max(self._asked, time)
         load = min(self._load / WINDOW, FULLEST)
         return queue * load / (2 - 2 * load)
 
     def write(self, time: float, size: float, new: float, weight: float) -> float:
-        """``size`` bytes for L2, and then ``new`` of them for DRAM; when L2 has taken them. ``drained`` is when all is
-        written."""
+        """Queues ``size`` bytes for L2, and then ``new`` of them for DRAM. Returns when L2 has taken them; ``drained``
+        is when all is written."""
         busy, later = weight * size / self._l2_rate, weight * new / self._written_rate
         self._l2_free = max(time, self._l2_free) + busy
         self._dram_free = max(time, self._dram_free) + later
@@ -99,7 +101,7 @@ class Shared:
 
 
 class Port:
-    """The L1 of one SM: turns of its load and store unit, bytes from L2, the lines it holds."""
+    """The L1 of one SM: its load and store unit, its links from and to L2, and the lines that it holds."""
 
     def __init__(self, machine: Machine, shared: Shared, weight: float, l1_bytes: int) -> None:
         self._shared, self._weight = shared, weight
@@ -115,20 +117,20 @@ class Port:
         self._across, self._sent = machine["cluster.bytes_per_cycle"], 0.0
         self._turns = self._arrivals = self._leavings = 0.0
         self.busy, self.asked, self.held = 0.0, 0, 0
-        """Cycles of turns; sectors that loads have asked for, and those of them that L1 had."""
+        """The cycles of the load and store unit; the sectors that loads asked for, and those of them that L1 had."""
 
     def passes(self, time: float, passes: float) -> float:
-        """When shared memory has served a request of so many passes."""
+        """Returns when shared memory has served a request of ``passes`` passes."""
         return self._take(time, passes * self._pass)
 
     def _take(self, time: float, cycles: float) -> float:
-        """When the unit has spent so many cycles more."""
+        """Keeps the load and store unit busy for ``cycles`` more, and returns when they are over."""
         self._turns = max(time, self._turns) + cycles
         self.busy += cycles
         return self._turns
 
     def load(self, time: float, request: Request) -> Answer:
-        """A load of a warp."""
+        """Returns when a warp's load is answered."""
         self._take(time, self._turn * max(1, len(request.lines)))
         self.asked += request.sectors
         if request.through_l1 and self._holds(request.lines):
@@ -146,14 +148,14 @@ class Port:
         return Answer(max(served.time, self._arrivals) + latency, served.by)
 
     def _once(self, tensor: int) -> float:
-        """What the first use of a tensor map costs this SM; 0 is none."""
+        """Returns the latency that a copy's tensor map adds at its first use by the SM. 0 is no tensor map."""
         if not tensor or tensor in self._used:
             return 0.0
         self._used.add(tensor)
         return self._first
 
     def _holds(self, lines: tuple[int, ...]) -> bool:
-        """Whether L1 has all of ``lines``; they are there afterwards."""
+        """Returns whether L1 has all of ``lines``, and puts them there."""
         hit = all(line in self._lines for line in lines)
         for line in lines:
             self._lines[line] = None
@@ -163,14 +165,14 @@ class Port:
         return hit
 
     def store(self, time: float, request: Request) -> float:
-        """A store or reduction of a warp; when the unit has taken it."""
+        """Queues a store or reduction of a warp, and returns when the load and store unit has taken it."""
         self._take(time, self._turn * max(1, len(request.lines)))
         self._leavings = max(self._turns, self._leavings) + request.sectors * SECTOR / self._out
         self._shared.write(self._leavings, request.sectors * SECTOR, request.new * SECTOR, self._weight)
         return self._turns
 
     def send(self, time: float, size: int) -> float:
-        """When so many bytes have left for another SM of the cluster."""
+        """Returns when ``size`` bytes have left for another SM of the cluster."""
         self._sent = max(time, self._sent) + size / self._across
         return self._sent
 
@@ -179,7 +181,8 @@ class Port:
         return self._fetch(self._turns, request._replace(new=0.0))
 
     def copy(self, time: float, copy: Copy, tensor: int = 0) -> Answer:
-        """A bulk copy, or the tensor copy of instruction ``tensor``: when its bytes are there, or written."""
+        """Returns when the bytes of a bulk copy have arrived or are written. ``tensor`` stands for the
+        tensor map of a tensor load: it is the index of the PTX instruction, and 0 for other copies."""
         if copy.store:
             self._leavings = max(time, self._leavings) + copy.size / self._out
             return Answer(self._shared.write(self._leavings, copy.size, copy.new, self._weight) + self._tma_store, "l2")

@@ -1,4 +1,4 @@
-"""What a recorder notes of an instruction that takes a variable time: a record for each kind."""
+"""The notes that a recorder takes of instructions with a variable latency, a record for each kind."""
 
 from __future__ import annotations
 
@@ -10,57 +10,54 @@ from cute_nvfp4.sim.machine.global_memory import SECTOR
 
 
 class Request(NamedTuple):
-    """An access of a warp to global memory: ``sectors`` of 32 bytes in ``lines`` of 128, ``new`` of which come from
-    DRAM or go there (a fraction where others ask in the same step). ``keys``: the loads that wait for this store, or
-    the event that this load of flags waits for."""
+    """A warp's access to global memory."""
 
-    kind: str
-    sectors: int
-    new: float
-    lines: tuple[int, ...]
-    through_l1: bool
-    keys: Sequence[Key] = ()
+    kind: str  # "load", "store" or "atomic"
+    sectors: int  # how many sectors of 32 bytes
+    new: float  # how many of them come from DRAM or go there; a fraction where other warps ask in the same step
+    lines: tuple[int, ...]  # the numbers of the 128-byte lines
+    through_l1: bool  # whether L1 may answer it
+    keys: Sequence[Key] = ()  # of a store of flags: the loads that wait for it; of a load of flags: its own key, if any
 
 
 class Passes(NamedTuple):
-    """An access to shared memory; ``passes`` of its banks, of which ``ideal`` are without conflicts."""
+    """A warp's access to shared memory in ``passes`` passes of the banks, or ``ideal`` ones without bank conflicts."""
 
     passes: int
     ideal: int
 
 
 class Bar(NamedTuple):
-    """A named barrier of a CTA, its ``number``-th opening."""
+    """An arrival at a named barrier, or at the barrier of the cluster."""
 
     key: Key
 
 
 class Arrive(NamedTuple):
-    """Arrivals at phases of mbarriers: ``keys`` of (CTA, slot, phase), one for each arrival."""
+    """A warp's arrivals at mbarriers; ``keys`` has (CTA, slot, phase) for each."""
 
     keys: tuple[Key, ...]
 
 
 class Await(NamedTuple):
-    """A wait that has passed, for the end of a phase; None if it never had to wait."""
+    """A wait that has passed, for the end of phase ``key``; None if it passed before the first phase had ended."""
 
     key: Key | None
 
 
 class Copy(NamedTuple):
-    """A bulk or tensor copy: ``size`` bytes of which ``new`` come from DRAM; whom it tells. ``alike`` copies of a step
-    bring the same bytes to some SM, this one among them."""
+    """A bulk or tensor copy, or a warp's st.async."""
 
-    store: bool
-    size: int
-    new: float
-    alike: int
-    keys: tuple[Key, ...]
+    store: bool  # whether it writes global memory
+    size: int  # bytes of global memory
+    new: float  # how many of them come from DRAM or go there
+    alike: int  # copies of the same step that begin at the same address, this one included
+    keys: tuple[Key, ...]  # the phases of mbarriers that count its bytes
 
 
 class Product(NamedTuple):
-    """A tcgen05.mma: ``m`` rows (of both CTAs of a pair, where ``ctas`` is 2) and ``n`` columns; ``a`` says where A is,
-    "shared" or "tensor" memory."""
+    """A tcgen05.mma with a tile of ``m`` rows (of both CTAs of a pair, where ``ctas`` is 2) and ``n`` columns. ``a`` is
+    the memory of A: "shared" or "tensor"."""
 
     m: int
     n: int
@@ -69,27 +66,27 @@ class Product(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A tcgen05.cp or .shift: ``size`` bytes of shared memory for each of ``ctas`` CTAs."""
+    """A tcgen05.cp of ``size`` bytes of shared memory for each of ``ctas`` CTAs."""
 
     size: int
     ctas: int
 
 
 class Commit(NamedTuple):
-    """A tcgen05.commit; the phases it arrives at."""
+    """A tcgen05.commit, which arrives at the phases ``keys``."""
 
     keys: tuple[Key, ...]
 
 
 class Visit(NamedTuple):
-    """A warp has run block ``block``; what ``happened`` by the index of the instruction, and kind."""
+    """An execution of block ``block`` by a warp. ``happened`` has the notes by PTX instruction (index) and kind."""
 
     block: int
     happened: dict[tuple[int, type], list[Any]]
 
 
 def fetched(note: Any) -> float:
-    """Bytes that a load or a copy brings from DRAM."""
+    """Returns the bytes that a load or a copy brings from DRAM, 0 for other notes."""
     if isinstance(note, Request):
         return SECTOR * note.new if note.kind == "load" else 0.0
     return note.new if isinstance(note, Copy) and not note.store else 0.0

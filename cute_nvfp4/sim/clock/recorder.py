@@ -1,7 +1,7 @@
-"""What the replay needs to know of a launch, heard while it is executed.
+"""Records what the replay needs to know of a launch, while the launch is executed.
 
-Of the sampled CTAs every warp keeps the blocks that it runs, and what happened at each instruction of them that takes
-a variable time (``Visit.happened``). Of all CTAs the recorder keeps which lines of memory somebody has touched.
+For each warp of the sampled CTAs the recorder keeps the blocks that the warp runs, and notes of their instructions with
+a variable latency (``Visit.happened``). For all CTAs it keeps which sectors of global memory they have touched.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ from cute_nvfp4.sim.tcgen05 import transfers
 from cute_nvfp4.sim.tcgen05.mma import Mma
 
 CLUSTER = -100
-"""``Key`` is an event that warps wait for: CTA of the grid, then an mbarrier's slot and phase; a named barrier
-(-1 - its number) and its opening; the cluster's barrier (``CLUSTER``) and its phase; a load of flags (``FLAG``) and its
-number."""
+"""The second word of the key (``flags.Key``) of a cluster's barrier."""
 _PAST_L1 = {"cg", "cv", "volatile", "relaxed", "acquire", "no_allocate"}
 _RAISES, _LOOKS = {"release", "acq_rel", "relaxed", "volatile"}, {"acquire", "relaxed", "volatile"}
-"""Stores of flags, and loads of them."""
+"""The qualifiers of stores that may raise flags, and of loads that may look at them."""
 
 
 class Recorder(Listener):
-    """Takes the notes of one launch; ``visits`` of each sampled warp (CTA of the grid, warp of the CTA)."""
+    """Takes the notes of one launch. ``visits`` has them by warp: (CTA of the grid, warp of the CTA). ``expected`` says
+    how many contributions each event needs."""
 
     def __init__(self, kernel: CompiledKernel, memory: GlobalMemory, sample: Sample, sectors: Sectors) -> None:
         self.visits: dict[tuple[int, int], list[Visit]] = {}
@@ -70,7 +69,7 @@ class Recorder(Listener):
         yield self
 
     def work(self) -> np.ndarray:
-        """(CTAs of the grid, 2) PTX instructions: of all warps of a CTA, and of the one with the most."""
+        """Returns PTX instructions (CTAs of the grid, 2): of all warps of a CTA, and of its warp with the most."""
         ctas, each = zip(*((cta, counts.reshape(len(cta), -1)) for cta, counts in self._waves))
         each = np.concatenate(each)
         return np.stack((each.sum(axis=1), each.max(axis=1)), axis=1)[np.argsort(np.concatenate(ctas))]
@@ -79,13 +78,13 @@ class Recorder(Listener):
 
     def block(self, g: Group, index: int) -> None:
         block = self.kernel.blocks[index]
-        if self.polls[index] is None:  # how often a warp looks is not its work
+        if self.polls[index] is None:  # polls are no work: how many there are is chance
             self._work[g.warps] += len(block.code)
         for k in self._rows(g.warps)[1]:
             self._lists[k].append(Visit(index, {}))
 
     def _rows(self, warps: np.ndarray) -> tuple[list[int], list[int]]:
-        """(rows, lists) of the sampled among ``warps``."""
+        """Returns the rows of the sampled ones among ``warps``, and the numbers of their lists of visits."""
         slots = self._slot[warps]
         rows = np.flatnonzero(slots >= 0)
         return rows.tolist(), slots[rows].tolist()
@@ -111,7 +110,7 @@ class Recorder(Listener):
             return
         lanes, full = g.lanes(mask), np.broadcast_to(host, (g.n, 32))
         if a.instruction.base == "tensormap":
-            if space != "global":  # the machine code moves words, fewer than this and by itself: a pass each
+            if space != "global":  # SASS moves fewer words, each by itself: without a note an access is one pass
                 return
             if "cp_fenceproxy" in a.instruction.mods:  # each lane writes a word
                 full = full[np.arange(g.n), lanes.argmax(axis=1)][:, None] + 4 * np.arange(32)
@@ -128,7 +127,7 @@ class Recorder(Listener):
     def _requests(
         self, warps: np.ndarray, address: np.ndarray, lanes: np.ndarray, i: Instruction, kind: str, through: bool
     ) -> None:
-        """Requests of warps (n,) for addresses (n, 32) of global memory, none across a sector."""
+        """Notes requests of warps (n,) for addresses (n, 32) of global memory, none of which crosses a sector."""
         held = address[np.arange(len(warps)), lanes.argmax(axis=1)][:, None]
         sectors = np.sort(np.where(lanes, address, held) // SECTOR, axis=1)
         first = np.ones(sectors.shape, bool)
@@ -144,14 +143,14 @@ class Recorder(Listener):
                 self._note(slot, i, Request(kind, len(mine), new, lines, through, keys.get(row, ())))
 
     def _offset(self, sector: int) -> int:
-        """How many sectors behind a line's start a tensor begins on this host: on a GPU it begins with a line."""
+        """Returns how many sectors behind a line's start a tensor begins on this host, where on a GPU a line begins."""
         region = self._memory.find(sector * SECTOR + SECTOR - 1)
         return 0 if region is None else region.base // SECTOR % 4
 
     def _flag(
         self, warps: np.ndarray, address: np.ndarray, lanes: np.ndarray, i: Instruction, kind: str
     ) -> dict[int, list[Key]]:
-        """``Request.keys`` by row."""
+        """Returns ``Request.keys`` by row."""
         words, keys = set(i.mods), {}
         looks = kind == "load" and words & _LOOKS and self.flags
         if not looks and (kind == "load" or not words & _RAISES):
@@ -166,7 +165,7 @@ class Recorder(Listener):
         return keys
 
     def _touch(self, sectors: np.ndarray, which: np.ndarray, kind: str) -> np.ndarray:
-        """What ``Sectors.touch`` says of ``sectors`` where ``which``, else 0; keeps the bytes of what is written."""
+        """Returns what ``Sectors.touch`` says of ``sectors`` where ``which``, else 0. Keeps regions before a write."""
         out = np.zeros(sectors.shape)
         flat = sectors[which]
         if not len(flat):
@@ -177,14 +176,14 @@ class Recorder(Listener):
         return out
 
     def _keep(self, sectors: np.ndarray) -> None:
-        """Keeps the bytes of regions that ``sectors`` lie in."""
+        """Copies the regions that ``sectors`` lie in, unless there is a copy already."""
         for region in self._memory.regions:
             inside = (sectors >= region.base // SECTOR) & (sectors < -(-region.end // SECTOR))
             if region.base not in self._kept and inside.any():
                 self._kept[region.base] = _bytes(region), _bytes(region).copy()
 
     def restore(self) -> None:
-        """Memory as it was before the launch."""
+        """Restores global memory to what it was before the launch."""
         for now, before in self._kept.values():
             now[:] = before
 
@@ -214,7 +213,7 @@ class Recorder(Listener):
             self._note(slot, pending.instruction, copy)
 
     def _tensor(self, pending: Pending) -> None:
-        """Asynchronous operations of tcgen05; tcgen05.ld and .st are in the machine code."""
+        """Notes asynchronous operations of tcgen05. tcgen05.ld and .st need no note: the SASS says all."""
         if isinstance(pending, Mma):
             d = pending.spec.idesc
             a = "tensor" if pending.spec.a is None else "shared"
@@ -229,7 +228,7 @@ class Recorder(Listener):
             self._note(slot, pending.instruction, notes[row])
 
     def _commits(self, pending: transfers.Commit) -> list[tuple[Key, ...]]:
-        """The phases at which each of the issuing warps' commits arrives."""
+        """Returns the phases at which each issuing warp's commit arrives."""
         keys: list[list[Key]] = [[] for _ in pending.warps]
         slots = self._wave.mbarriers.slots(pending.offset)
         for issuer, cta, slot in zip(pending.issuer.tolist(), pending.target.tolist(), slots.tolist()):
@@ -239,7 +238,7 @@ class Recorder(Listener):
         return [tuple(found) for found in keys]
 
     def _copies(self, pending: Pending) -> None:
-        """cp.async: its threads load, at the time of the issue."""
+        """Notes cp.async as loads of its threads, at the time of the issue."""
         warps, row = np.unique(pending.warps, return_inverse=True)
         address, lanes = np.zeros((len(warps), 32), np.int64), np.zeros((len(warps), 32), bool)
         address[row, pending.lanes] = pending.addresses[1]
@@ -253,8 +252,8 @@ class Recorder(Listener):
         self._working = False
 
     def _copied(self, pending: Pending) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(bytes of global memory, those of them from DRAM, operations that begin at its address) of each operation of
-        a batch."""
+        """Returns, for each operation of a batch: its bytes of global memory, how many of them come from DRAM or go
+        there, and how many operations begin at its address."""
         count = len(pending.warps)
         size, new, alike = np.zeros(count), np.zeros(count), np.ones(count, int)
         store = pending.engine == "store"
@@ -302,8 +301,7 @@ class Recorder(Listener):
             self._note(slot, self._last(slot, "wait"), Await(self._cluster_key(g, row, slot)))
 
     def _last(self, slot: int, what: str) -> Instruction:
-        """The arrival or wait ("arrive", "wait") at the cluster's barrier in the block that a warp runs, the last
-        of several."""
+        """Returns the last ``what`` ("arrive", "wait") at the cluster's barrier in the block that a warp runs."""
         code = self.kernel.blocks[self._lists[slot][-1].block].code
         return next((i for i, _ in reversed(code) if i.base == "barrier" and what in i.mods), code[-1][0])
 
@@ -316,7 +314,7 @@ class Recorder(Listener):
         return int(self._wave.cta_index[cta])
 
     def _now(self, cta: int, slot: int) -> Key:
-        """The phase of an mbarrier that is under way."""
+        """Returns the key of an mbarrier's current phase."""
         return self._name(cta), slot, self._phase[cta, slot]
 
     def mbarrier_arrives(self, g: Group, i: Instruction, rows, lanes, cta, offset: np.ndarray, release: bool) -> None:
@@ -353,11 +351,12 @@ class Recorder(Listener):
 
 
 def sectors_of(sectors: np.ndarray) -> np.ndarray:
-    """How many sectors each row (n, m) has, without -1; those of a box at the edge of a tensor come in halves."""
+    """Returns how many distinct sectors each row (n, m) has, without -1. A box at the edge of a tensor comes in chunks
+    of 16 bytes, two of which lie in one sector."""
     ordered = np.sort(sectors, axis=1)
     return (ordered[:, :1] >= 0).sum(axis=1) + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
 
 
 def _bytes(region: Region) -> np.ndarray:
-    """The live bytes of a region."""
+    """Returns the live bytes of a region, not a copy."""
     return np.frombuffer((ctypes.c_uint8 * region.size).from_address(region.base), np.uint8)

@@ -1,7 +1,7 @@
-"""The event queue: warps of the sampled SMs issue their instructions in order, and wait for what they must.
+"""The event queue, in which warps of the sampled SMs issue their instructions in order, and wait where they must.
 
-Time is in cycles of an SM from the start of the first CTA. Deterministic: of two warps at one time the one that came
-first in the queue goes first.
+Time is in cycles of an SM from the start of the first CTA. A replay is deterministic: of two warps with the same time,
+the one that came into the queue first goes first.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from cute_nvfp4.sim.clock.warps import Happened, Sm, Warp
 from cute_nvfp4.sim.errors import ClockError
 
 INSTRUCTION = 16
-"""Bytes of one."""
+"""Bytes of a SASS instruction."""
 Program = list[tuple[list[Step], Happened]]
-"""What a warp issues, and what happened at it."""
+"""The lists of steps that a warp issues, each with the notes of its instructions."""
 
 
 class Replay(Effects):
-    """Replays what a recorder has heard; ``run`` returns the cycles until the last sampled warp has ended."""
+    """A replay of what a recorder has heard, on the sampled SMs of one machine."""
 
     def __init__(
         self, recorder: Recorder, code: MachineCode, sample: Sample, machine: Machine, l1_bytes: int,
         before: Replay | None = None,
     ) -> None:  # fmt: skip
-        """``before``: a replay of the same on the same machine, which this one repeats with other latencies."""
+        """``before`` is a replay with the same arguments, which this one repeats with other latencies of memory."""
         super().__init__(recorder.expected)
         self.machine, self.code, self.sample, self.recorder = machine, code, sample, recorder
         self._sequence = before._sequence + 1 if before else 0
@@ -63,12 +63,12 @@ class Replay(Effects):
         self._still: Counter[tuple[int, ...]] = Counter()
         self.events, self.unmatched = 0, 0
         self.ends: dict[int, float] = {}
-        """When the last warp of each place has ended."""
+        """The cycle at which the last warp of each place has ended."""
         self.flags_given_up = 0
 
     def _more_from_dram(self) -> float:
-        """How many times what the sampled SMs stand for comes from DRAM. Where sectors are fetched again, who does it
-        is chance, and a few SMs do not tell; else 1."""
+        """Returns the factor of the bytes from DRAM to those that the sampled SMs stand for. It is 1 unless sectors are
+        fetched again: which SM fetches them is chance, and a few SMs are no fair sample."""
         sectors = self.recorder.sectors
         if not sectors.again:
             return 1.0
@@ -82,7 +82,8 @@ class Replay(Effects):
     # CTAs
 
     def run(self) -> float:
-        """Cycles from the start of the first CTA to the end of the last."""
+        """Returns the cycles from the start of the first CTA until all sampled warps have ended and all that they
+        stored is written. Raises ``ClockError`` if warps wait for ever."""
         size = len(self.sample.places[0].clusters[0])
         for number, place in enumerate(self.sample.places):
             lines, warm = -(-len(self.code.opcodes) * INSTRUCTION // CODE_LINE), self.recorder.sectors.warm
@@ -106,11 +107,12 @@ class Replay(Effects):
 
     @property
     def drained(self) -> float:
-        """When all that was stored has been written; 0 where nothing was."""
+        """The cycle at which all stores are written; 0 where nothing was stored."""
         return self.shared.drained + self.machine["launch.drain"] if self.shared.drained else 0.0
 
     def _give_up_a_flag(self) -> bool:
-        """Lets those go on who wait for a flag that is raised later in the replay than in the functional run."""
+        """Lets the warps go on that wait for one flag, when nothing else can happen: the replay raises the flag later
+        than the functional run did. Returns whether there were any."""
         key = next((k for k, waiting in self._waiting.items() if k[1] == FLAG and waiting), None)
         if key is not None:
             self.flags_given_up += 1
@@ -119,7 +121,7 @@ class Replay(Effects):
         return key is not None
 
     def _start(self, number: int, time: float) -> None:
-        """Starts the next cluster of a place."""
+        """Starts the next cluster of a place, if one is left."""
         cluster = next(self._next[number], None)
         if cluster is None:
             return
@@ -136,7 +138,7 @@ class Replay(Effects):
                 self._push(warp.ready, warp)
 
     def _moves(self, recorder: Recorder) -> Iterator[tuple[int, int]]:
-        """(PTX instruction, holder) of those whose machine code lies in another holder than their block's."""
+        """Yields (PTX instruction, holder) for instructions whose SASS lies in another holder than their block's."""
         index = {id(i): n for n, i in enumerate(recorder.kernel.source.code)}
         for b in recorder.kernel.blocks:
             holder = self.code.holders[self.code.leads[b.index]]
@@ -154,7 +156,7 @@ class Replay(Effects):
         return out
 
     def _program(self, visits: list[Visit]) -> Program:
-        """The lists of steps that a warp goes through, each with what happened at its instructions."""
+        """Returns the program of a warp."""
         leads, holders, passes = self.code.leads, self.code.holders, self.code.passes
         visits = self._looked_once(visits)
         self.events += sum(len(what) for visit in visits for what in visit.happened.values())
@@ -187,8 +189,8 @@ class Replay(Effects):
         return out
 
     def _looked_once(self, visits: list[Visit]) -> list[Visit]:
-        """``visits`` with only the last pass of each loop that polls memory: how often the functional run looked
-        says nothing of time. The last look waits for the store that it sees (``Effects``)."""
+        """Returns ``visits`` with only the last pass of each loop that polls memory: how often the functional run
+        polled says nothing of time. The last poll waits for the store that it sees (``Effects``)."""
         polls = self.recorder.polls
         out: list[Visit] = []
         for visit in visits:
@@ -205,7 +207,7 @@ class Replay(Effects):
     # issue
 
     def _go(self, warp: Warp, time: float) -> None:
-        """Lets a warp issue from ``time`` on, as long as no other comes before it."""
+        """Lets a warp issue from ``time`` on, until it is parked, ends, or another warp comes before it."""
         queue = self._queue
         while True:
             part, index = warp.at
@@ -265,7 +267,7 @@ class Replay(Effects):
                 return
 
     def _fetch(self, warp: Warp, step: Step, index: int) -> None:
-        """The warp goes on when the line of the instruction is there, later behind a branch that was taken."""
+        """Holds the warp until the line of the instruction is there, and longer behind a branch that was taken."""
         until = warp.ready
         if not index and step.slot.address != warp.after:
             until += self.machine["branch.taken"]
@@ -275,11 +277,11 @@ class Replay(Effects):
         self._hold(warp, until, warp.ready, "fetch", step)
 
     def _what(self, warp: Warp, step: Step, happened: Happened) -> Any:
-        """The notes of this instruction, the first time it is met in this visit and so on."""
+        """Returns the first note of this instruction that the visit has not used yet, None if there is none."""
         for kind in NOTES[step.kind]:
             key = (step.source, kind)
             notes = happened.get(key)
-            if notes and step.kind == "far" and not warp.used[key]:  # a store of each lane
+            if notes and step.kind == "far" and not warp.used[key]:  # each lane's store has a note
                 warp.used[key] = len(notes)
                 return Copy(False, 0, 0.0, 0, tuple(told for what in notes for told in what.keys))
             if notes and warp.used[key] < len(notes):
@@ -288,8 +290,9 @@ class Replay(Effects):
         return None
 
     def _left_over(self, warp: Warp, happened: Happened) -> None:
-        """What happened at instructions that the machine code has elsewhere: others wait for arrivals and copies.
-        Accesses that ptxas has left out, or made one of several, are no loss."""
+        """Accounts for notes that the issued SASS has not used. Arrivals, copies and stores of flags count now, as
+        others wait for them. Accesses without a SASS instruction are no loss: ptxas has left them out, or merged them.
+        """
         for key, notes in happened.items():
             for what in notes[warp.used[key] :]:
                 self.unmatched += key[0] in self._made or not isinstance(what, (Passes, Request))

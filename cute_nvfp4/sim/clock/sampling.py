@@ -1,4 +1,4 @@
-"""Which SMs are replayed, and how many each of them stands for."""
+"""Chooses the SMs that are replayed, and says how many SMs each of them stands for."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from cute_nvfp4.sim.machine.launch import Launch
 THREADS, CTAS, REGISTERS, WARP_REGISTERS = 2048, 32, 65536, 256
 SHARED, SHARED_OF_CTA = 228 * 1024, 1024
 UNLIKE = 1.03
-"""How much more work than the replayed ones a place must have for the launch to be executed again, with it sampled."""
+"""The factor by which the work of places must differ from that of the replayed ones for the launch to be executed once
+more, with others sampled."""
 
 
 RAISERS = 8
-"""How many more places are replayed because others wait for what their CTAs raise."""
+"""The most places that are replayed because others wait for flags of their CTAs."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """SMs that a cluster fills together. ``clusters`` (each its CTAs in order of rank) run there one after the other,
-    ``together`` at a time; ``weight`` is how many such places it stands for."""
+    """The SMs that one cluster occupies. A launch without clusters has a place for each SM."""
 
-    number: int
-    clusters: tuple[tuple[int, ...], ...]
-    together: int
-    weight: float
+    number: int  # the place's number on the GPU
+    clusters: tuple[tuple[int, ...], ...]  # those that run there in turn, each as its CTAs of the grid by rank
+    together: int  # how many of the clusters run at the same time
+    weight: float  # how many places it stands for
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The places that are replayed; ``ctas`` of the grid lie in them."""
+    """The places that are replayed, and the CTAs of the grid that run there (m,), in increasing order."""
 
     places: tuple[Place, ...]
     ctas: np.ndarray
@@ -44,7 +44,7 @@ class Sample:
 
 
 class Limits(NamedTuple):
-    """How many CTAs an SM has room for, by what limits them."""
+    """How many CTAs an SM has room for by each limit alone: of CTAs ("sm"), warps, shared memory and registers."""
 
     sm: int
     warps: int
@@ -53,7 +53,8 @@ class Limits(NamedTuple):
 
 
 def limits(threads: int, shared: int, registers: int) -> Limits:
-    """The CTAs of so many threads and bytes that fit (CUDA C++ Programming Guide, "Technical Specifications")."""
+    """Returns the limits for CTAs of ``threads`` threads with ``registers`` registers each, and of ``shared`` bytes
+    (CUDA C++ Programming Guide, "Technical Specifications")."""
     warps = -(-threads // 32)
     of_warp = -(-max(registers, 1) * 32 // WARP_REGISTERS) * WARP_REGISTERS
     by_shared = SHARED // (-(-shared // 128) * 128 + SHARED_OF_CTA)
@@ -61,12 +62,13 @@ def limits(threads: int, shared: int, registers: int) -> Limits:
 
 
 def ctas_per_sm(threads: int, shared: int, registers: int) -> int:
-    """How many CTAs an SM holds."""
+    """Returns how many CTAs an SM holds at the same time, at least 1."""
     return max(1, min(limits(threads, shared, registers)))
 
 
 def sample(launch: Launch, machine: Machine, static_shared: int, registers: int, most: int) -> Sample:
-    """Distributes the clusters of a launch over SMs in turn, and takes at most ``most`` places of each load."""
+    """Distributes the clusters of a launch over the GPU's places in turn. Returns a sample of at most ``most`` places
+    of each class; the places of a class run equally many clusters."""
     clusters = Clusters(launch)
     places = max(1, machine.sms // clusters.size)
     threads = int(np.prod(launch.block))
@@ -86,10 +88,10 @@ def sample(launch: Launch, machine: Machine, static_shared: int, registers: int,
 
 
 def resample(taken: Sample, launch: Launch, machine: Machine, work: np.ndarray) -> Sample | None:
-    """Another sample where CTAs of one class turned out to differ; None where ``taken`` stands for all.
+    """Returns another sample if places of one class turned out to differ, None if ``taken`` stands for all of them. Of
+    each class it has the place with the most work, for itself and all that come near it, and a middle one for others.
 
-    ``work`` (CTAs of the grid, 2): instructions of all warps of a CTA, and of the warp with the most. Of each class the
-    place with the most work is taken, for itself and all that come near it, and a middle one for the others.
+    work: (CTAs of the grid, 2), the instructions of all warps of a CTA, and of its warp with the most.
     """
     clusters = Clusters(launch)
     places = max(1, machine.sms // clusters.size)
@@ -120,8 +122,11 @@ def resample(taken: Sample, launch: Launch, machine: Machine, work: np.ndarray) 
 def with_raisers(
     taken: Sample, launch: Launch, machine: Machine, waits_for: Mapping[int, Collection[int]]
 ) -> Sample | None:
-    """A sample with the places of those CTAs, too, whose flags the replayed ones wait for, and of those that these wait
-    for, ``RAISERS`` places more at most; None where all are there. Each of the new ones stands for itself."""
+    """Returns ``taken`` with the places of the CTAs whose flags the replayed ones wait for, of those that these wait
+    for, and so on: ``RAISERS`` places more at most. Returns None if all are there. Each new place stands for itself.
+
+    waits_for: for each CTA of the grid, the CTAs whose flags it waits for.
+    """
     clusters = Clusters(launch)
     places = max(1, machine.sms // clusters.size)
     more = clusters.count % places
@@ -153,7 +158,7 @@ def with_raisers(
 
 
 def _work(clusters: Clusters, launch: Launch, which: np.ndarray, work: np.ndarray) -> tuple[float, float]:
-    """(instructions of all CTAs of a place, the most of one warp)."""
+    """Returns the instructions of all CTAs of a place, and those of its warp with the most."""
     ctas = _ctas(clusters, launch, which)
     return work[ctas, 0].sum(), work[ctas, 1].max()
 
@@ -164,7 +169,7 @@ def _sample(places: list[Place], together: int) -> Sample:
 
 
 def _ctas(clusters: Clusters, launch: Launch, which: np.ndarray) -> np.ndarray:
-    """(n, size) CTAs of the grid in clusters (n,), by rank."""
+    """Returns the CTAs of the grid in clusters ``which`` (n,), by rank (n, size)."""
     rank = np.tile(np.arange(clusters.size), len(which))
     x, y, z = clusters.coordinates(np.repeat(which, clusters.size), rank)
     gx, gy, _ = launch.grid

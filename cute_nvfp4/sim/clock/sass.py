@@ -1,9 +1,9 @@
-"""The machine code of a kernel, instruction by instruction, laid beside its PTX.
+"""Reads the machine code (SASS) of a kernel, with the PTX instruction that each SASS instruction comes from.
 
-Each PTX instruction gets a line number of its own before ptxas sees it, so that nvdisasm tells which one a SASS
-instruction comes from. The last bits of a SASS instruction are for the scheduler: how many cycles until the next one of
-the warp may issue, which scoreboards to wait for, which one to release ("Control codes", Jia et al. 2018,
-arXiv:1804.06826, table 2.1; unchanged since Volta).
+Each PTX instruction gets a line number of its own before ptxas compiles it, which nvdisasm then shows. The upper bits
+of a SASS instruction control the scheduler: how many cycles until the warp's next instruction may issue, which
+scoreboards to wait for, which ones to release ("Control codes", Jia et al. 2018, arXiv:1804.06826, table 2.1; unchanged
+since Volta).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _ENDS = {"BRA", "BRX", "JMP", "EXIT", "RET", "BREAK", "CALL"}
 
 
 class Slot(NamedTuple):
-    """One SASS instruction. ``base`` is its name without modifiers, ``source`` the index of its PTX instruction."""
+    """One SASS instruction. Where it releases no scoreboard, ``releases`` and ``reads`` are ``NO_SCOREBOARD``."""
 
-    base: str
+    base: str  # the opcode without modifiers
     opcode: str
     operands: str
-    source: int
-    stall: int
-    releases: int
-    reads: int
-    waits: tuple[int, ...]
+    source: int  # index of its PTX instruction, -1 for none
+    stall: int  # cycles until the warp's next instruction may issue
+    releases: int  # the scoreboard that is released when the result is there
+    reads: int  # the scoreboard that is released when the operands have been read
+    waits: tuple[int, ...]  # the scoreboards that it waits for
     predicate: str = ""
-    address: int = 0
+    address: int = 0  # byte offset in the kernel's code
 
     @property
     def text(self) -> str:
@@ -41,13 +41,12 @@ class Slot(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A slot in a kernel's code. ``segment`` numbers runs without a label or a branch. ``slow``: it belongs to a slow
-    path of a division or a root, for what is not a normal number. ``loops``: how many loops of the code it lies in."""
+    """A slot, and where it lies in a kernel's code."""
 
     slot: Slot
-    segment: int
-    slow: bool = False
-    loops: int = 0
+    segment: int  # the number of its run of instructions without a label or a branch inside
+    slow: bool = False  # whether it is on a path that is never replayed, such as a division's for subnormal numbers
+    loops: int = 0  # how many loops of the code it lies in
 
 
 _HEAD = re.compile(r"^(?:[{}\s]|[\w$%]+:(?!:))*")
@@ -56,7 +55,8 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 
 
 def numbered(ptx: str, kernel: Kernel) -> str:
-    """``ptx`` with a ``.loc`` for each instruction of ``kernel``: the line is its index, from 1."""
+    """Returns ``ptx`` with a ``.loc`` for each instruction of ``kernel``, whose line is the instruction's index plus 1.
+    Raises ``ClockError`` if the text and ``kernel`` differ."""
     text = _COMMENT.sub("", ptx)
     text = "\n".join(line for line in text.split("\n") if not _PLACE.match(line))
     text, _, _ = text.partition(".section")
@@ -101,7 +101,7 @@ _SECOND = re.compile(r"\s+/\* 0x([0-9a-f]{16}) \*/\s*$")
 
 
 def read(text: str, name: str) -> list[Placed]:
-    """The instructions of one kernel in the text of nvdisasm."""
+    """Returns the instructions of kernel ``name`` in the text of nvdisasm, in the order of the code."""
     out: list[Placed] = []
     labels: dict[str, int] = {}
     source, segment, here, slow, pending = -1, 0, False, False, None
@@ -132,7 +132,7 @@ def read(text: str, name: str) -> list[Placed]:
 
 
 def _after(placed: Sequence[Placed], labels: Mapping[str, int]) -> dict[int, set[int]]:
-    """Where control can go from each segment."""
+    """Returns the segments to which control can go from each segment."""
     last = {p.segment: p.slot for p in placed}
     order, after = sorted(last), dict[int, set[int]]()
     for here, following in zip(order, [*order[1:], -1]):

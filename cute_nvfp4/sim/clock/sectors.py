@@ -1,4 +1,4 @@
-"""Which sectors of global memory L2 holds while a launch is executed, and what comes from DRAM."""
+"""The sectors of global memory that L2 holds while a launch is executed, and the bytes that come from DRAM."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from cute_nvfp4.sim.machine.global_memory import SECTOR, GlobalMemory
 
 
 class _Region(NamedTuple):
-    """When each sector of a region was last touched, and last written: 1 and the sectors that had come into L2 by then;
-    0 is never."""
+    """When each sector of a region was last touched, and last written. Time counts the sectors that have come into L2,
+    from 1; 0 is never."""
 
     touched: np.ndarray
     written: np.ndarray
 
 
 class Sectors:
-    """The sectors that somebody has touched. L2 starts empty, or ``warm`` with all of them; the least recently used
-    ones leave it: a sector is gone once ``capacity`` bytes have come in since it was touched, and who wants it then
-    fetches it again. ``fetched`` and ``stored`` are bytes from and to DRAM, ``again`` those that had left L2."""
+    """The sectors that a launch has touched. L2 starts empty, or ``warm`` with all of them. The least recently used
+    sectors leave it: a sector is gone once ``capacity`` bytes have come in since its last use, and is then fetched
+    again. ``fetched`` and ``stored`` are bytes from and to DRAM, ``again`` the bytes of sectors that have come back."""
 
     def __init__(self, memory: GlobalMemory, warm: bool, capacity: float) -> None:
         self._memory, self.warm, self._capacity = memory, warm, int(capacity) // SECTOR
@@ -29,9 +29,9 @@ class Sectors:
         self.fetched = self.stored = self.again = 0.0
 
     def touch(self, sectors: np.ndarray, kind: str) -> np.ndarray:
-        """Touches sectors (n,) in one step of the launch; the share of each (n,) that its reader must fetch from DRAM,
-        or that its writer brings there: L2 joins what is stored to one sector. A step's readers or writers of one
-        sector share it."""
+        """Touches sectors (n,) in one step of the launch. Returns the share of each (n,) that its reader must fetch
+        from DRAM, or that its writer sends there. The readers or writers of a sector in one step share it equally.
+        Later stores to the sector send nothing while it is in L2, which joins them."""
         share, came = np.zeros(len(sectors)), 0
         kept_since = max(1, self._now - self._capacity)
         for region in self._memory.regions:

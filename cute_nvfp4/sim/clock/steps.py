@@ -1,4 +1,4 @@
-"""What a SASS instruction asks of an SM: which pipe takes it, for how long, and what the replay does with it."""
+"""The demands of a SASS instruction on an SM: its pipe, for how long, and what the replay does with the instruction."""
 
 from __future__ import annotations
 
@@ -59,26 +59,25 @@ REASONS = {"shared": "shared", "load": "memory", "atomic": "memory", "wgmma": "t
 
 
 class Step(NamedTuple):
-    """One issue. ``pipe`` is busy for ``interval`` cycles, or ``other`` if that one is free before (the same where
-    there is no choice); ``latency`` is until its scoreboard is released, where no server says otherwise."""
+    """An issue of one SASS instruction. ``stall``, ``releases``, ``reads`` and ``source`` are those of its slot."""
 
-    kind: str
-    pipe: int
-    other: int
-    interval: float
-    latency: float
+    kind: str  # "plain", or the kind of effect that it has (``effects.Effects``)
+    pipe: int  # index in ``PIPES``
+    other: int  # the pipe that takes it if it is free earlier; ``pipe`` where there is no choice
+    interval: float  # cycles for which the pipe is busy
+    latency: float  # cycles until its scoreboard is released, where no queue says otherwise
     stall: int
     releases: int
     reads: int
-    waits: tuple[int, ...]
+    waits: tuple[int, ...]  # the scoreboards that it waits for, also as the operands of a DEPBAR
     source: int
     slot: Slot
-    line: int
-    constant: int
+    line: int  # number of its 128-byte line of code
+    constant: int  # number of the 64-byte line of parameters that it reads, -1 for none
 
 
 def stepper(machine: Machine) -> Callable[[Slot], Step]:
-    """Makes steps of slots for one machine."""
+    """Returns a function that makes the step of a slot on one machine."""
     cache: dict[Slot, Step] = {}
 
     def step(slot: Slot) -> Step:
@@ -99,7 +98,7 @@ def _step(slot: Slot, machine: Machine) -> Step:
     waits = slot.waits
     if slot.opcode == "DEPBAR":  # of scoreboards: "{5,4,3,2,1,0}"
         kind, waits = "plain", tuple(map(int, re.findall(r"\d", slot.operands)))
-    # control takes an issue slot, and what tensor cores take is in their own figures
+    # control takes only an issue slot; tensor cores have figures of their own
     interval, latency = 0.0 if pipe in ("control", "tensor") else machine[f"interval.{pipe}"], 0.0
     if slot.base in _SLOW:
         interval = machine[f"interval.{_SLOW[slot.base]}"]
@@ -132,13 +131,13 @@ def _step(slot: Slot, machine: Machine) -> Step:
 
 
 def _columns(slot: Slot) -> int:
-    """The columns of 32 bits that a warp's load or store of tensor memory moves, of its 32 lanes."""
+    """Returns how many 32-bit columns of its 32 lanes a warp's load or store of tensor memory moves."""
     found = re.search(r"\.x(\d+)", slot.opcode)
     return int(found[1]) if found else 1
 
 
 def _constant(slot: Slot) -> int:
-    """The line of the kernel's parameters that an instruction reads, -1 for none."""
+    """Returns the line of the kernel's parameters that an instruction reads, -1 for none."""
     found = _PARAMETER.search(slot.operands)
     return int(found[1], 16) // CONSTANT_LINE if found else -1
 
@@ -149,7 +148,7 @@ def _sync_name(slot: Slot) -> str:
 
 
 def wgmma(slot: Slot, machine: Machine) -> tuple[float, float]:
-    """(cycles a tensor core is busy, cycles until the result is there) of a warp's part of one wgmma."""
+    """Returns the cycles for which a warp's part of one wgmma keeps its tensor core busy, and the part's latency."""
     n, words = int(_SHAPE.search(slot.opcode)[2]), slot.operands.split(",")
     source = "rs" if words[1].strip().startswith("R") else "ss"
     busy = max(machine["wgmma.column"] * n, machine[f"wgmma.a_{source}"] + machine["wgmma.b_column"] * n)

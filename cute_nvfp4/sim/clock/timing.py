@@ -1,4 +1,4 @@
-"""``Clock``: hears a launch while it is executed, and says afterwards how long it would take."""
+"""The clock, which hears a launch while it is executed, and models afterwards how long it takes."""
 
 from __future__ import annotations
 
@@ -30,11 +30,15 @@ from cute_nvfp4.sim.program import Program
 
 SAMPLES, LOST = 2, 0.05
 REPLAYS = 4
-"""Replays of a launch, each with other latencies of memory: how far they differ says when the last SM ends."""
+"""Replays of a launch, each with other latencies of memory. How far their ends differ says when the last SM ends."""
 
 
 class Clock:
-    """The clock of one launch: a client of its events; ``timing`` when it has ended."""
+    """The clock of one launch, a client of its events. Call ``settle`` and then ``timing`` when the launch has ended.
+
+    on: a machine or its name. Its architecture must be the PTX target, else ``ClockError`` is raised.
+    warm: whether L2 holds all data at the start; else it is cold.
+    """
 
     def __init__(
         self, program: Program, kernel: CompiledKernel, launch: Launch, memory: GlobalMemory, on: str | Machine,
@@ -61,7 +65,8 @@ class Clock:
         return self.recorder.listeners(wave)
 
     def settle(self, again: Callable[[Client], Any]) -> None:
-        """Has the launch executed ``again`` where its CTAs differ more than the sampled ones tell."""
+        """Executes the launch again with another sample, where its CTAs differ more than the sampled ones, or these
+        wait for flags of others. ``again`` executes the launch with a client."""
         better = resample(self._sample, self._launch, self.machine, self.recorder.work())
         waits_for = self.recorder.flags.waits_for
         more = with_raisers(better or self._sample, self._launch, self.machine, waits_for)
@@ -74,7 +79,8 @@ class Clock:
         self._unknown = self.recorder.flags.settle()
 
     def timing(self, on: Machine | None = None) -> Timing:
-        """Replays the launch, on another machine with as many SMs if one is given."""
+        """Returns the modelled time, on another machine ``on`` with as many SMs if one is given. Raises ``ClockError``
+        if more than 5 % of the accesses and arrivals find no instruction in the SASS."""
         m = on or self.machine
         replay, first = self._replayed(m)
         cycles = self._last(m, replay)
@@ -118,12 +124,12 @@ class Clock:
         )
 
     def _replayed(self, m: Machine, before: Replay | None = None) -> tuple[Replay, float]:
-        """A replay that has run, after ``before``, and its cycles."""
+        """Returns a replay that has run, and its cycles. It repeats ``before`` with other latencies."""
         replay = Replay(self.recorder, self.code, self._sample, m, self._l1_bytes, before)
         return replay, replay.run()
 
     def _last(self, m: Machine, first: Replay) -> float:
-        """Cycles until the last of all SMs ends, and all is written; ``first`` is the first of ``REPLAYS`` replays."""
+        """Returns the cycles until the last of all SMs ends and all is written. ``first`` is the first replay."""
         replays = [first]
         while len(replays) < REPLAYS:
             replays.append(self._replayed(m, replays[-1])[0])
@@ -132,7 +138,7 @@ class Clock:
         return max(ends, statistics.fmean(replay.drained for replay in replays))
 
     def _bytes(self, replay: Replay) -> dict[str, float]:
-        """``Timing.bytes``."""
+        """Returns ``Timing.bytes``."""
         sectors = {name: sum(sm.weight * getattr(sm.port, name) for sm in replay.sms) for name in ("asked", "held")}
         return {
             "l2": replay.shared.l2_busy * replay.machine["l2.bytes_per_cycle"],
@@ -143,18 +149,20 @@ class Clock:
         }
 
     def _microseconds(self, m: Machine, cycles: float) -> float:
-        """What two events around a launch of so many cycles show, L1 divided anew where it needs much shared memory."""
+        """Returns the time between two events around a launch of ``cycles``. A launch that needs much shared memory has
+        L1 divided anew."""
         divided = m["launch.divide"] if self._divides else 0.0
         return m["launch.empty_us"] + m.microseconds(divided + max(0.0, cycles - m["launch.hidden"]))
 
     def _again(self, factors: Mapping[str, float], more: float) -> float:
-        """Microseconds with figures of the machine multiplied: of one replay, and ``more`` cycles until the last SM."""
+        """Returns the microseconds of one replay with figures of the machine multiplied by ``factors``, and ``more``
+        cycles until the last SM ends."""
         known = {name: self.machine[name] * factor for name, factor in factors.items() if name in self.machine.figures}
         on = self.machine.with_figures(known)
         return self._microseconds(on, self._replayed(on)[1] + more)
 
     def _notes(self, replay: Replay) -> Iterator[str]:
-        """What may make the time wrong, in words."""
+        """Yields what may make the time wrong, in words."""
         if replay.unmatched:
             yield f"{replay.unmatched} of {replay.events} accesses and arrivals have no instruction in the machine code"
         if self._unknown:
@@ -166,7 +174,7 @@ class Clock:
 
 
 def _role(warp: Warp) -> str:
-    """What a warp does besides computing: "copies" that it asks for, products of "tensor" cores."""
+    """Returns ``WarpTime.role``: whether a warp issues asynchronous "copies", and products of "tensor" cores."""
     kinds = {step.kind for steps, _ in warp.program for step in steps}
     names = {"bulk": "copies", "copy": "copies", "wgmma": "tensor", "product": "tensor"}
     return " and ".join(dict.fromkeys(names[kind] for kind in names if kind in kinds))
@@ -177,7 +185,8 @@ _CODES: dict[tuple[int, str], MachineCode] = {}
 
 
 def code_of(program: Program, kernel: CompiledKernel) -> MachineCode:
-    """The machine code of a kernel, made once in a process. Raises ``ClockError`` where ptxas or nvdisasm cannot."""
+    """Returns the machine code of a kernel, which is compiled once in a process. Raises ``ClockError`` where ptxas or
+    nvdisasm is missing or fails."""
     key = (hash(program.text), kernel.source.name)
     if key not in _CODES:
         _CODES[key] = machine_code(program.text, program.module.target, kernel.source, kernel.blocks)

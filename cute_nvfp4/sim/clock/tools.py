@@ -1,4 +1,4 @@
-"""ptxas and nvdisasm: where they are, and how the clock calls them."""
+"""The tools ptxas and nvdisasm: where they are, and how the clock calls them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SECONDS = 300
 
 
 def found(name: str) -> bool:
-    """Whether this machine has a tool."""
+    """Returns whether this computer has the CUDA tool ``name``."""
     try:
         return bool(tool(name))
     except ClockError:
@@ -26,7 +26,8 @@ def found(name: str) -> bool:
 
 @cache
 def tool(name: str) -> str:
-    """The path of a CUDA tool: ``CUTE_NVFP4_PTXAS`` and the like, NVIDIA's wheels, the search path, a CUDA toolkit."""
+    """Returns the path of a CUDA tool: ``CUTE_NVFP4_PTXAS`` and the like, or else the first one of NVIDIA's wheels, the
+    search path and /usr/local/cuda. Raises ``ClockError`` if there is none."""
     if given := os.environ.get(f"CUTE_NVFP4_{name.upper()}"):
         return given
     wheels = [Path(place) / "nvidia" / "cu13" / "bin" / name for place in sys.path]
@@ -38,7 +39,7 @@ def tool(name: str) -> str:
 
 
 def assemble(ptx: str, target: str) -> tuple[bytes, int]:
-    """(cubin with line numbers, registers of a thread at most) of a PTX text."""
+    """Compiles PTX. Returns a cubin with line numbers, and the registers of a thread (the most of all kernels)."""
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(ptx)
@@ -48,7 +49,7 @@ def assemble(ptx: str, target: str) -> tuple[bytes, int]:
 
 
 def disassemble(cubin: bytes) -> str:
-    """The text of nvdisasm, with lines and encodings."""
+    """Returns nvdisasm's text of a cubin, with line numbers and encodings."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

@@ -1,4 +1,4 @@
-"""The SMs and warps of a replay: what they are busy with, and until when."""
+"""The state of the SMs and warps in a replay: what keeps them busy, and until when."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cute_nvfp4.sim.observe.timing import Wait
 
 SCHEDULERS, BOARDS = 4, 6
 WORTH_SHOWING = 40
-"""Cycles of a wait that a time line shows."""
+"""The cycles of the shortest wait that a time line shows."""
 Happened = dict[tuple[int, type], list[Any]]
-"""What happened at the instructions of one visit, by index and kind."""
+"""The notes of one visit, by PTX instruction (index) and kind."""
 
 
 class Sm:
-    """One SM: what its schedulers, pipes and memory are busy with until when."""
+    """One SM: until when its schedulers, pipes, tensor cores and memory are busy."""
 
     def __init__(
         self, machine: Machine, shared: Shared, weight: float, l1_bytes: int, code_lines: int, warm: bool
@@ -42,8 +42,8 @@ class Sm:
         self._turnover = machine["launch.cta_turnover"]
 
     def fetch(self, line: int, time: float) -> float:
-        """When a line of code is there that a warp wants at ``time``; the one behind it is fetched, too."""
-        if self._kept:  # since the launch before this one
+        """Returns when a line of code is there that a warp wants at ``time``. The next line is fetched as well."""
+        if self._kept:  # the code is there since the launch before
             return time
         for wanted in (line, line + 1):
             if wanted not in self._code:
@@ -59,19 +59,19 @@ class Sm:
         return max(time, self._code[line])
 
     def leave(self, time: float) -> float:
-        """When the SM has done with a CTA that ends."""
+        """Returns when the SM has given up a CTA that ends at ``time``."""
         self._left = max(time, self._left) + self._turnover
         return self._left
 
     def parameter(self, line: int, time: float) -> float:
-        """When a line of parameters is there."""
+        """Returns when a line of the kernel's parameters is there that a warp wants at ``time``."""
         if line not in self._parameters:
             self._parameters[line] = time + self._parameter
         return max(time, self._parameters[line])
 
 
 class Warp:
-    """One warp: where it is in its program, and what it waits for."""
+    """One warp: its position in its program, its scoreboards and groups, and what it waits for."""
 
     __slots__ = (
         *(

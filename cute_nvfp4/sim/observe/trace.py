@@ -28,8 +28,8 @@ _TRACKS = {name: 1000 * (j + 1) for j, name in enumerate(ENGINE_NAMES)}
 
 
 class Row(NamedTuple):
-    """One bar of the time line, from step ``begin`` up to but not including step ``end``. ``track`` names a warp or a
-    part of an engine, ``kind`` is "run", "wait" or "engine"."""
+    """One bar of the time line, from step ``begin`` up to but not including step ``end``. ``track`` names a warp or
+    an engine ("warp 0", "TMA loads 2"); ``kind`` is "run", "wait" or "engine"."""
 
     cta: str
     track: str
