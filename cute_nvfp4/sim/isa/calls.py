@@ -19,7 +19,7 @@ from cute_nvfp4.sim.machine.layout import WINDOW_MASK, WINDOW_SHIFT, WINDOWS
 from cute_nvfp4.sim.machine.wave import Group
 
 _CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d*))?(hh|h|ll|l|j|z|t|L)?(.)", re.S)
-_LONGEST = 4096
+_LONGEST = 4096  # bytes of a text
 
 
 @opcode("call")

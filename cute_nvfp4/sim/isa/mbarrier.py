@@ -12,6 +12,7 @@ from cute_nvfp4.sim.machine.mbarrier import Mbarriers
 from cute_nvfp4.sim.machine.requests import displaced
 
 _PHASE_BITS = 32
+"""Number of low bits of a state that hold the phase; the higher bits hold the pending count."""
 
 
 class MbarrierWait(Wait):

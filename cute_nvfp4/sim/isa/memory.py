@@ -16,6 +16,7 @@ SPACES = {
     **{"global": "global", "shared": "shared", "shared::cta": "shared", "shared::cluster": "cluster", "local": "local"},
     **{"param": "param", "const": "global", "param::entry": "param"},
 }
+"""The simulator's state spaces, by the names of PTX."""
 _TYPES = ("b8", "u8", "s8", "b16", "u16", "s16", "b32", "u32", "s32", "b64", "u64", "s64", "f32", "f64", "b128")
 _EVICT = ("evict_normal", "evict_unchanged", "evict_first", "evict_last")
 _LEVELS = (*(f"{level}::{e}" for level in ("L1", "L2") for e in _EVICT), "L1::no_allocate", "L2::cache_hint")

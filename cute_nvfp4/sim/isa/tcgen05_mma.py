@@ -130,6 +130,8 @@ class Issue:
             self.wave.engines.submit(one)
 
     def descriptor(self, idesc: int, scales: list[int]) -> instruction.InstructionDescriptor:
+        """Returns the decoded instruction descriptor. Raises ``DescriptorError`` if its scale factor ids are not those
+        of the scale addresses ``scales``, unless the addresses have ids 0."""
         d = named(self.i, instruction.decode, idesc, self.kind, self.block, self.group, self.ws)
         if scales and (scales[0] >> 30, scales[1] >> 30) not in ((d.a_sf_id, d.b_sf_id), (0, 0)):
             raise DescriptorError(
@@ -139,6 +141,8 @@ class Issue:
         return d
 
     def spec(self, d, lane: int, a: int, b: int, words, row: int) -> tuple[Spec, tuple[int, int]]:
+        """Returns the ``Spec`` and the scale factor ids of A and B, after it has checked matrix descriptors and lanes.
+        ``words`` are the words of disable-output-lane, from which it takes ``row``."""
         matrix_a = None if self.in_tensor_memory else named(self.i, descriptor.decode, a)
         matrix_b = named(self.i, descriptor.decode, b)
         self.check_long(d, (matrix_a, matrix_b))

@@ -15,7 +15,7 @@ from cute_nvfp4.sim.numerics import single
 from cute_nvfp4.sim.tcgen05.layouts import Movement, movement
 
 _SHAPES = ("32x32b", "16x64b", "16x128b", "16x256b", "16x32bx2")
-_MOST = {"16x128b": 64, "16x256b": 32}
+_MOST = {"16x128b": 64, "16x256b": 32}  # greatest .num of a shape, where it is not 128
 
 
 def whole_warp(g, mask, i: Instruction) -> None:

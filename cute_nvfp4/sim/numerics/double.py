@@ -13,7 +13,7 @@ from fractions import Fraction
 
 import numpy as np
 
-INVALID = np.uint64(0xFFF8000000000000)
+INVALID = np.uint64(0xFFF8000000000000)  # result of an invalid operation
 _QUIET = np.uint64(1 << 51)
 #: Indices of the operands of each operation: the result is the first NaN in this order.
 NAN_ORDER = {"add": (1, 0), "sub": (1, 0), "mul": (1, 0), "fma": (1, 2, 0), "div": (0, 1), "extremum": (1, 0)}

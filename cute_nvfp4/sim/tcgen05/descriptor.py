@@ -16,7 +16,7 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import Hazard, UnsupportedInstruction
 
-LAYOUTS = {0: "none", 1: "128B_BASE32B", 2: "128B", 4: "64B", 6: "32B"}
+LAYOUTS = {0: "none", 1: "128B_BASE32B", 2: "128B", 4: "64B", 6: "32B"}  # swizzling modes by code (bits 63-61)
 SPAN = {"none": 16, "32B": 32, "64B": 64, "128B": 128, "128B_BASE32B": 128}
 """Bytes of one row of the swizzle atom, along the contiguous dimension of the operand."""
 _ROWS = {"none": (0, 4), "32B": (1, 4), "64B": (3, 4), "128B": (7, 4), "128B_BASE32B": (3, 5)}

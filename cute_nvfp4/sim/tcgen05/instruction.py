@@ -19,8 +19,8 @@ INPUTS = {
     "mxf4nvf4": {1: "e2m1x2"},
 }
 """Element types by kind and type code; ``e2m1x2`` is E2M1 with two elements in a byte."""
-OUTPUTS = {"f16": (0, 1), "tf32": (1,), "f8f6f4": (0, 1), "i8": (2,)}
-ACCUMULATORS = {0: "f16", 1: "f32", 2: "s32"}
+OUTPUTS = {"f16": (0, 1), "tf32": (1,), "f8f6f4": (0, 1), "i8": (2,)}  # type codes of D by kind
+ACCUMULATORS = {0: "f16", 1: "f32", 2: "s32"}  # types of D by code
 BLOCK_SCALED = ("mxf8f6f4", "mxf4", "mxf4nvf4")
 ELEMENT_BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e2m1x2": 4}
 """Bits that an element occupies along K in an operand tile; 8 for all other types (PTX ISA, "Packing formats")."""

@@ -25,7 +25,7 @@ STRETCH = 256
 class Spec:
     """The properties that fused instructions have in common."""
 
-    idesc: InstructionDescriptor
+    idesc: InstructionDescriptor  # with scale factor ids 0, because fused instructions differ in them
     cta_group: int
     ws: bool
     a: MatrixDescriptor | None  # None when A is in tensor memory
@@ -89,7 +89,7 @@ class Mma(Pending):
 
     @property
     def width(self) -> int:
-        """Columns of D in tensor memory."""
+        """Number of columns of D in tensor memory."""
         part = self.parts()[0]
         return part.n.stop - part.n.start
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from cute_nvfp4.sim.tcgen05.descriptor import DescriptorError, MatrixDescriptor
 
-LAYOUTS = ("none", "128B", "64B", "32B")
+LAYOUTS = ("none", "128B", "64B", "32B")  # swizzling modes by code (bits 63-62)
 _UNUSED = ~(0x3FFF | 0x3FFF << 16 | 0x3FFF << 32 | 7 << 49 | 3 << 62) & (1 << 64) - 1
 _SAME = np.uint64(~0x3FC0 & (1 << 64) - 1)
 

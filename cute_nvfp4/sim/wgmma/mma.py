@@ -21,6 +21,7 @@ from cute_nvfp4.sim.wgmma.fragments import WARPS
 ROWS = 64
 """Number of rows of A and D."""
 BITS = {"f16": 16, "bf16": 16, "tf32": 32, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8}
+"""Bits of an element, by type."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _NARROW_RESULT = np.uint32(~0x3FF & 0xFFFFFFFF)
 """Mask of the f32 bits that a sum of 8-bit floats keeps."""
 _HIGH = np.uint64(~0x1FFFFFFF & (1 << 64) - 1)
 """Mask of the f64 bits that f32 represents too."""
-_MANY = np.int16(9999)
+_MANY = np.int16(9999)  # more than every exponent
 
 
 def multiply(
