@@ -1,4 +1,4 @@
-"""The copy engines: tensor maps, what a tensor copy touches, and the operations that move bytes."""
+"""The copy engines: tensor maps, the memory that a tensor copy accesses, and the copies themselves."""
 
 from __future__ import annotations
 

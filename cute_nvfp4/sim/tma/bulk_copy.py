@@ -1,7 +1,8 @@
 """Bulk copies without a tensor map, and stores and reductions of single values that an mbarrier counts (PTX ISA,
 "cp.async.bulk", "cp.reduce.async.bulk", "st.async", "red.async").
 
-Sizes differ from thread to thread, so that each operation moves by itself.
+Sizes may differ from thread to thread, so each thread's copy is done by itself. ``sized`` sets the sizes of copies and
+``aim`` their operands; both check them.
 """
 
 from __future__ import annotations
@@ -17,23 +18,26 @@ from cute_nvfp4.sim.tma.operations import Copy, NarrowFootprint, Targets, span_c
 from cute_nvfp4.sim.tma.reduce import Update
 
 ALIGN = 16
+"""Alignment in bytes of addresses and sizes."""
 
 
 class BulkCopy(Copy):
-    """``size`` (k,) bytes of each copy; ``reduction`` is (raw type, update) of what is done there."""
+    """The base of the operations of this file. ``size`` (k,) has the bytes of each thread's copy; ``reduction`` is that
+    of ``reduce.reduction``, or None for a copy."""
 
     reduction: tuple[np.dtype, Update] | None = None
 
     def sized(self, size: np.ndarray) -> None:
+        """Sets the sizes (k,). Raises ``Misaligned`` for one that is not a multiple of 16."""
         self.check_aligned(size, ALIGN, "size")
         self.size = size
 
     def bytes_of(self, cta: int, offset: int, size: int) -> np.ndarray:
-        """Bytes of shared memory, as a view."""
+        """Returns ``size`` bytes at the shared address ``offset`` of a CTA, as a view."""
         return self.wave.shared2d[cta, offset - SHARED_BASE : offset - SHARED_BASE + size]
 
     def put(self, there: np.ndarray, data: np.ndarray) -> None:
-        """Stores bytes ``data`` at the view ``there``, or combines the two."""
+        """Writes the bytes ``data`` to the view ``there``, or reduces them into it."""
         if self.reduction is not None:
             raw, fn = self.reduction
             data = np.ascontiguousarray(fn(there.view(raw), data.view(raw))).view(np.uint8)
@@ -52,7 +56,7 @@ class BulkCopy(Copy):
 
 
 class BulkLoad(BulkCopy):
-    """Global to shared memory."""
+    """Bulk copies from global to shared memory."""
 
     engine = "tma"
 
@@ -79,7 +83,8 @@ class BulkLoad(BulkCopy):
 
 
 class BulkStore(BulkCopy):
-    """Shared to global memory, in bulk groups. ``byte_mask`` (k,) says which bytes of every 16 are written."""
+    """Bulk copies or reductions from shared to global memory, in bulk groups. ``byte_mask`` (k,) has a bit for each of
+    16 bytes that says whether it is written, in every 16 bytes; None: all are."""
 
     engine = "store"
 
@@ -108,7 +113,7 @@ class BulkStore(BulkCopy):
 
 
 class SharedCopy(BulkCopy):
-    """Own shared memory to shared memory of the cluster, or a reduction there."""
+    """Bulk copies or reductions from a CTA's own shared memory to shared memory of its cluster."""
 
     engine = "tma"
 
@@ -134,7 +139,7 @@ class SharedCopy(BulkCopy):
 
 
 class ValueStore(BulkCopy):
-    """st.async and red.async: ``values`` (k, bytes) of threads go to shared memory of the cluster."""
+    """The stores of st.async and red.async: ``values`` (k, bytes) of threads go to shared memory of the cluster."""
 
     engine = "tma"
 
@@ -155,7 +160,7 @@ class ValueStore(BulkCopy):
         t, width = self.targets, self.values.shape[1]
         shared = self.wave.shared2d.reshape(-1)
         first = t.cta * self.wave.shared_stride + (t.offset - SHARED_BASE)
-        for rows in rounds(first):  # those of one place, one after the other
+        for rows in rounds(first):  # values for one address come one after the other
             at = first[rows][:, None] + np.arange(width)
             data = np.ascontiguousarray(self.values[rows])
             if self.reduction is not None:

@@ -1,7 +1,7 @@
 """The tensor map: 128 bytes that describe a tensor in global memory to the copy engine (PTX ISA, "Tensors").
 
-The ISA calls the object opaque. The positions below were read off the descriptors that the CUDA driver encodes and
-that ``tensormap.replace`` leaves on an H200, and off those which compiled CuTe DSL host code builds for sm_100a.
+The ISA does not document the bytes. The positions below were found in tensor maps that the CUDA driver encodes, that
+``tensormap.replace`` leaves on an H200, and that compiled CuTe DSL host code builds for sm_100a.
 
 ========  ==========  =======================================================================================
 word      bits        field
@@ -27,7 +27,7 @@ word      bits        field
 7         41:32       im2col: pixels of a column, less 1
 ========  ==========  =======================================================================================
 
-Words 8 and 9 hold notes of the driver that the engine does not need.
+A word has 64 bits. Words 8 and 9 hold notes of the driver (``encode``) that the engine does not need.
 """
 
 from __future__ import annotations
@@ -40,13 +40,14 @@ import numpy as np
 from cute_nvfp4.sim.errors import Hazard
 
 BYTES = 128
+"""Bytes of a tensor map."""
 
 
 class InvalidTensorMap(Hazard):
-    """A tensor map that no engine could use, or that uses something which is not modelled."""
+    """A tensor map that no copy engine can use, or that uses a feature which is not modelled."""
 
 
-#: codes of bits 10:7, with bit 16 as 16
+#: element type codes: bits 10:7 of word 1, plus 16 for its bit 16
 _CODES = {
     **{"u8": 0, "u16": 1, "u32": 2, "s32": 3, "u64": 4, "s64": 5, "f16": 6, "f32": 7, "f32.ftz": 8, "f64": 9},
     **{"bf16": 10, "tf32": 7 + 16, "tf32.ftz": 8 + 16, "b4x16": 11, "b4x16_p64": 12, "b6x16_p32": 13},
@@ -55,63 +56,62 @@ _NAMES = {v: k for k, v in _CODES.items()}
 
 
 def code_of(type_name: str) -> int:
-    """The code of an element type: bits 10:7 of word 1, plus bit 16 as 16."""
+    """Returns the code of an element type: bits 10:7 of word 1, plus 16 for its bit 16."""
     return _CODES[type_name]
 
 
-#: width in bits of one element in global memory
+#: bits of one element in global memory
 ELEMENT_BITS = {
     **{"u8": 8, "u16": 16, "u32": 32, "s32": 32, "u64": 64, "s64": 64, "f16": 16, "f32": 32, "f32.ftz": 32},
     **{"f64": 64, "bf16": 16, "tf32": 32, "tf32.ftz": 32, "b4x16": 4, "b4x16_p64": 4, "b6x16_p32": 6},
 }
 PADDED = ("b4x16_p64", "b6x16_p32")
-"""Types of which every 16 elements have 16 bytes of shared memory: packed at the low end, then padding."""
+"""Types whose 16 elements take 16 bytes of shared memory: first the packed elements, then padding."""
 PADDED_BOX = 128
-"""The only size that dimension 0 of their boxes has."""
+"""The only box size of dimension 0 for padded types."""
 FLOATS = ("f16", "f32", "f32.ftz", "f64", "bf16", "tf32", "tf32.ftz")
-#: values of ``tensormap.replace.elemtype`` (PTX ISA, "tensormap.replace"); CUtensorMapDataType has another order
+#: element types in the order of ``tensormap.replace.elemtype`` (PTX ISA, "tensormap.replace")
 ELEMTYPES = (
     *("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32.ftz", "f64", "bf16", "tf32", "tf32.ftz"),
     *("b4x16", "b4x16_p64", "b6x16_p32"),
 )
-#: in the order of CUtensorMapSwizzle: four modes, then mode 3 with swizzle atomicity 1
+#: swizzles in the order of CUtensorMapSwizzle: four modes, then mode 3 with swizzle atomicity 1
 SWIZZLES = ("none", "32B", "64B", "128B", "128B_ATOM_32B")
 CORNER_BITS = {1: 16, 2: 8, 3: 5}
-"""Width of a corner coordinate by spatial dimensions: three of them share what one has alone."""
+"""Bits of a corner coordinate, by the number of spatial dimensions: the coordinates of a corner share 16 bits."""
 INTERLEAVES = ("none", "16B", "32B")
 SPAN = {"none": 16, "32B": 32, "64B": 64, "128B": 128, "128B_ATOM_32B": 128}
-"""Bytes in which a swizzle moves things, and the most a box row may have."""
+"""Bytes of a swizzle span, within which the swizzle permutes chunks, and which a box row may not exceed."""
 
 
 @dataclass(frozen=True)
 class Im2col:
-    """The part of an im2col map that replaces the box: corners of the bounding box over the spatial dimensions
-    (``upper`` relative to the far end), and what one copy takes: ``channels`` of ``pixels`` pixels."""
+    """The part of an im2col map that replaces the box. Corners have a coordinate for each spatial dimension, innermost
+    first."""
 
-    lower: tuple[int, ...]
-    upper: tuple[int, ...]
-    channels: int
-    pixels: int
+    lower: tuple[int, ...]  #: the lower corner of the bounding box of base pixels
+    upper: tuple[int, ...]  #: the upper corner, relative to the end of each dimension
+    channels: int  #: channels of each pixel that one copy reads
+    pixels: int  #: pixels that one copy reads
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """A decoded tensor map. ``dims``, ``box`` and ``element_strides`` are in elements, innermost first; ``strides``
-    are in bytes and begin with dimension 1."""
+    """A decoded tensor map; tuples have an entry for each dimension, innermost first."""
 
-    address: int
-    type: str
-    dims: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-    element_strides: tuple[int, ...]
-    swizzle: str = "none"
-    interleave: str = "none"
-    nan_fill: bool = False
-    im2col: Im2col | None = None
+    address: int  #: host address of the tensor
+    type: str  #: a key of ``ELEMENT_BITS``
+    dims: tuple[int, ...]  #: sizes of the tensor in elements
+    strides: tuple[int, ...]  #: strides in bytes, from dimension 1 on
+    box: tuple[int, ...]  #: sizes of the box in elements; of an im2col map, only its channels
+    element_strides: tuple[int, ...]  #: steps between the elements of a box
+    swizzle: str = "none"  #: one of ``SWIZZLES``
+    interleave: str = "none"  #: one of ``INTERLEAVES``
+    nan_fill: bool = False  #: whether elements out of bounds become NaN, not zero
+    im2col: Im2col | None = None  #: None for a tiled map
 
     def __hash__(self) -> int:
-        # Maps are keys of caches, and the decoded map of equal bytes is the same object.
+        # Maps are keys of caches, so the hash is kept; maps decoded from equal bytes are one object.
         held = self.__dict__.get("_hash")
         if held is None:
             held = hash((self.address, self.type, self.dims, self.strides, self.box, self.element_strides))
@@ -132,16 +132,16 @@ class TensorMap:
 
     @property
     def row_chunks(self) -> int:
-        """Chunks of 16 bytes that a row of the box has in shared memory."""
+        """The 16-byte chunks of a box row in shared memory."""
         return self.box[0] * (8 if self.padded else self.bits) // 128
 
     @staticmethod
     def decode(raw: bytes) -> TensorMap:
-        """Reads 128 bytes; raises ``InvalidTensorMap`` saying which field makes no sense or is not modelled."""
+        """Decodes 128 bytes; raises ``InvalidTensorMap``, which names the field that is invalid or not modelled."""
         return _decode(bytes(raw))
 
     def encode(self) -> bytes:
-        """The 128 bytes, without the driver's notes."""
+        """Returns the 128 bytes, without L2 promotion and the driver's notes."""
         code = _CODES[self.type]
         w = [0] * 16
         w[0] = self.address
@@ -227,7 +227,8 @@ def _decode(raw: bytes) -> TensorMap:
 
 
 def _checked(m: TensorMap) -> TensorMap:
-    """What the driver refuses to encode (CUDA driver API, ``cuTensorMapEncodeTiled``) cannot be used either."""
+    """Returns the map, unless the driver would refuse to encode it (CUDA driver API, ``cuTensorMapEncodeTiled``) or it
+    is not modelled: then it raises ``InvalidTensorMap``."""
     if m.interleave != "none":
         raise InvalidTensorMap(f"interleave layout {m.interleave} of a tensor map is not modelled")
     if m.address % 16:
@@ -247,7 +248,7 @@ def _checked(m: TensorMap) -> TensorMap:
 
 
 def _checked_padded(m: TensorMap) -> TensorMap:
-    """PTX ISA, "Restriction on Tensor Copy instructions"."""
+    """Returns the map of a padded type, unless it breaks "Restriction on Tensor Copy instructions" of the PTX ISA."""
     odd = [v for v in (m.address, *m.strides) if v % 32]
     if odd:
         raise InvalidTensorMap(f"address and strides of {m.type} are multiples of 32 bytes, not {odd[0]:#x}")

@@ -1,9 +1,12 @@
-"""Tensor maps as the CUDA driver makes them (CUDA driver API, "Tensor Map Object Management",
-``cuTensorMapEncodeTiled`` and ``cuTensorMapEncodeIm2col``): what it refuses, and the 128 bytes, with the notes that it
-keeps for itself.
+"""Makes tensor maps as the CUDA driver does (CUDA driver API, "Tensor Map Object Management",
+``cuTensorMapEncodeTiled`` and ``cuTensorMapEncodeIm2col``), with its refusals and its own notes in the 128 bytes.
 
-``tiled`` and ``im2col`` take values; ``encode_tiled`` and ``encode_im2col`` take the arguments of the driver's
-functions after the first one, arrays as host addresses.
+``tiled`` and ``im2col`` take sequences. ``encode_tiled`` and ``encode_im2col`` take the arguments of the driver's
+functions after the first one, with host addresses of arrays.
+
+Common arguments: ``kind``, ``swizzle`` and the other modes are values of the driver's enumerations. ``dims`` has sizes
+in elements, innermost first, ``strides`` bytes from dimension 1 on, ``steps`` the element strides. ``sm`` is ten times
+the compute capability. ``who`` is the name of the driver's function.
 """
 
 from __future__ import annotations
@@ -18,14 +21,14 @@ import numpy as np
 from cute_nvfp4.sim.errors import LaunchError
 from cute_nvfp4.sim.tma.descriptor import CORNER_BITS, INTERLEAVES, SPAN, SWIZZLES, Im2col, InvalidTensorMap, TensorMap
 
-#: in the order of CUtensorMapDataType, which is not that of ``tensormap.replace``
+#: element types in the order of CUtensorMapDataType, which is not the order of ``tensormap.replace``
 DATA_TYPES = (
     *("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f64", "bf16", "f32.ftz", "tf32", "tf32.ftz"),
     *("b4x16", "b4x16_p64", "b6x16_p32"),
 )
 _MAX_RANK, _MAX_BOX, _MAX_STEP, _MAX_STRIDE, _MAX_DIM, _MAX_PIXELS = 5, 256, 8, 1 << 40, 1 << 32, 1024
 _SUB_BYTE, _ATOMIC = DATA_TYPES.index("b4x16"), 4
-"""From here on element types and swizzles are of compute capability 10.0 and later."""
+"""The first element type and the first swizzle that need compute capability 10.0."""
 _TILED, _IM2COL = "cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col"
 
 
@@ -39,9 +42,8 @@ def tiled(
     modes: Sequence[int] = (0, 0, 0, 0),
     sm: int = 100,
 ) -> bytes:
-    """The 128 bytes of a tiled map; sizes in elements, innermost first, ``strides`` in bytes from dimension 1 on.
-    ``modes``: interleave, swizzle, L2 promotion and out-of-bounds fill. Raises ``LaunchError`` for what the driver of
-    compute capability ``sm`` refuses, and for what is not modelled."""
+    """Returns the 128 bytes of a tiled map. ``modes`` are interleave, swizzle, L2 promotion and out-of-bounds fill.
+    Raises ``LaunchError`` for arguments that the driver refuses, and for what is not modelled."""
     if not 1 <= len(dims) <= _MAX_RANK:
         raise LaunchError(f"{_TILED}: rank {len(dims)} is not within 1 and {_MAX_RANK}")
     common = _common(_TILED, kind, address, dims, strides, steps, modes, sm)
@@ -64,7 +66,8 @@ def im2col(
     modes: Sequence[int] = (0, 0, 0, 0),
     sm: int = 100,
 ) -> bytes:
-    """The bytes of an im2col map: corners of the bounding box, ``channels`` of ``pixels`` pixels for each copy."""
+    """Returns the 128 bytes of an im2col map with the bounding box from ``lower`` to ``upper``, of which one copy reads
+    ``channels`` of ``pixels`` pixels. For ``modes`` and errors see ``tiled``."""
     if not 3 <= len(dims) <= _MAX_RANK:
         raise LaunchError(f"{_IM2COL}: rank {len(dims)} is not within 3 and {_MAX_RANK}")
     common = _common(_IM2COL, kind, address, dims, strides, steps, modes, sm)
@@ -81,14 +84,14 @@ def im2col(
 
 
 def encode_tiled(kind, rank, address, dims, strides, box, steps, interleave, swizzle, promotion, fill, sm=100) -> bytes:
-    """``tiled`` with the driver's arguments."""
+    """Calls ``tiled`` with the driver's arguments."""
     sizes, bytes_apart = _shape(_TILED, rank, dims, strides)
     boxes, every = _read(ctypes.c_uint32, box, rank), _read(ctypes.c_uint32, steps, rank)
     return tiled(kind, address, sizes, bytes_apart, boxes, every, (interleave, swizzle, promotion, fill), sm)
 
 
 def encode_im2col(kind, rank, address, dims, strides, lower, upper, channels, pixels, steps, *modes, sm=100) -> bytes:
-    """``im2col`` with the driver's arguments; ``modes`` are the last four, as for ``encode_tiled``."""
+    """Calls ``im2col`` with the driver's arguments, of which ``modes`` are the last four."""
     sizes, bytes_apart = _shape(_IM2COL, rank, dims, strides)
     corners = (_read(ctypes.c_int, at, rank - 2) for at in (lower, upper))
     every = _read(ctypes.c_uint32, steps, rank)
@@ -96,7 +99,7 @@ def encode_im2col(kind, rank, address, dims, strides, lower, upper, channels, pi
 
 
 def _common(who: str, kind: int, address: int, dims, strides, steps, modes, sm: int) -> dict[str, Any]:
-    """What every kind of map has, once it is known to be within bounds."""
+    """Checks the arguments that all maps have, and returns their fields of ``TensorMap``."""
     interleave, swizzle, promotion, fill = modes
     _within(who, "dimension", dims, 1, _MAX_DIM)
     _within(who, "element stride", steps, 1, _MAX_STEP)
@@ -124,7 +127,8 @@ def _common(who: str, kind: int, address: int, dims, strides, steps, modes, sm: 
 
 
 def _made(who: str, m: TensorMap) -> TensorMap:
-    """The map, if the copy engine can use it; that it cannot use interleaved ones is found when a kernel does."""
+    """Returns the map if the copy engine can use it, or if it is interleaved: such a map is refused when a kernel uses
+    it."""
     if m.interleave != "none":
         if m.box[0] * m.bits % 128:
             raise LaunchError(f"{who}: a box row of {m.box[0] * m.bits} bits is not a multiple of 16 bytes")
@@ -136,8 +140,8 @@ def _made(who: str, m: TensorMap) -> TensorMap:
 
 
 def _bytes(m: TensorMap, count: int, promotion: int) -> bytes:
-    """The descriptor with L2 promotion and the driver's notes: bytes of a copy of ``count`` elements (rounded down by
-    the element strides), and bytes after which the swizzle repeats."""
+    """Returns the 128 bytes with L2 promotion and the driver's notes: the bytes of a copy of ``count`` elements, and
+    the bytes after which the swizzle repeats."""
     words = np.frombuffer(m.encode(), np.uint64).copy()
     words[1] |= np.uint64(promotion << 17)
     words[8] = count * m.bits // 8

@@ -1,9 +1,9 @@
 """The pixels of an im2col copy (PTX ISA, "im2col mode").
 
-The copy walks over base pixels, innermost spatial dimension first, inside a bounding box that reaches from the lower
-corner to the end of the tensor plus the upper corner; past the end of a dimension it goes on at the lower corner of
-the next line, plane or image. Each pixel is read at its base position plus the offsets of the instruction; what lies
-outside the tensor is filled. Element strides are the steps between base pixels.
+A copy traverses base pixels, innermost spatial dimension first, inside a bounding box that reaches from the lower
+corner to the end of the tensor plus the upper corner. Past the end of a dimension it continues at the lower corner of
+the next line, plane or image. The copy reads each pixel at its base position plus the offsets of the instruction, and
+fills pixels outside the tensor. Element strides are the steps between base pixels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from cute_nvfp4.sim.tma.descriptor import TensorMap
 
 
 def outside_box(m: TensorMap, coords: np.ndarray) -> int | None:
-    """The first dimension in which ``coords`` (rank,) lie outside the bounding box: the hardware faults there."""
+    """Returns the first dimension in which ``coords`` (rank,) lie outside the bounding box, where hardware faults, or
+    None."""
     im = m.im2col
     for d, (low, high) in enumerate(zip(im.lower, im.upper), 1):
         if not low <= coords[d] < m.dims[d] + high:
@@ -23,7 +24,8 @@ def outside_box(m: TensorMap, coords: np.ndarray) -> int | None:
 
 
 def pixels(m: TensorMap, coords: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """(pixels, rank) coordinates of the first channel of every pixel that one copy reads."""
+    """Returns the coordinates (pixels, rank) of the first channel of every pixel that one copy at ``coords`` (rank,)
+    reads with ``offsets`` (rank - 2,)."""
     im, spatial = m.im2col, m.rank - 2
     steps = m.element_strides[1:-1]
     left = np.arange(im.pixels)

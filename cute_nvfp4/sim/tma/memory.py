@@ -1,7 +1,10 @@
-"""Chunks of 16 bytes in host memory: gathers and scatters of the copy engines, with bounds.
+"""Gathers and scatters of 16-byte chunks in host memory for the copy engines, with checks of bounds.
 
-A chunk travels as one complex128, which numpy moves as 16 bytes without looking at them. Addresses have 64 bits and
+A chunk is moved as a cell, one complex128, which NumPy copies as 16 bytes without change. Addresses have 64 bits and
 wrap: maps of ragged tensors reach their rows by way of the far end of memory.
+
+Common arguments: ``chunks`` are addresses / 16; ``say`` words the errors. A read raises ``OutOfBounds`` for bytes in no
+tensor, a write also ``ReadOnlyWrite``.
 """
 
 from __future__ import annotations
@@ -17,19 +20,19 @@ from cute_nvfp4.sim.machine.global_memory import GlobalMemory, Region
 CHUNK = 16
 CELL = np.dtype("c16")
 ALL_CHUNKS = (1 << 60) - 1
-"""Addresses / 16 are counted modulo this, and one more."""
+"""The mask to which addresses / 16 wrap."""
 Say = Callable[[str, int], str]
-"""Makes the text of an error from what is wrong and the index of the operation."""
+"""A function that makes the text of an error from what is wrong and the row of the operation."""
 
 
 def cells(region: Region) -> tuple[int, np.ndarray]:
-    """(address / 16 of the first cell, the whole cells of a region)."""
+    """Returns (address / 16 of the first cell, a live view of the whole cells of a region)."""
     first, rows = region.rows(8, CHUNK)
     return first // CHUNK, rows.view(CELL).reshape(-1)
 
 
 def home(memory: GlobalMemory, chunks: np.ndarray, write: bool) -> Region | None:
-    """The region that holds all of ``chunks`` (address / 16), or None when one must look at each."""
+    """Returns the region that holds all of ``chunks``, writable if ``write``, or None if each chunk must be checked."""
     low, high = int(chunks.min()) * CHUNK, int(chunks.max()) * CHUNK + CHUNK
     region = memory.find(low)
     if region is None or high > region.end or (write and not region.writable):
@@ -38,12 +41,12 @@ def home(memory: GlobalMemory, chunks: np.ndarray, write: bool) -> Region | None
 
 
 def wrapped(chunks: np.ndarray) -> np.ndarray:
-    """Addresses / 16 as they are modulo 2^64 bytes."""
+    """Returns addresses / 16 modulo 2^64 bytes."""
     return chunks & ALL_CHUNKS
 
 
 def gather_boxes(memory: GlobalMemory, first: np.ndarray, chunks: np.ndarray, say: Say) -> np.ndarray:
-    """Cells (k, m) at ``chunks`` (m,) after each ``first`` (k,)."""
+    """Reads cells (k, m) at ``first`` (k,) + ``chunks`` (m,)."""
     region = _home_of_boxes(memory, first, chunks, write=False)
     if region is None:
         return gather(memory, wrapped(first[:, None] + chunks[None, :]), say)
@@ -52,7 +55,7 @@ def gather_boxes(memory: GlobalMemory, first: np.ndarray, chunks: np.ndarray, sa
 
 
 def scatter_boxes(memory: GlobalMemory, first: np.ndarray, chunks: np.ndarray, data: np.ndarray, say: Say) -> None:
-    """Writes cells (k, m) at ``chunks`` (m,) after each ``first`` (k,); of several for one address the last stays."""
+    """Writes cells (k, m) at ``first`` (k,) + ``chunks`` (m,); of several for one address the last remains."""
     region = _home_of_boxes(memory, first, chunks, write=True)
     if region is None:
         scatter(memory, wrapped(first[:, None] + chunks[None, :]), data, say)
@@ -67,7 +70,7 @@ def _home_of_boxes(memory: GlobalMemory, first: np.ndarray, chunks: np.ndarray, 
 
 
 def gather(memory: GlobalMemory, chunks: np.ndarray, say: Say) -> np.ndarray:
-    """Cells at ``chunks`` (k, m); raises ``OutOfBounds`` for the first that lies in no tensor."""
+    """Reads the cells at ``chunks`` (k, m)."""
     region = home(memory, chunks, write=False)
     if region is not None:
         first, table = cells(region)
@@ -81,7 +84,7 @@ def gather(memory: GlobalMemory, chunks: np.ndarray, say: Say) -> np.ndarray:
 
 
 def scatter(memory: GlobalMemory, chunks: np.ndarray, data: np.ndarray, say: Say) -> None:
-    """Writes cells; of several for one address the last stays."""
+    """Writes the cells ``data`` at ``chunks`` (k, m); of several for one address the last remains."""
     region = home(memory, chunks, write=True)
     if region is not None:
         first, table = cells(region)
@@ -94,7 +97,7 @@ def scatter(memory: GlobalMemory, chunks: np.ndarray, data: np.ndarray, say: Say
 
 
 def _split(memory: GlobalMemory, chunks: np.ndarray, say: Say, row: int, write: bool):
-    """Yields (region, positions) for chunks (m,) of one operation."""
+    """Yields (region, positions in ``chunks`` that lie in it) for the chunks (m,) of operation ``row``."""
     starts = np.array([r.base for r in memory.regions], np.uint64)
     ends = np.array([r.end for r in memory.regions], np.uint64)
     address = chunks.astype(np.uint64) * np.uint64(CHUNK)
@@ -111,7 +114,7 @@ def _split(memory: GlobalMemory, chunks: np.ndarray, say: Say, row: int, write: 
 
 
 def _first_outside(memory: GlobalMemory, address: int) -> int:
-    """The first byte of a chunk that no tensor holds."""
+    """Returns the address of the first byte of the chunk at ``address`` that no tensor holds."""
     for byte in range(address, address + CHUNK):
         region = memory.find(byte)
         if region is None or byte >= region.end:
@@ -120,7 +123,7 @@ def _first_outside(memory: GlobalMemory, address: int) -> int:
 
 
 def bytes_at(memory: GlobalMemory, address: int, count: int, say: Say, row: int = 0, write: bool = False) -> np.ndarray:
-    """Bytes of one tensor, as a view (count,) of live memory; ``write``: they will be written."""
+    """Returns ``count`` bytes of one tensor at a host address, as a live view that is only written if ``write``."""
     if not count:
         return np.empty(0, np.uint8)
     address &= (1 << 64) - 1

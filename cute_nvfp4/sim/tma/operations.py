@@ -1,4 +1,4 @@
-"""The operations of the copy engines: what they move when they run, and what the checks may know of them."""
+"""``Copy``, the base of the copies that engines run: its completion, its checks of operands, its error messages."""
 
 from __future__ import annotations
 
@@ -17,27 +17,25 @@ from cute_nvfp4.sim.tma.memory import CELL, CHUNK
 
 @dataclass(frozen=True)
 class Targets:
-    """Where k operations put their data in shared memory: ``source`` (j,) says which operation a target belongs to
-    (several for multicast), ``cta`` and ``offset`` (j,) where its data go, ``bar_cta`` and ``bar_offset`` (j,) the
-    mbarrier that counts their bytes."""
+    """The j destinations in shared memory of k threads' copies; a multicast copy has several."""
 
-    source: np.ndarray
-    cta: np.ndarray
-    offset: np.ndarray
-    bar_cta: np.ndarray
-    bar_offset: np.ndarray
+    source: np.ndarray  #: (j,) the copy that each destination belongs to
+    cta: np.ndarray  #: (j,) the CTA of the destination
+    offset: np.ndarray  #: (j,) the shared address of the destination
+    bar_cta: np.ndarray  #: (j,) the CTA of the mbarrier that counts its bytes
+    bar_offset: np.ndarray  #: (j,) the shared address of that mbarrier
 
 
 @dataclass(frozen=True)
 class NarrowFootprint(Footprint):
-    """Shared memory in parts of ``width`` bytes rather than whole chunks: ``place`` (k, m) are offsets of parts, each a
-    multiple of the width."""
+    """A footprint in shared memory of spans of ``width`` bytes rather than 16-byte chunks; their offsets ``place``
+    (k, m) are multiples of ``width``."""
 
     width: int = CHUNK
 
 
 class Copy(Pending):
-    """A copy by threads (warps, lanes) (k,)."""
+    """A copy by each of the threads (warps, lanes) (k,). ``group`` (k,) has the numbers of their bulk groups."""
 
     def __init__(self, instruction: Instruction, wave: Wave, warps: np.ndarray, lanes: np.ndarray) -> None:
         super().__init__(instruction, wave, warps)
@@ -45,26 +43,31 @@ class Copy(Pending):
         self.group: np.ndarray | None = None
 
     def say(self, what: str, row: int) -> str:
-        """The text of an error: ``what`` is wrong with the operation of thread ``row``."""
+        """Returns the text of an error: ``what`` is wrong with the copy of thread ``row``."""
         who = self.wave.thread(int(self.warps[row]), int(self.lanes[row]))
         return f"{self.instruction.where()}: {what}; by {who} in {self.wave.run.launch.title}"
 
     def grouped(self) -> None:
-        """The copy ends when its bulk group does."""
+        """Adds the copies to the open bulk groups of their threads, which then observe their completion."""
         self.completion = Completion("bulk_group")
         groups(self.wave, "bulk_group").begin(self, self.warps, self.lanes)
 
     def counted(self, targets: Targets) -> None:
-        """The copy ends when its mbarriers have counted its bytes."""
+        """Sets the destinations, whose mbarriers observe the completion of the copies."""
         self.targets = targets
         self.completion = Completion("mbarrier", targets.bar_cta, targets.bar_offset)
 
     def count_bytes(self, size: np.ndarray | int) -> None:
+        """Executes complete_tx of ``size`` bytes on the mbarrier of each destination."""
         t = self.targets
         self.wave.mbarriers.complete_tx(self.instruction.where(), t.bar_cta, t.bar_offset, size)
 
     def check_shared(self, offset: np.ndarray, size: np.ndarray | int, align: int, what: str, source=None) -> None:
-        """Offsets (j,) of ``size`` bytes must be aligned and inside shared memory."""
+        """Checks that ``size`` bytes at the shared addresses ``offset`` (j,) are aligned and inside shared memory.
+
+        ``what`` names them in messages, ``source`` (j,) the copy of each; None: copy j. Raises ``Misaligned`` or
+        ``OutOfBounds``.
+        """
         bad = (offset % align != 0).nonzero()[0]
         if len(bad):
             row = int(bad[0] if source is None else source[bad[0]])
@@ -82,6 +85,7 @@ class Copy(Pending):
             raise OutOfBounds(self.say(text, row))
 
     def check_aligned(self, values: np.ndarray, align: int, what: str) -> None:
+        """Raises ``Misaligned`` for the first of ``values`` (k,) that is not a multiple of ``align``."""
         bad = (values % align != 0).nonzero()[0]
         if len(bad):
             text = f"{what} {int(values[bad[0]]):#x} is not a multiple of {align}"
@@ -89,12 +93,13 @@ class Copy(Pending):
 
 
 def shared_cells(wave: Wave) -> np.ndarray:
-    """Shared memory as cells of 16 bytes, (CTAs, cells); cell 0 is at ``SHARED_BASE``."""
+    """Returns a view of shared memory as 16-byte cells, (CTAs, cells); cell 0 is at ``SHARED_BASE``."""
     return wave.shared2d.view(CELL)
 
 
 def span_chunks(offset: np.ndarray, size: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Groups of operations of equal size: (rows, chunks (k, m)) of ``size`` (k,) bytes from ``offset`` (k,)."""
+    """Returns (rows, offsets of chunks (rows, m)) for the copies of each size: the chunks of ``size`` (k,) bytes from
+    ``offset`` (k,) on."""
     out = []
     for s in np.unique(size).tolist():
         rows = np.flatnonzero(size == s)

@@ -1,4 +1,4 @@
-"""What bulk reductions do to elements (PTX ISA, "cp.reduce.async.bulk", "cp.reduce.async.bulk.tensor").
+"""Arithmetic of bulk reductions (PTX ISA, "cp.reduce.async.bulk", "cp.reduce.async.bulk.tensor").
 
 Verified on an H200: f32 keeps subnormals and only the map type f32.ftz flushes them, inputs and result; an f64 NaN
 operand keeps its payload; f16 and bf16 sums are rounded once.
@@ -14,7 +14,7 @@ from cute_nvfp4.sim.numerics.atomic import update
 
 Update = Callable[[np.ndarray, np.ndarray], np.ndarray]
 _INTEGERS = ("u32", "s32", "u64", "s64")
-#: operations of each element type of a tensor map (an H200 raises an illegal instruction for the others)
+#: element types of a tensor map for each operation (an H200 raises an illegal instruction for other types)
 TENSOR_TYPES = {
     "add": ("u32", "s32", "u64", "f16", "bf16", "f32", "f32.ftz", "tf32", "tf32.ftz", "f64"),
     "min": (*_INTEGERS, "f16", "bf16"),
@@ -23,6 +23,7 @@ TENSOR_TYPES = {
     "dec": ("u32",),
     **dict.fromkeys(("and", "or", "xor"), ("u32", "s32", "u64")),
 }
+#: PTX types of cp.reduce.async.bulk for each operation, to global memory and to shared memory
 BULK_GLOBAL = {
     **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
     "add": ("u32", "s32", "u64", "f32", "f64", "f16", "bf16"),
@@ -38,8 +39,11 @@ BULK_SHARED = {
 
 
 def reduction(op: str, t: str) -> tuple[np.dtype, Update]:
-    """(raw type of an element, memory = update(memory, operand)) of an operation on a map type or PTX type."""
-    # What flushes subnormals and keeps the payload of NaNs is the same as for an atomic in global memory.
+    """Returns (raw dtype of an element, update) of the operation ``op`` on a type ``t`` of tensor maps or of PTX.
+
+    The new memory is ``update(memory, operand)``, on arrays of the raw dtype.
+    """
+    # As an atomic in global memory does, .ftz flushes subnormals, and f64 keeps the payload of NaNs.
     space = "global" if t == "f64" or t.endswith(".ftz") else "shared"
     t = t.removesuffix(".ftz").replace("tf32", "f32")
     width = int(t.lstrip("bfusit"))

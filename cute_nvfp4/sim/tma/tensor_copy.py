@@ -1,8 +1,8 @@
-"""Tensor copies as the engine runs them: boxes of global memory to shared memory and back (PTX ISA,
-"cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor").
+"""Tensor copies: boxes of global memory to shared memory and back (PTX ISA, "cp.async.bulk.tensor",
+"cp.reduce.async.bulk.tensor").
 
-A batch holds the same instruction issued by k threads with one tensor map; boxes that lie wholly inside the tensor move
-together, the others one by one.
+One operation is an instruction that k threads issue with one tensor map. Boxes that lie alike to the edges of the
+tensor move together; copies of im2col, gather4, scatter4 and padded types move one by one.
 """
 
 from __future__ import annotations
@@ -20,13 +20,23 @@ from cute_nvfp4.sim.tma.reduce import reduction
 
 CHUNK = tile.CHUNK
 SHARED_ALIGN = 128
+"""Alignment in bytes of a box in shared memory."""
 
 
 class TensorCopy(Copy):
-    """What loads and stores share: ``coords`` (k, rank) of the boxes, ``offsets`` (k, rank - 2) of im2col, or
-    ``lines`` (k, 4), the rows of gather4 and scatter4."""
+    """The base of tensor loads and stores.
+
+    ``row_count`` is the number of rows of an im2col, gather4 or scatter4 copy, or 0. ``bounds`` has the boxes that lie
+    alike to the edges (``tile.bounds``), ``first`` (k,) their host addresses / 16 (``tile.corner``); both are None if
+    the rows of a copy are located one by one.
+    """
 
     def locate(self, m: TensorMap, coords: np.ndarray, offsets=None, lines=None) -> None:
+        """Sets the tensor map and the place of the copies in it. Raises ``Misaligned`` or ``OutOfBounds``.
+
+        coords: (k, rank) coordinates in elements. offsets: (k, rank - 2) of im2col. lines: (k, 4) rows of gather4 and
+        scatter4.
+        """
         self.map, self.coords, self.offsets, self.lines = m, coords, offsets, lines
         self.row_count = 4 if lines is not None else m.im2col.pixels if m.im2col else 0
         self.plan = tile.plan(m, 0, self.row_count)
@@ -46,14 +56,14 @@ class TensorCopy(Copy):
         self.bounds = None if row_by_row else tile.bounds(m, coords)
 
     def box_rows(self, k: int) -> np.ndarray:
-        """(r, rank) coordinates at which the rows of copy ``k`` begin."""
+        """Returns the coordinates (rows, rank) at which the rows of copy ``k`` begin."""
         c = self.coords[k]
         if self.lines is not None:
             return np.stack([np.full(4, c[0]), self.lines[k]], axis=1)
         return im2col.pixels(self.map, c, self.offsets[k]) if self.map.im2col else self.plan.rows + c
 
     def chunks(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """(chunks, valid bytes) of copy ``k``, (m,) each in row order."""
+        """Returns the chunks of copy ``k``, as host address / 16, and their bytes in the tensor, (m,) in row order."""
         chunks, valid = tile.row_chunks(self.map, self.box_rows(k))
         return chunks.ravel(), valid.ravel()
 
@@ -75,7 +85,7 @@ class TensorCopy(Copy):
         return out
 
     def phases(self, offset: np.ndarray) -> list[tuple[np.ndarray, tile.Plan]]:
-        """(rows, plan) for each alignment that occurs among ``offset`` (j,)."""
+        """Returns (rows, plan) for each phase of the swizzle that occurs among the shared addresses ``offset`` (j,)."""
         phase = offset // CHUNK % 64
         if len(phase) == 1 or (phase == phase[0]).all():
             return [(np.arange(len(offset)), tile.plan(self.map, int(phase[0]), self.row_count))]
@@ -91,14 +101,15 @@ class TensorCopy(Copy):
         return out
 
     def check_place(self, offset: np.ndarray, what: str, source: np.ndarray | None = None) -> None:
-        """Offsets (j,) in shared memory must be aligned, and what is copied must fit behind them."""
+        """Checks that the shared addresses ``offset`` (j,) are aligned and the boxes there inside shared memory (see
+        ``check_shared``)."""
         for rows, p in self.phases(offset):
             size = (int(p.place[p.order[-1]]) + 1) * CHUNK
             self.check_shared(offset[rows], size, SHARED_ALIGN, what, rows if source is None else source[rows])
 
 
 class TensorLoad(TensorCopy):
-    """Global to shared memory, counted by mbarriers."""
+    """Tensor copies from global to shared memory, whose bytes mbarriers count."""
 
     engine = "tma"
 
@@ -120,7 +131,7 @@ class TensorLoad(TensorCopy):
         self.count_bytes(self.plan.bytes)
 
     def _data(self, chosen: np.ndarray, p: tile.Plan, phase: int) -> np.ndarray:
-        """Cells (len(chosen), m) of the copies ``chosen``, in the order of shared memory."""
+        """Returns the cells of the copies ``chosen``, (len(chosen), m), in the order of shared memory."""
         if self.bounds is None:
             return np.stack([self._by_rows(k)[p.order] for k in chosen.tolist()])
         if len(self.bounds) == 1:
@@ -133,7 +144,7 @@ class TensorLoad(TensorCopy):
         return out
 
     def _window(self, chosen: np.ndarray, w: tile.Window, count: int) -> np.ndarray:
-        """Cells (len(chosen), count) of copies that lie alike to the edges."""
+        """Returns the cells of copies that lie alike to the edges, (len(chosen), count)."""
         held, first = self.wave.run.memory, self.first[chosen]
         say = lambda what, row: self.say(what, int(chosen[row]))  # noqa: E731
         data = self._rounded(memory.gather_boxes(held, first, w.chunks, say)) if len(w.chunks) else None
@@ -153,7 +164,7 @@ class TensorLoad(TensorCopy):
         return tile.round_tf32(data) if self.map.type.startswith("tf32") else data
 
     def _by_rows(self, k: int) -> np.ndarray:
-        """Cells (m,) of a copy whose rows lie anywhere, in row order."""
+        """Returns the cells of copy ``k``, (m,) in row order, each row located by itself."""
         chunks, valid = self.chunks(k)
         out = np.full((len(chunks), 2), tile.FILL[self.map.nan_fill]).view(memory.CELL).ravel()
         say = lambda what, row: self.say(what, k)  # noqa: E731
@@ -168,7 +179,7 @@ class TensorLoad(TensorCopy):
 
 
 class TensorStore(TensorCopy):
-    """Shared to global memory, in bulk groups; ``operation`` makes it a reduction."""
+    """Tensor copies from shared to global memory, in bulk groups; ``operation`` makes them reductions."""
 
     engine = "store"
 
@@ -183,7 +194,7 @@ class TensorStore(TensorCopy):
         self.grouped()
 
     def _refuse_negative(self) -> None:
-        """An H200 raises an illegal instruction for a store any row of which begins before the tensor."""
+        """Raises ``OutOfBounds`` if a row begins at a negative coordinate, where an H200 raises an error, too."""
         for k in range(len(self.coords)) if self.row_count else np.flatnonzero((self.coords < 0).any(axis=1)).tolist():
             rows = self.box_rows(k)
             low = np.flatnonzero((rows < 0).any(axis=1))
@@ -216,7 +227,7 @@ class TensorStore(TensorCopy):
         groups(wave, "bulk_group").finish(self)
 
     def _write(self, rows: np.ndarray, first: np.ndarray, chunks: np.ndarray, data: np.ndarray) -> None:
-        """Writes ``data`` (r, n) of the copies ``rows`` to ``chunks`` (n,) after each ``first`` (r,)."""
+        """Writes or reduces ``data`` (r, n) of the copies ``rows`` at ``first`` (r,) + ``chunks`` (n,)."""
         if not len(chunks):
             return
         held = self.wave.run.memory
@@ -225,7 +236,7 @@ class TensorStore(TensorCopy):
             memory.scatter_boxes(held, first, chunks, data, say)
             return
         raw, fn = self.update
-        # Reductions of one batch may meet at the same address: one after the other.
+        # Reductions of one operation may have equal addresses, so they are done one after the other.
         for j in range(len(rows)):
             old = memory.gather_boxes(held, first[j : j + 1], chunks, say)
             new = fn(old.view(raw), np.ascontiguousarray(data[j : j + 1]).view(raw))
@@ -233,7 +244,7 @@ class TensorStore(TensorCopy):
 
 
 def _put(cells: np.ndarray, cta: np.ndarray, first: np.ndarray, p: tile.Plan, data: np.ndarray) -> None:
-    """Writes ``data`` (j, m), in the order of shared memory, to cells that begin at ``first`` (j,) of ``cta`` (j,)."""
+    """Writes ``data`` (j, m), in the order of shared memory, to the boxes at cell ``first`` (j,) of ``cta`` (j,)."""
     if len(cta) == 1 and p.dense:
         at = int(first[0])
         cells[int(cta[0]), at : at + data.shape[1]] = data[0]
@@ -245,7 +256,7 @@ def _put(cells: np.ndarray, cta: np.ndarray, first: np.ndarray, p: tile.Plan, da
 
 
 def _get(cells: np.ndarray, cta: np.ndarray, first: np.ndarray, p: tile.Plan) -> np.ndarray:
-    """(j, m) cells in the order of shared memory."""
+    """Reads the boxes at cell ``first`` (j,) of ``cta`` (j,), as (j, m) cells in the order of shared memory."""
     if p.dense and (first == first[0]).all():
         at = int(first[0])
         return cells[cta, at : at + len(p.place)]

@@ -1,10 +1,11 @@
-"""Where a tensor copy reads and writes: from a tensor map and coordinates to 16-byte chunks (PTX ISA, "Tensors").
+"""The 16-byte chunks that a tensor copy reads and writes, from its tensor map and coordinates (PTX ISA, "Tensors").
 
-Everything the engine touches is made of whole chunks of 16 bytes: addresses, strides, box rows and the innermost
-coordinate must all be multiples of them. So a copy is an index array over chunks, in global and in shared memory.
-Seen on an H200, and not all in the ISA: with a swizzle, the rows of a box are as far apart in shared memory as the
-swizzle is wide, even if they are shorter; the element stride of dimension 0 does nothing; a store that ends inside a
-chunk writes the whole chunk; a tf32 load rounds to nearest even; NaN fill is 0x7ff7 in every half-word.
+Addresses, strides, box rows and the innermost coordinate are all multiples of 16 bytes, so a copy is an index array
+over chunks in global and in shared memory. A copy's coordinates are those of the first element of its box.
+
+An H200 does the following, some of which is not in the ISA. With a swizzle, the rows of a box in shared memory are as
+far apart as the swizzle is wide, even if they are shorter. The element stride of dimension 0 does nothing. A store that
+ends inside a chunk writes the whole chunk. A tf32 load rounds to nearest even. NaN fill is 0x7ff7 in every half-word.
 """
 
 from __future__ import annotations
@@ -20,27 +21,25 @@ from cute_nvfp4.sim.tma.memory import wrapped
 
 CHUNK = 16
 FILL = {False: np.uint64(0), True: np.uint64(0x7FF77FF77FF77FF7)}
+"""The 8 bytes that fill elements out of bounds, by ``TensorMap.nan_fill``."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One copy of a map, whatever its coordinates: ``rows`` (r, rank) how far each box row lies from the coordinates,
-    in elements; ``chunks`` of a row in shared memory; ``place`` (m,) the chunk of shared memory, from the start of the
-    destination, of each chunk of the box in row order; ``order`` (m,) sorts ``place``; ``dense``: it has no gaps;
-    ``bytes`` what complete_tx counts, which is without padding."""
+    """The layout of a box of a tensor map in shared memory, which does not depend on the coordinates."""
 
-    rows: np.ndarray
-    chunks: int
-    place: np.ndarray
-    order: np.ndarray
-    dense: bool
-    bytes: int
+    rows: np.ndarray  #: (r, rank) the distance of each box row from the coordinates, in elements
+    chunks: int  #: chunks of a box row in shared memory
+    place: np.ndarray  #: (m,) for each chunk of the box in row order, its place in shared memory from the box's start
+    order: np.ndarray  #: (m,) indices that sort ``place``
+    dense: bool  #: whether the box has no gaps in shared memory
+    bytes: int  #: bytes that complete_tx counts, without padding
 
 
 @lru_cache(maxsize=1024)
 def plan(m: TensorMap, phase: int, row_count: int = 0) -> Plan:
-    """The plan for destinations at ``phase`` = address / 16 mod 64; ``row_count`` rows instead of those of the box
-    (four for gather4, the pixels for im2col)."""
+    """Returns the plan of boxes at shared addresses with ``phase`` = address / 16 mod 64. ``row_count`` replaces the
+    number of rows of the box: four for gather4 and scatter4, the pixels for im2col."""
     chunks = m.row_chunks
     rows = np.zeros((row_count, m.rank), np.int64) if row_count else _box_rows(m)
     pitch = chunks if m.swizzle == "none" else SPAN[m.swizzle] // CHUNK
@@ -52,7 +51,7 @@ def plan(m: TensorMap, phase: int, row_count: int = 0) -> Plan:
 
 
 def _swizzled(chunk: np.ndarray, swizzle: str) -> np.ndarray:
-    """Where the chunk ``chunk`` = address / 16 of the plain layout lies."""
+    """Returns the place to which a swizzle moves each ``chunk``; both are addresses / 16."""
     if swizzle == "128B_ATOM_32B":
         return chunk ^ (chunk >> 3 & 3) << 1
     return chunk ^ (chunk >> 3 & {"none": 0, "32B": 1, "64B": 3, "128B": 7}[swizzle])
@@ -68,19 +67,17 @@ def _box_rows(m: TensorMap) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Window:
-    """The part of a box that lies in the tensor, in the order of shared memory: ``keep`` (n,) positions of whole chunks
-    (None: all of them) and ``chunks`` (n,) their addresses / 16 from that of the coordinates; ``tail`` (t,) positions
-    and ``tail_chunks`` (t,) the same of chunks of which only ``tail_bytes`` lie in the tensor."""
+    """The part of a box that lies in the tensor. Positions are those of chunks in the order of shared memory."""
 
-    keep: np.ndarray | None
-    chunks: np.ndarray
-    tail: np.ndarray
-    tail_chunks: np.ndarray
-    tail_bytes: int
+    keep: np.ndarray | None  #: (n,) positions of the chunks that lie wholly in the tensor; None: all do
+    chunks: np.ndarray  #: (n,) their addresses / 16 in global memory, from that of the coordinates
+    tail: np.ndarray  #: (t,) positions of the chunks that lie in the tensor in part
+    tail_chunks: np.ndarray  #: (t,) their addresses / 16 in global memory, from that of the coordinates
+    tail_bytes: int  #: bytes of each of those chunks that lie in the tensor
 
     @property
     def written(self) -> tuple[np.ndarray | None, np.ndarray]:
-        """Positions and chunks that a store writes: whole chunks only."""
+        """The positions (None: all) and the chunks that a store writes, which writes a cut chunk as a whole."""
         if not len(self.tail):
             return self.keep, self.chunks
         keep = np.arange(len(self.chunks)) if self.keep is None else self.keep
@@ -89,7 +86,8 @@ class Window:
 
 @lru_cache(maxsize=1024)
 def _limits(m: TensorMap) -> tuple[np.ndarray, ...]:
-    """(steps, sizes, counts, chunk strides) by dimension; dimension 0 in chunks."""
+    """Returns (element strides, tensor sizes, steps of the box, strides in chunks), each (rank,), where dimension 0
+    counts in chunks."""
     chunks = m.box[0] * m.bits // (8 * CHUNK)
     counts = [chunks, *(-(-b // s) for b, s in zip(m.box[1:], m.element_strides[1:]))]
     sizes = [m.dims[0] * m.bits // (8 * CHUNK), *m.dims[1:]]
@@ -98,20 +96,23 @@ def _limits(m: TensorMap) -> tuple[np.ndarray, ...]:
 
 
 def _in_chunks(m: TensorMap, coords: np.ndarray) -> np.ndarray:
-    """Coordinates (k, rank) with dimension 0 in chunks."""
+    """Returns the coordinates (k, rank) with dimension 0 in chunks."""
     out = coords.copy()
     out[:, 0] = coords[:, 0] * m.bits // (8 * CHUNK)
     return out
 
 
 def corner(m: TensorMap, coords: np.ndarray) -> np.ndarray:
-    """(k,) host addresses / 16 of the elements at ``coords`` (k, rank), which need not exist; before they wrap."""
+    """Returns host addresses / 16 (k,), before they wrap, of ``coords`` (k, rank), which may lie outside the tensor."""
     return _in_chunks(m, coords) @ _limits(m)[3] + m.address // CHUNK
 
 
 def bounds(m: TensorMap, coords: np.ndarray) -> list[tuple[np.ndarray, tuple[int, ...]]]:
-    """[(rows, key)]: boxes at ``coords`` (k, rank) by how they lie to the edges; ``key`` is for ``window``. It has, for
-    each dimension, the first step inside the tensor and the first one past it, then the chunk that is cut or -1."""
+    """Sorts boxes at ``coords`` (k, rank) by how they lie to the edges of the tensor; returns (rows, key) of each kind.
+
+    ``key``, for ``window``, has the first step inside the tensor in each dimension, then the first step past it in
+    each, then the chunk of a row that the end of dimension 0 cuts, or -1.
+    """
     steps, sizes, counts, _ = _limits(m)
     at = _in_chunks(m, coords)
     low = np.clip(-(at // steps), 0, counts)
@@ -131,7 +132,7 @@ def bounds(m: TensorMap, coords: np.ndarray) -> list[tuple[np.ndarray, tuple[int
 
 @lru_cache(maxsize=4096)
 def window(m: TensorMap, phase: int, key: tuple[int, ...]) -> Window:
-    """The ``key`` of ``bounds`` for destinations at ``phase``."""
+    """Returns the window of boxes with the ``key`` of ``bounds``, at shared addresses with ``phase`` (see ``plan``)."""
     p, rank = plan(m, phase), m.rank
     low, high, cut = key[:rank], key[rank : 2 * rank], key[-1]
     index = p.rows // np.array(m.element_strides, np.int64)
@@ -149,10 +150,8 @@ def window(m: TensorMap, phase: int, key: tuple[int, ...]) -> Window:
 
 
 def row_chunks(m: TensorMap, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The chunks (r, u) of box rows that start at ``rows`` (r, rank), as host address / 16, and their valid bytes.
-
-    A chunk (r, u) has 16 bytes in the tensor, 0, or what is left of a dimension 0 that ends inside it.
-    """
+    """Returns the chunks (r, u) of box rows that begin at ``rows`` (r, rank), as host address / 16, and how many bytes
+    of each lie in the tensor: 16, 0, or fewer where dimension 0 ends inside the chunk."""
     chunks = m.box[0] * m.bits // (8 * CHUNK)
     along = rows[:, :1] * m.bits // 8 + CHUNK * np.arange(chunks)[None, :]
     valid = np.where(along < 0, 0, np.clip(m.dims[0] * m.bits // 8 - along, 0, CHUNK))
@@ -161,16 +160,16 @@ def row_chunks(m: TensorMap, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def round_tf32(chunks: np.ndarray) -> np.ndarray:
-    """What a load of type tf32 does to binary32: 10 bits of mantissa, to nearest even; every NaN is 0x7fffe000."""
+    """Rounds binary32 as a load of type tf32 does: to 10 mantissa bits, to nearest even; a NaN becomes 0x7fffe000."""
     return to_tf32(chunks.view("f4"), "rn").view(chunks.dtype)
 
 
 PADDING = np.uint8(0xA5)
-"""What padding becomes here. The ISA does not say, so that nothing may depend on it."""
+"""The byte that fills padding in shared memory. The ISA leaves it open, so no kernel may depend on it."""
 
 
 def unpacked(packed: np.ndarray, m: TensorMap) -> np.ndarray:
-    """Cells (n,) of packed rows of 128 elements to the cells (n * 8 / bits,) of their padded form."""
+    """Unpacks cells (n,) of rows of 128 packed elements to the cells (8 * n / bits,) of their padded form."""
     used = 2 * m.bits
     out = np.full((len(packed) * CHUNK // used, CHUNK), PADDING)
     out[:, :used] = packed.view(np.uint8).reshape(-1, used)
