@@ -1,4 +1,4 @@
-"""Clusters: mapa, getctarank, barrier.cluster (PTX ISA, "mapa", "getctarank", "barrier.cluster")."""
+"""Addresses and barriers of a cluster (PTX ISA, "mapa", "getctarank", "barrier.cluster")."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""cvt and its relatives (PTX ISA, "cvt", "cvt.pack")."""
+"""cvt: conversions between numeric types, scalar and packed (PTX ISA, "cvt"). cvt.pack is not modelled."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ PERIOD = 1024
 
 
 class DescriptorError(Hazard):
-    """A matrix or instruction descriptor that no tensor core accepts."""
+    """The error for a matrix or instruction descriptor that no tensor core accepts."""
 
 
 @dataclass(frozen=True)

@@ -180,8 +180,9 @@ class MmaRuns(Pending):
         product.execute(wave, self.runs)
 
     def joined(self, following: Pending) -> Pending | None:
-        """Adds ``following`` to the runs if it is a tcgen05.mma. Instructions on the same accumulators become one
-        product with a longer K. An instruction may move before others that use other accumulators."""
+        """Adds ``following`` to the runs, or returns None if it is no tcgen05.mma or the stretch is full. Instructions
+        on the same accumulators become one product with a longer K. An instruction may move before others that use
+        other accumulators."""
         if not isinstance(following, Mma) or self.count >= STRETCH:
             return None
         _place(self.runs, following)

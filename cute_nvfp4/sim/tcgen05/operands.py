@@ -160,7 +160,7 @@ def sfb_codes(tmem, ctas, columns, part: Part, ids, count: int) -> np.ndarray:
 
 
 def scaled(values: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    """Returns ``values`` (..., K) times ``factors`` (..., blocks), each of which scales K / blocks neighbours."""
+    """Returns ``values`` (..., K) times ``factors`` (..., blocks); a factor scales K / blocks adjacent values."""
     blocks = factors.shape[-1]
     out = np.ascontiguousarray(values).reshape(*values.shape[:-1], blocks, -1) * factors[..., None]
     return out.reshape(values.shape)

@@ -100,8 +100,8 @@ class Mma(Pending):
         self.result = sums.multiply(a, b, c, (form.a, form.b, form.d), form.saturate)
 
     def footprints(self, wave: Wave) -> list[Footprint]:
-        """Returns the footprints of A and B. Each warp accounts for one quarter of an operand, which another warp is
-        likely to have written, because all warps of a warpgroup must have synchronised with what it reads."""
+        """Returns the footprints of A and B. Every warp must have synchronised with all that its warpgroup reads. Each
+        warp therefore accounts for a quarter of an operand that another warp has probably written."""
         out = []
         for one in (self.a, self.b):
             if isinstance(one, Operand):
