@@ -27,7 +27,7 @@ _CLUSTER = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
 
 def install(patches: Patches, gpu: Runtime) -> None:
-    """Replaces every function of both modules, by a model or by a refusal."""
+    """Replaces every function of both modules, by a model of it or by a function that raises."""
     _install(patches, driver, "cu", _driver(gpu))
     _install(patches, runtime, "cuda", _runtime(gpu))
 
@@ -187,7 +187,7 @@ def _blocks(gpu: Runtime, p: str, ok: Any, bad: Any, pointer: Callable[[int], An
 
 
 def _fill(gpu: Runtime, dtype: str, ok: Any) -> Callable[..., tuple]:
-    """Returns a memset of elements of ``dtype``, which uses as many low bits of its value."""
+    """Returns a memset of elements of ``dtype``, which ignores the high bits of its value that do not fit."""
     size = np.dtype(dtype).itemsize
 
     def fill(address: Any, value: int, count: int, stream: Any = 0) -> tuple:

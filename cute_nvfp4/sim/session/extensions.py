@@ -21,7 +21,7 @@ _LOADERS = ("load", "load_inline")
 
 
 def install(patches: Patches, work: Callable[[Callable[[], Any]], float]) -> None:
-    """Changes modules that are loaded now, and the others once they are: loading is slow, and few programs use them.
+    """Changes both modules now if they are loaded, else when they are: loading is slow, and few programs use them.
 
     ``work`` calls a function and returns the counted work.
     """

@@ -55,8 +55,8 @@ class Session:
     """The state of a simulated GPU, made by ``simulated_gpu``, which explains the fields that are its arguments.
 
     ``launches`` has the launches in the order in which they began. ``failure`` is the first launch with a hazard or
-    another error, and that error, even if the program caught it or collects hazards; the launch is None for a hazard
-    between streams outside any launch. ``between`` maps the texts of hazards between streams to their findings.
+    another error, and that error, even if the program caught it or hazards are collected. The launch is None for a
+    hazard between streams outside any launch. ``between`` maps the texts of hazards between streams to their findings.
     ``active`` says whether the session is open. ``number`` counts the sessions of this process from 1.
     """
 

@@ -165,7 +165,7 @@ class TorchCuda:
 
 def _stream_type(runtime: Runtime, owner: TorchCuda) -> type:
     class Stream:
-        """A non-blocking stream. Its work is done at once; ``Order`` tracks what it is ordered with."""
+        """A stream, non-blocking if it is new. Its work is done at once; ``Order`` tracks its order with others."""
 
         def __init__(self, device: Any = None, priority: int = 0, *, handle: int | None = None, **_: Any) -> None:
             self.cuda_stream = runtime.handle() if handle is None else handle

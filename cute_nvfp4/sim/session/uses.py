@@ -13,7 +13,7 @@ from cute_nvfp4.sim.observe.touched import Runs
 from cute_nvfp4.sim.session.order import Clock, Timeline
 
 _MOST = 256
-"""The number of newest uses that a storage keeps for each timeline; a use replaces a like use of the same bytes."""
+"""A storage keeps this many newest uses for each timeline; a use replaces an older like use of the same bytes."""
 
 
 class Bytes:
@@ -88,7 +88,7 @@ class Uses:
     _by: dict[Timeline, dict[Hashable, Use]] = field(default_factory=dict)
 
     def unordered(self, use: Use, clock: Clock) -> tuple[Use, int] | None:
-        """Returns an earlier use that races with ``use``, whose clock is given, and the first byte of both; or None."""
+        """Returns an earlier use that races with ``use`` of ``clock``, and the first byte that both have, or None."""
         for timeline, uses in self._by.items():
             known = clock.get(timeline, 0)
             if timeline == use.timeline:
