@@ -100,7 +100,7 @@ class Effects:
         self.release(warp, step, answer.time, answer.by)
         if what.keys and self._left[what.keys[0]] + (
             what.keys[0] in self._over
-        ):  # polls until the flag's store is there, and sees it one look later
+        ):  # polls until the flag's store is there, and sees it one poll later
             return self._await(warp, what.keys[0], time, step, "l2.latency_50", "flag")
         return time
 

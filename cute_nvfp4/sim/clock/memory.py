@@ -72,7 +72,7 @@ class Shared:
             return Answer(self._l2_free, "l2")
         new *= self._more
         busy = weight * new / self._dram_rate
-        if self._dirty:  # lines that come in send others out, of which ever fewer are dirty
+        if self._dirty:  # lines that come in evict others, of which ever fewer are dirty
             self._read += weight * new
             dirty = math.exp(-self._read / self._dirty)
             time, busy = time + self._dirty_more * dirty, busy * (1 + self._write_back * dirty)

@@ -26,7 +26,7 @@ class Sm:
         self.free = [0.0] * SCHEDULERS
         self.pipes = [[0.0] * len(PIPES) for _ in range(SCHEDULERS)]
         self.tensor = [0.0] * SCHEDULERS
-        self.tensor_free = self.tensor_done = self.tensor_busy = 0.0  # of tcgen05, one queue an SM
+        self.tensor_free = self.tensor_done = self.tensor_busy = 0.0  # tcgen05 has one queue an SM
         self.pair: tuple[Sm, ...] = (self,)
         self.port, self.weight = Port(machine, shared, weight, l1_bytes), weight
         self.issued = 0

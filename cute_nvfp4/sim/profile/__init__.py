@@ -1,4 +1,4 @@
-"""The profile of a simulated launch: what Nsight Compute's details page says, of counters and the clock."""
+"""The profile of a simulated launch: the details page of Nsight Compute, filled from counters and the clock."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Explanation", "HotSpot", "Metric", "Profile", "Saving", "Section", "
 
 
 def profile(program: Program, launch: Launch, result: Result) -> Profile:
-    """The profile of a launch that has ended, from its ``result``.
+    """Returns the profile of a launch that has ended with ``result``.
 
-    What the clock says is missing where there was none, and counts other than instructions where they were not asked
-    for (``run(counters=True, clock=…)``).
+    Without a clock the modelled values are missing, and without counters all counts but those of instructions
+    (``run(counters=True, clock=…)``).
     """
     facts = Facts(program, launch, result)
     return Profile(

@@ -1,4 +1,4 @@
-"""A kernel line by line: Python, the PTX that came of each line, the SASS that came of that, and what each costs."""
+"""A kernel line by line: its Python, the PTX of each line of Python, the SASS of each PTX instruction, their costs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from cute_nvfp4.sim.program import Program
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a layer: ``id`` names it, ``of`` is the ``id`` of the line above that it came from, "" for none (a line
-    of Python, or an instruction of which the compiler tells no line)."""
+    """A line of Python, PTX or SASS, and its cost. ``id`` names it. ``of`` is the ``id`` of the line in the layer above
+    that it was compiled from; it is "" for Python, and where the compiler names no such line."""
 
     id: str
     of: str
@@ -29,9 +29,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Explanation:
-    """One launch. ``python`` is in the order of files and lines, ``ptx`` and ``sass`` in that of the code; ``sass`` is
-    empty where ptxas or nvdisasm is missing, which ``notes`` say. ``microseconds`` are modelled, without the launch;
-    None without a clock."""
+    """The lines of a launch's kernel, and their costs.
+
+    ``clock`` is the machine that times are modelled on, "" for none. ``microseconds`` is the modelled time without what
+    the host's launch costs, None without a clock. ``instructions`` counts the PTX instructions that warps issued.
+    ``python`` is in the order of files and lines, ``ptx`` and ``sass`` in that of the code. ``sass`` is empty where
+    ptxas or nvdisasm is missing; ``notes`` say so.
+    """
 
     kernel: str
     grid: tuple[int, int, int]
@@ -46,16 +50,16 @@ class Explanation:
     notes: tuple[str, ...]
 
     def below(self, layer: str, row: Row) -> Iterator[Row]:
-        """The lines of a ``layer`` ("ptx", "sass") that came of a line of the one above."""
+        """Yields the lines of a ``layer`` ("ptx", "sass") that were compiled from ``row`` of the layer above."""
         return (other for other in getattr(self, layer) if other.of == row.id)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
+        """Returns the explanation as a dictionary for JSON."""
         return asdict(self)
 
 
 def explain(program: Program, launch: Launch, result: Result) -> Explanation:
-    """The lines of a launch's kernel, from the ``result`` of a run with counters, and a clock where there is one."""
+    """Returns the lines of a launch's kernel, from the ``result`` of a run with counters, and with a clock if any."""
     facts, timing = Facts(program, launch, result), result.timing
     notes = list(facts.notes())
     lines = summed(facts, lambda n: facts.code[n].loc, lambda i: (place(i), python_text(i.loc)))
@@ -85,7 +89,7 @@ def _file_and_line(loc: str) -> tuple[str, int]:
 
 
 def _sass(facts: Facts, notes: list[str]) -> Iterator[Row]:
-    """The machine code: with its costs where there is a clock, else what it is; ``notes`` get why there is none."""
+    """Yields the SASS, with its costs if there is a clock. Where there is no SASS, ``notes`` get the reason."""
     if facts.timing is not None:
         code: tuple[Cost, ...] = facts.timing.code
     else:

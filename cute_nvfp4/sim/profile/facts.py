@@ -1,4 +1,4 @@
-"""What a profile is made of: a launch, its kernel, what was counted and what was modelled."""
+"""The facts that a profile is made of: a launch, its kernel, what was counted and what was modelled."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEDULERS = 4
 
 
 class Facts:
-    """Figures that several parts of a profile need. Cycles of warps and instructions are of all SMs."""
+    """The figures that several parts of a profile need. Cycles and instructions are sums over all SMs of the GPU."""
 
     def __init__(self, program: Program, launch: Launch, result: Result) -> None:
         self.program, self.launch, self.result = program, launch, result
@@ -36,7 +36,7 @@ class Facts:
         self.registers = self.timing.registers if self.timing else launch.registers
 
     def notes(self) -> Iterator[str]:
-        """What a reader should know of the figures."""
+        """Yields what a reader should know of the figures."""
         if self.timing is None:
             why = "" if found("ptxas") and found("nvdisasm") else ": ptxas or nvdisasm was not found"
             yield f"no clock was asked for, or there is none for {self.target}{why}; nothing here is a time"
@@ -50,12 +50,12 @@ class Facts:
 
     @cached_property
     def counted(self) -> bool:
-        """Whether memory, engines and lanes were counted."""
+        """Whether the launch ran with counters."""
         return self.result.l2 is not None
 
     @cached_property
     def limits(self) -> dict[str, int | None]:
-        """CTAs an SM has room for, by what limits them; None is not known."""
+        """How many CTAs an SM has room for by each limit alone, None where that is not known."""
         if self.timing is not None:
             return dict(self.timing.limits)
         shared = -(-(self.static_shared + self.launch.dynamic_smem) // 128) * 128 + 1024
@@ -70,7 +70,7 @@ class Facts:
 
     @cached_property
     def active(self) -> float:
-        """Cycles in which an SM had a warp."""
+        """The cycles in which an SM held a warp."""
         return sum(sm.weight * sm.active for sm in self.timing.sms)
 
     @cached_property
@@ -79,22 +79,23 @@ class Facts:
 
     @cached_property
     def start(self) -> float:
-        """Cycles of warps before their first instruction."""
+        """The cycles of warps before their first instruction."""
         return sum(sm.weight * sm.start for sm in self.timing.sms)
 
     @cached_property
     def issued(self) -> float:
-        """Instructions of the machine code."""
+        """The SASS instructions that warps issued."""
         return sum(sm.weight * sm.issued for sm in self.timing.sms)
 
     @cached_property
     def whole(self) -> float:
-        """Cycles of all SMs from the start of the launch to its end."""
+        """The cycles of all SMs from the start of the launch to its end."""
         return self.sms * self.timing.cycles
 
     @cached_property
     def reasons(self) -> dict[str, float]:
-        """Cycles of warps by reason; "stalls" are issue and fixed latencies. ``start`` and they are ``warp_cycles``."""
+        """The cycles of warps by reason, "stalls" for issue and fixed latencies. With ``start`` they are
+        ``warp_cycles``."""
         out = {"stalls": sum(cost.stalls for cost in self.timing.code)}
         for cost in self.timing.code:
             for reason, cycles in cost.lost.items():

@@ -1,4 +1,4 @@
-"""Which lines cost most, of Python and of PTX."""
+"""The lines of Python and of PTX that cost most."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from cute_nvfp4.sim.profile.facts import Facts
 from cute_nvfp4.sim.profile.records import HotSpot
 
 MOST = 20
-"""Lines of each kind that a profile keeps."""
+"""How many lines of each kind a profile keeps."""
 
 
 def place(i: Instruction) -> str:
-    """``file.py:12``; the line of the PTX where the compiler left no source."""
+    """Returns where an instruction comes from: "file.py:12", or "PTX:34" if the compiler left no source."""
     return PurePath(i.loc).name if i.loc else f"PTX:{i.line}"
 
 
 def python_text(loc: str) -> str:
-    """The line of source that ``loc`` ("/folder/file.py:12") names; "" where the file is not there."""
+    """Returns the line of source that ``loc`` ("/folder/file.py:12") names, "" if the file is not there."""
     path, _, line = loc.rpartition(":")
     linecache.checkcache(path)
     return linecache.getline(path, int(line)).strip() if path else ""
 
 
 def by_ptx(facts: Facts, most: int | None = MOST) -> tuple[HotSpot, ...]:
-    """PTX instructions, those that cost most first."""
+    """Returns the PTX instructions that cost most, in that order; all that cost anything if ``most`` is None."""
     return _most(summed(facts, lambda n: n, lambda i: (f"PTX:{i.line}", i.text)), most)
 
 
 def by_python(facts: Facts, most: int | None = MOST) -> tuple[HotSpot, ...]:
-    """Lines of Python, those that cost most first."""
+    """Returns the lines of Python that cost most, in that order; all that cost anything if ``most`` is None."""
     key = lambda n: facts.code[n].loc or facts.code[n].line  # noqa: E731
     return _most(summed(facts, key, lambda i: (place(i), python_text(i.loc) if i.loc else i.text)), most)
 
 
 def _most(spots: dict[Hashable, HotSpot], most: int | None) -> tuple[HotSpot, ...]:
-    """Spots that cost anything, the most first."""
+    """Returns the spots that cost anything, at most ``most`` of them, the costliest first."""
     found = (spot for spot in spots.values() if spot.share or spot.executed)
     return tuple(sorted(found, key=lambda spot: -spot.share)[:most])
 
 
 def bytes_of(facts: Facts) -> dict[int, int]:
-    """What each PTX instruction, by its index, asked for of global, shared and tensor memory."""
+    """Returns the bytes of memory that each PTX instruction asked for, by its index."""
     asked: dict[tuple[int, str], int] = defaultdict(int)
     for m in facts.result.memory:
         asked[m.line, m.instruction] += m.bytes
     for e in facts.result.engines:
-        if e.engine != "copy":  # threads do those, which are counted as loads and stores
+        if e.engine != "copy":  # cp.async is counted as loads and stores
             moved = max(e.global_read, e.global_written)
             asked[e.line, e.instruction] += moved or max(e.shared_read, e.shared_written, e.tensor_read)
     out, seen = {}, set()
@@ -65,8 +65,8 @@ def bytes_of(facts: Facts) -> dict[int, int]:
 def summed(
     facts: Facts, key: Callable[[int], Hashable], told: Callable[[Instruction], tuple[str, str]]
 ) -> dict[Hashable, HotSpot]:
-    """Costs of instructions summed by ``key`` of their index, in the order of the code; ``told`` is (place, text) of
-    the first."""
+    """Returns the costs of instructions, summed by ``key`` of their index, in the order of the code. ``told`` gives the
+    place and the text of a sum from its first instruction."""
     first: dict[Hashable, Instruction] = {}
     executed: dict[Hashable, int] = defaultdict(int)
     issued: dict[Hashable, float] = defaultdict(float)

@@ -1,4 +1,4 @@
-"""``Profile``: the details page of one launch; as text, as comma-separated values and as JSON."""
+"""The details page of a launch: as text, as comma-separated values and as JSON."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ COLUMNS = (
     *("Device", "CC", "Section Name", "Metric Name", "Metric Unit", "Metric Value", "Rule Name", "Rule Type"),
     *("Rule Description", "Estimated Speedup Type", "Estimated Speedup", "Source"),
 )
-"""Those of ``ncu --csv --page details``, and where a value is from."""
+"""The columns of ``ncu --csv --page details``, and "Source", which says where a value is from."""
 FORMATS = (".txt", ".csv", ".json")
 _WIDTH, _SPOTS, _REASONS = 118, 10, 3
 _SAVING_TITLE = "Where most could be saved"
 SCHEMA = 1
-"""The number of what ``Profile.to_dict`` gives; it grows when a key changes its meaning."""
+"""The version of ``Profile.to_dict``; it grows when a key changes its meaning."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One launch. ``python`` and ``ptx`` are the hot spots by line, the most first; ``savings`` the three things that
-    would save most; ``clock`` the machine that times are modelled on, "" for none."""
+    """The details page of one launch.
+
+    ``clock`` is the machine that times are modelled on, "" for none. ``python`` and ``ptx`` are the lines that cost
+    most, the costliest first. ``savings`` are the changes that would save most, three at most.
+    """
 
     kernel: str
     device: str
@@ -45,45 +48,46 @@ class Profile:
     notes: tuple[str, ...] = ()
 
     def rows(self) -> Iterator[tuple[str, Metric]]:
-        """Every metric with the name of its section."""
+        """Yields every metric with the name of its section."""
         for section in self.sections:
             for metric in section.metrics:
                 yield section.name, metric
 
     def value(self, name: str, section: str = "") -> int | float | str | None:
-        """The value of a metric; the first of that name, or that of a ``section``. Raises ``KeyError`` for no such."""
+        """Returns the value of the first metric called ``name``, in ``section`` if one is given. Raises ``KeyError`` if
+        there is none."""
         for of, metric in self.rows():
             if metric.name == name and section in ("", of):
                 return metric.value
         raise KeyError(name)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, with the number of its schema."""
+        """Returns the profile as a dictionary for JSON, with the version of its schema."""
         return {"schema": SCHEMA} | asdict(self)
 
     def text(self) -> str:
-        """The page as ``ncu --page details`` prints one."""
+        """Returns the page as ``ncu --page details`` prints one."""
         return text([self])
 
     def csv(self) -> str:
-        """The rows that ``ncu --csv --page details`` prints, with a column for where each value is from."""
+        """Returns the rows that ``ncu --csv --page details`` prints, with a column for where each value is from."""
         return csv_text([self])
 
 
 def written(profiles: Sequence[Profile], suffix: str) -> str:
-    """The profiles in the format of a file's ``suffix``, one of ``FORMATS``."""
+    """Returns the profiles in the format of a file's ``suffix``, which is one of ``FORMATS``."""
     if suffix == ".json":
         return json_text({"profiles": [p.to_dict() for p in profiles]}) + "\n"
     return csv_text(profiles) if suffix == ".csv" else text(profiles)
 
 
 def text(profiles: Sequence[Profile]) -> str:
-    """Sections as ``ncu --page details`` prints them, what would save most, and the hot spots."""
+    """Returns the profiles' sections as ``ncu --page details`` prints them, their savings, and their hot spots."""
     return "\n".join(line for p in profiles for line in (*_page(p), "")) + "\n"
 
 
 def shown(metric: Metric) -> str:
-    """A value as the page shows it."""
+    """Returns the value of a metric as the page shows it."""
     if metric.value is None:
         return metric.source
     return f"{metric.value:,.2f}" if isinstance(metric.value, float) else f"{metric.value:,}"
@@ -111,7 +115,7 @@ def _page(p: Profile) -> Iterator[str]:
 
 
 def sentence(saving: Saving) -> str:
-    """A saving in words."""
+    """Returns a saving in words."""
     end = f" Most of it at {saving.where}." if saving.where else ""
     if saving.microseconds is None:
         return f"{saving.what}. {saving.advice}{end}"
@@ -156,8 +160,8 @@ def _wrapped(head: str, words: str) -> list[str]:
 
 
 def csv_text(profiles: Sequence[Profile]) -> str:
-    """A row a metric; a row a saving under the "Rule" columns, as for rules of Nsight Compute. Hot spots are metrics
-    of the section "Source Counters", named by their line."""
+    """Returns a row for each metric, and a row for each saving, which fills the columns of Nsight Compute's rules. Hot
+    spots are metrics of the section "Source Counters", named by their line."""
     out = io.StringIO()
     writer = csv.DictWriter(out, COLUMNS, restval="", quoting=csv.QUOTE_ALL, lineterminator="\n")
     writer.writeheader()

@@ -1,4 +1,4 @@
-"""The records of a profile. Each value says where it is from: none is made up."""
+"""The records of a profile. Each value says where it is from."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ COUNTED, MODELLED, NOT_MODELLED = "counted", "modelled", "not modelled"
 
 @dataclass(frozen=True)
 class Metric:
-    """A value by the name that Nsight Compute gives it, or ours where it has none.
+    """A value under Nsight Compute's name for it, or a name of ours where Nsight Compute has none.
 
-    ``source``: "counted" (exact: of the executed launch, or of its machine code), "modelled" (by the clock or the model
-    of L2), or "not modelled", where ``value`` is None.
+    ``source`` is "counted" (exact, from the executed launch or its machine code), "modelled" (by the clock or the
+    model of L2), or "not modelled", where ``value`` is None.
     """
 
     name: str
@@ -31,10 +31,13 @@ class Section:
 
 @dataclass(frozen=True)
 class HotSpot:
-    """What one line of Python, or one PTX instruction, costs. ``share`` is of the time of all warps where ``modelled``,
-    else of the executed instructions; ``reasons`` has its parts, "stalls" for issue and fixed latencies. ``executed``
-    are PTX instructions of warps (counted), ``issued`` those of the machine code (modelled), ``bytes`` what they asked
-    for of global and shared memory."""
+    """The cost of a line of Python, a PTX instruction, or a SASS instruction.
+
+    ``where`` and ``text`` name the line. ``share`` is its share of the time of all warps where ``modelled``, else its
+    share of the executed instructions. ``executed`` counts the PTX instructions that warps issued (counted), ``issued``
+    the SASS instructions (modelled). ``bytes`` counts what they asked for of global, shared and tensor memory.
+    ``reasons`` has the parts of a modelled share, "stalls" for issue and fixed latencies.
+    """
 
     where: str
     text: str
@@ -48,9 +51,13 @@ class HotSpot:
 
 @dataclass(frozen=True)
 class Saving:
-    """What would make the launch faster: ``what`` costs time, in words; ``advice`` what to do; ``where`` the line that
-    loses most by it, "" for none. ``microseconds`` are modelled, None where there is no clock; ``basis`` says how:
-    "replay" (the launch again on a machine without it) or "share" (at most this, of what it takes)."""
+    """A cost that could be saved.
+
+    ``what`` names the cost, and ``advice`` says what to do. ``where`` is the line that loses most by it, "" for none.
+    ``microseconds`` is the modelled saving, None without a clock. ``share`` is its share of the launch's time, or of
+    what was counted. ``basis`` says how the saving was found: "replay" (the launch was replayed on a machine where the
+    cost is lower) or "share" (an upper bound, without a replay).
+    """
 
     what: str
     advice: str

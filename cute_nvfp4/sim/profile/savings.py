@@ -1,4 +1,4 @@
-"""The things that would save most: what was tried in a replay, and what to do about it."""
+"""The costs whose saving would gain most: what replays say of each, and what to do about it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from cute_nvfp4.sim.profile.hot_spots import by_python
 from cute_nvfp4.sim.profile.records import HotSpot, Saving
 
 MOST, LEAST = 3, 0.01
-"""Savings that are told, and the share of the time that is worth telling."""
+"""How many savings a profile has, and the smallest share of the time that is worth telling."""
 _UNEVEN, _WASTED = 1.05, 1.1
 
 
 @dataclass(frozen=True)
 class Tried:
-    """An ablation of ``Timing.gains`` in words: what costs time, what to do, and which waits are its."""
+    """A change of ``Timing.gains`` in words: what costs the time, what to do, and the reasons of the waits that it
+    shortens."""
 
     what: str
     advice: str
@@ -71,12 +72,12 @@ TRIED = {
         ("fetch", "constants"),
     ),
 }
-"""By the names of ``timing.GAINS``."""
+"""The changes in words, by their names in ``timing.GAINS``."""
 
 
 def savings(facts: Facts) -> tuple[Saving, ...]:
-    """The most, three at most; what nobody has replayed comes last, since it is a bound. Without a clock they are what
-    was counted, and nothing of time."""
+    """Returns the largest savings, three at most. Those without a replay come last, since they are bounds. Without a
+    clock they are shares of what was counted, and say nothing of time."""
     found = sorted(_timed(facts) if facts.timing else _counted(facts), key=lambda s: -s.share)
     bounds = [s for s in found if s.basis == "share"][:MOST]
     replayed = [s for s in found if s.basis == "replay"]
@@ -103,7 +104,7 @@ def _timed(facts: Facts) -> Iterator[Saving]:
 
 
 def _words(facts: Facts) -> dict[str, object]:
-    """What the advice of ``TRIED`` tells of the launch."""
+    """Returns the figures of the launch that fill the gaps in the advice of ``TRIED``."""
     t, shared = facts.timing, [m for m in facts.result.memory if m.passes]
     arithmetic = {name: t.pipes.get(name, 0.0) for name in ("alu", "heavy", "lite", "xu", "fp64")}
     pipe = max(sorted(arithmetic), key=arithmetic.__getitem__)
@@ -114,15 +115,15 @@ def _words(facts: Facts) -> dict[str, object]:
 
 
 def _worst(spots: tuple[HotSpot, ...], reasons: tuple[str, ...]) -> str:
-    """The line that loses most by ``reasons``."""
+    """Returns the line that loses most by ``reasons``, "" if none does."""
     lost = {spot.where: sum(spot.reasons.get(reason, 0.0) for reason in reasons) for spot in spots}
     most = max(lost, key=lost.__getitem__, default="")
     return most if most and lost[most] > 0 else ""
 
 
 def _useless_sectors(facts: Facts) -> Mapping[str, float]:
-    """Says how much faster L2, its links and DRAM would be if loads fetched only what their lanes ask for. For DRAM
-    only those bytes count that no lane asks for, in sectors that some lane asks for."""
+    """Returns by which factors L2, its links and DRAM would be faster if loads fetched only what their lanes ask for;
+    nothing if loads waste little. DRAM wastes only bytes that no lane asks for, in sectors that some lane asks for."""
     loads = [m for m in facts.result.memory if m.space == "global" and m.kind == "load"]
     fetched, asked = 32 * sum(m.sectors for m in loads), sum(m.bytes for m in loads)
     if not asked or fetched < _WASTED * asked:
@@ -132,19 +133,19 @@ def _useless_sectors(facts: Facts) -> Mapping[str, float]:
 
 
 def _most_wasted(facts: Facts) -> str:
-    """The line whose loads waste most bytes."""
+    """Returns the line whose loads waste most bytes."""
     loads = [m for m in facts.result.memory if m.space == "global" and m.kind == "load"]
     worst = max(loads, key=lambda m: 32 * m.sectors - m.bytes)
     return worst.loc.rpartition("/")[2] or f"PTX:{worst.line}"
 
 
 def _uneven(facts: Facts, duration: float) -> Saving | None:
-    """What would be saved at most if the busiest SM had no more work than the mean: not more than the largest bound
-    leaves."""
+    """Returns what an even distribution of work over the SMs would save at most, None if that is little. It is not more
+    than the largest bound of the roofline leaves."""
     t = facts.timing
     longest, mean = max(sm.active for sm in t.sms), facts.active / facts.sms
     saved = min(longest - mean, t.cycles - t.cycles_per_us * max(t.bounds_us.values())) / t.cycles_per_us
-    work = [sm.issued for sm in t.sms]  # and not their time, which is chance where they wait for memory
+    work = [sm.issued for sm in t.sms]  # their time is chance where they wait for memory
     if max(work) < _UNEVEN * facts.issued / facts.sms or saved < LEAST * duration:
         return None
     busy, waves = min(facts.ctas, facts.sms), facts.ctas / (facts.sms * facts.ctas_per_sm)

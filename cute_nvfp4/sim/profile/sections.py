@@ -1,4 +1,4 @@
-"""The sections of Nsight Compute's details page, filled with what is known of a launch."""
+"""The sections of Nsight Compute's details page, filled with the facts of a launch."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ STALLS = {
     **{"issue": "Not Selected", "pipe": "Math Pipe Throttle", "barrier": "Barrier", "fence": "Membar"},
     **{"fetch": "No Instruction", "constants": "IMC Miss"},
 }
-"""The stall of Nsight Compute that a reason of the clock is. Others keep their name: "Stall mbarrier",
+"""Nsight Compute's names for stalls, by the clock's reasons. Other reasons keep their names: "Stall mbarrier",
 "Stall mbarrier: copies", "Stall mbarrier: tensor", "Stall copies", "Stall tensor", "Stall cluster" and so on."""
 
 
 def sections(facts: Facts) -> tuple[Section, ...]:
-    """All sections, in the order of the page."""
+    """Returns all sections, in the order of the page."""
     return tuple(Section(name, tuple(fill(facts))) for name, fill in _SECTIONS.items())
 
 
 def _modelled(facts: Facts, name: str, unit: str, value: Callable[[], float]) -> Metric:
-    """What the clock says; "not modelled" without one."""
+    """Returns a metric of the clock, which is "not modelled" without one."""
     if facts.timing is None:
         return Metric(name, unit, None, NOT_MODELLED)
     return Metric(name, unit, value(), MODELLED)
@@ -70,7 +70,7 @@ def _compute(facts: Facts) -> Iterator[Metric]:
 
 
 def _of_active(facts: Facts) -> float:
-    """Turns a share of the elapsed cycles into one of the active ones."""
+    """Returns the factor from a share of the elapsed cycles to one of the active cycles."""
     return facts.whole / facts.active
 
 
@@ -120,7 +120,7 @@ def _scheduler(facts: Facts) -> Iterator[Metric]:
 
 
 def stalls(facts: Facts) -> dict[str, float]:
-    """Cycles of warps by the name of their stall; together they are ``facts.warp_cycles``."""
+    """Returns the cycles of warps by the name of their stall. Their sum is ``facts.warp_cycles``."""
     out = {"Selected": facts.issued, "Wait": facts.reasons["stalls"] - facts.issued, "start of a CTA": facts.start}
     for reason, cycles in facts.reasons.items():
         if reason != "stalls":
