@@ -14,7 +14,7 @@ from cute_nvfp4.sim.machine.global_memory import GlobalMemory
 from cute_nvfp4.sim.machine.kernel import CompiledKernel
 
 MOST_BYTES = 8 << 30
-"""Largest size in bytes of one module-scope variable, which the simulator keeps in the memory of this machine."""
+"""The largest size in bytes of one module-scope variable, because the simulator keeps its value in host memory."""
 assert isa.OPCODES, "the opcode table fills itself when the package is imported"
 
 

@@ -17,7 +17,7 @@ from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.wave import Group, Wave
 
 BARRIERS = 16
-"""Named barriers of a CTA."""
+"""The number of named barriers of a CTA."""
 
 
 @dataclass

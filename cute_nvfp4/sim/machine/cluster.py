@@ -18,8 +18,8 @@ MAX_CLUSTER = 16
 
 
 class Clusters:
-    """The clusters of a launch: ``count`` clusters of ``size`` CTAs, numbered in the grid, and the CTAs of each ranked,
-    with x fastest. Raises ``LaunchError`` for a cluster that is too large or does not divide the grid."""
+    """The clusters of a launch: ``count`` clusters of ``size`` CTAs. The grid numbers its clusters, and a cluster ranks
+    its CTAs, with x fastest. Raises ``LaunchError`` for a cluster that is too large or does not divide the grid."""
 
     def __init__(self, launch: Launch) -> None:
         self.grid, self.shape = launch.grid, launch.cluster

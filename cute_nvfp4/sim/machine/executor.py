@@ -32,11 +32,11 @@ from cute_nvfp4.sim.machine.residency import clusters_together
 from cute_nvfp4.sim.machine.wave import PATIENCE, Group, Wave
 
 IMPATIENCE = 8
-"""The least patience of a group (``Group.patience``), which has been overdue several times."""
+"""The least ``Group.patience``, which is halved each time that a group was overdue."""
 SPLITS = 1 / 16
 """The probability that a group is split before it runs a block, under a schedule with random warps."""
 IDLE = 64
-"""Steps after which the batch engines get a turn though warps can go on: a warp may poll memory for ever."""
+"""Steps after which batch engines get a turn and waits are tested though warps can go on, which may poll for ever."""
 TOGETHER = "CTAs that wait for one another must be resident together: launch fewer, or cooperatively"
 _NONE = np.zeros(1, bool)
 
@@ -70,8 +70,8 @@ class WaveRunner:
         self.ready = [first] if wave.random is None else self._split(first)  # groups that can run
         self.held = Held(wave)
         self.unmet: list[Group] = []  # groups of which some warps must wait for lanes or warps that are elsewhere
-        self.parked: list[Wait] = []  # other waits
-        self.asked = -1  # ``wave.changes`` when the parked waits were last asked
+        self.parked: list[Wait] = []  # all other waits
+        self.asked = -1  # ``wave.changes`` when the parked waits were last tested
         self.polls: int | None = None  # the head of the polling loop around the block that runs
         self.barriers = Barriers(wave)
         self.engines = wave.engines

@@ -22,7 +22,7 @@ class Launch:
     stream: int = 0  #: the handle of its stream
     attributes: tuple[tuple[int, bytes], ...] = ()  #: (number, bytes) of each attribute that the driver gets
     cubin: bytes = field(default=b"", repr=False, compare=False)  #: the machine code that host code loaded for it
-    registers: int = field(default=0, repr=False, compare=False)  #: registers of a thread in ``cubin``; 0: unknown
+    registers: int = field(default=0, repr=False, compare=False)  #: registers of a thread in ``cubin``, or 0
 
     @property
     def title(self) -> str:

@@ -194,7 +194,7 @@ class TensorStore(TensorCopy):
         self.grouped()
 
     def _refuse_negative(self) -> None:
-        """Raises ``OutOfBounds`` if a row begins at a negative coordinate, where an H200 raises an error, too."""
+        """Raises ``OutOfBounds`` if a row begins at a negative coordinate (an illegal instruction on an H200)."""
         for k in range(len(self.coords)) if self.row_count else np.flatnonzero((self.coords < 0).any(axis=1)).tolist():
             rows = self.box_rows(k)
             low = np.flatnonzero((rows < 0).any(axis=1))
