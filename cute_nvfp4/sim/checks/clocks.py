@@ -269,8 +269,8 @@ class Clocks:
             self.visited[cta[far] // self.cluster_size, self.barrier(cta[far], slot[far])] = True
 
     def signal(self, cta: np.ndarray, slot: np.ndarray, component: np.ndarray, clock: np.ndarray, label: int) -> None:
-        """Records that something of ``component`` will arrive at the barriers, whose CTAs must not exit before.
-        ``label`` is that of the instruction that sends it."""
+        """Records that ``component`` will arrive at the barriers at its ``clock``; their CTAs must not exit before.
+        ``label`` is that of the instruction that causes the arrival."""
         at = (cta // self.cluster_size, self.barrier(cta, slot), component)
         np.maximum.at(self.signals, at, clock)
         self.sender[at] = self.last_use[at[:2]] = label

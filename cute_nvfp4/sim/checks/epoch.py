@@ -28,17 +28,17 @@ def pack(label, component, clock, lane=MANY, strong: bool = False, narrow: bool 
 
 
 def labels(epochs: np.ndarray) -> np.ndarray:
-    """Returns the labels (uint16) of ``epochs``, an array that is contiguous."""
+    """Returns the labels (uint16) of ``epochs``, which must be contiguous."""
     return epochs.view(np.uint16)[..., 3::4]
 
 
 def components(epochs: np.ndarray) -> np.ndarray:
-    """Returns the components (uint16) of ``epochs``, an array that is contiguous."""
+    """Returns the components (uint16) of ``epochs``, which must be contiguous."""
     return epochs.view(np.uint16)[..., 2::4]
 
 
 def clocks(epochs: np.ndarray) -> np.ndarray:
-    """Returns the clocks (uint32) of ``epochs``, an array that is contiguous."""
+    """Returns the clocks (uint32) of ``epochs``, which must be contiguous."""
     return epochs.view(np.uint32)[..., 0::2] & np.uint32(CLOCK_MASK)
 
 

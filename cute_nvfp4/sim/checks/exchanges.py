@@ -1,4 +1,4 @@
-"""Exchanges: order between a load and a store of two lanes, because a shuffle carries the loaded value to the store.
+"""Exchanges of values between lanes, which can order a load of one lane before a store of another.
 
 shfl, vote, match and redux order no memory accesses: what lanes do before them is not visible after them. But a value
 that was sent has been read. A store may depend on a value that came, through one or more exchanges, from a load of

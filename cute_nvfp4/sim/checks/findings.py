@@ -55,6 +55,7 @@ CLASSES: dict[str, type[Hazard]] = {
 """Every class of hazard that a launch can go on past, and the error it raises otherwise (docs/reference/checks.md)."""
 
 MODES = ("raise", "collect")
+"""The values of ``on_hazard``."""
 
 
 @dataclass(frozen=True)

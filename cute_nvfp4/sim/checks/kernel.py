@@ -25,6 +25,7 @@ _KIND_OF = {
     "wgmma": lambda i: i.base == "wgmma",
     "dependency": lambda i: i.base == "griddepcontrol" and "wait" in i.mods,
 }
+"""The kinds of components besides "thread", and the instructions for which a kernel needs them."""
 
 
 def kinds(kernel: Kernel) -> tuple[str, ...]:

@@ -38,15 +38,15 @@ class Actor:
     lane: np.ndarray | None = None  # the lane of that thread; None if lanes of a warp are not told apart
     own: tuple[np.ndarray, ...] = ()  # components whose accesses are all in order with this one
     cluster: np.ndarray | None = None  # for global memory only: the number of the cluster in the launch
-    strong: bool = False  # two strong accesses do not race, unless ``narrow`` says so
-    narrow: bool = False  # the scope excludes other CTAs (for shared memory) or other clusters (for global memory)
+    strong: bool = False  # of two strong accesses neither races, unless one is ``narrow`` and excludes the other thread
+    narrow: bool = False  # whether its scope excludes other CTAs (shared memory) or other clusters (global memory)
     proxy: bool = False  # whether the access goes through the asynchronous proxy
     layer: int = 1  # the layer of the clocks that says what this proxy may read
     distinct: bool = True  # whether no granule appears twice
     unchanged: Callable[[], bool] | None = None  # whether memory already holds all that is written
     clash: Callable[[], bool] | None = None  # whether two lanes write different values to one place
     together: bool = False  # whether lanes may clash although no granule appears twice
-    # takes out of conflicts with reads those reads that the written values depend on
+    # removes from conflicts the reads that the written values depend on (``Exchanges.still_bad``)
     depends: Callable[[Actor, np.ndarray, np.ndarray], np.ndarray | None] | None = None
 
     @property
@@ -167,7 +167,7 @@ class Planes:
             self.mask[index] = 0
 
     def remove(self, plane: int, index: np.ndarray, found: np.ndarray, keep: np.ndarray | None) -> None:
-        """Removes the epochs ``found`` that an atomic comes after. Those at ``keep`` only do not conflict with it."""
+        """Removes the epochs ``found``, which an atomic comes after, except at ``keep``, which it does not come after."""
         gone = found != 0 if keep is None else (found != 0) & ~np.broadcast_to(keep, found.shape)
         self.store[plane][index[gone]] = 0
         self.mask[index[gone]] &= ~np.uint32(1 << plane)
@@ -235,9 +235,11 @@ class Planes:
 class Shadow:
     """The shadow of one memory of ``size`` granules.
 
-    ``report(kind, who, index, where, epochs)`` is called for every conflict; ``where`` marks the granules. ``foreign``
-    is ``Foreign.ordered``, for global memory. ``last`` (size,) has the epochs of the last ordinary writes; ``readers``
-    and ``atomics`` have what came since.
+    ``report(kind, who, index, where, epochs)`` is called for every conflict: ``where`` marks the granules, ``epochs``
+    are the earlier accesses, and ``kind`` is "read after write", "write after read", "write after write", "proxy" (a
+    missing proxy fence), "proxy read" (one after a read, if ``strict``), "uninitialized" or "same instruction".
+    ``foreign`` is ``Foreign.ordered``, for global memory. ``last`` (size,) has the epochs of the last ordinary writes;
+    ``readers`` and ``atomics`` have what came since.
     """
 
     def __init__(self, size: int, report: Callable[..., None], foreign: Callable | None = None) -> None:

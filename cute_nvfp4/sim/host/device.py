@@ -69,7 +69,7 @@ class Device:
             31: 1,  # concurrent kernels
             **{33: 0, 34: 0, 50: 0},  # PCI address
             38: self.l2_bytes,
-            39: sm.threads,  # of a multiprocessor
+            39: sm.threads,  # threads of a multiprocessor
             41: 1,  # unified addressing
             75: self.capability[0],
             76: self.capability[1],
@@ -82,7 +82,7 @@ class Device:
             90: 1,  # preemption
             95: 1,  # cooperative launch
             97: shared,  # shared memory of a block, opting in
-            106: sm.ctas,  # of a multiprocessor
+            106: sm.ctas,  # blocks of a multiprocessor
             111: SHARED_RESERVED,  # shared memory that the driver keeps of each block
             115: 1,  # memory pools
             120: 1,  # cluster launch

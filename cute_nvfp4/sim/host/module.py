@@ -92,8 +92,8 @@ class HostModule:
         return launches
 
     def call_at(self, addresses: Sequence[int], take: Callable[[Launch], None]) -> None:
-        """Runs the host entry on the arguments at ``addresses``. The host code calls ``take`` for each launch when it
-        makes the launch; what ``take`` raises is raised here."""
+        """Runs the host entry on the arguments at ``addresses``, and calls ``take`` with each launch when the host code
+        makes it. What ``take`` raises is raised here."""
         before, self._take = self._take, take
         try:
             self._invoke(self.entry, addresses)
@@ -115,8 +115,8 @@ class HostModule:
             raise LaunchError(f"the host function {name!r} returned CUDA error {result.value}")
 
     def _guarded(self, method: Callable[..., None]) -> Callable[..., int]:
-        """Returns a callback that never raises, which ctypes does not allow: ``_invoke`` raises the first exception
-        again. After it callbacks do nothing, because not all host code tests the returned error."""
+        """Returns a callback that never raises, because ctypes callbacks must not. ``_invoke`` raises the first
+        exception again; later callbacks do nothing, because not all host code tests the returned error."""
 
         def callback(*args: Any) -> int:
             if self._error is not None:
