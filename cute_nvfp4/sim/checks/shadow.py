@@ -167,7 +167,7 @@ class Planes:
             self.mask[index] = 0
 
     def remove(self, plane: int, index: np.ndarray, found: np.ndarray, keep: np.ndarray | None) -> None:
-        """Removes the epochs ``found``, which an atomic comes after, except at ``keep``, which it does not come after."""
+        """Removes the epochs ``found``, but for those marked by ``keep``, which the new access does not come after."""
         gone = found != 0 if keep is None else (found != 0) & ~np.broadcast_to(keep, found.shape)
         self.store[plane][index[gone]] = 0
         self.mask[index[gone]] &= ~np.uint32(1 << plane)
