@@ -29,8 +29,9 @@ class Schedule:
     * "held": warp ``seed`` (modulo the number of warps) of each CTA runs only when no other warp and no engine can.
 
     Each engine has a policy: "batch" runs all queued operations when no warp can go on; "eager" runs each operation
-    before the next block of a warp; "lazy" runs one operation, and only when no warp can go on; "random" runs
-    operations at random moments in a random order. Raises ``OperandError`` for other words.
+    before the next block of a warp; "lazy" runs one operation when no warp can go on; "random" runs operations at
+    random moments in a random order. While warps go on, which may only poll, batch engines still get a turn every 64
+    steps, lazy engines every 1024, and held warps every 4096. Raises ``OperandError`` for other words.
     """
 
     seed: int = 0  #: the seed of the random choices, and the held warp
