@@ -17,17 +17,28 @@ from cute_nvfp4.sim.machine.protocols import Wave
 
 @dataclass(frozen=True)
 class Ring:
-    """Mbarriers that lie one after the other in shared memory and are used alike, such as those of a pipeline."""
+    """Mbarriers that lie one after the other in shared memory and are used alike, such as those of a pipeline.
 
-    name: str  # says the offset of the first mbarrier in shared memory
-    stages: int  # the number of mbarriers
-    count: int  # arrivals of a phase, as mbarrier.init set them
-    tx_bytes: int  # the largest tx-count that a warp's arrival met
-    arrive: tuple[str, ...]  # the warps and tensor cores that arrive
-    wait: tuple[str, ...]  # the warps that wait
-    phases: int  # completed phases, of all mbarriers together
-    pending: int  # arrivals that a begun phase of one mbarrier still lacked at the end, at most
-    where: str  # file and line of the first mbarrier's mbarrier.init
+    name: contains the offset of the first mbarrier in shared memory.
+    stages: the number of mbarriers.
+    count: the arrivals that a phase needs, as mbarrier.init set them.
+    tx_bytes: the largest tx-count that a phase had when a warp arrived.
+    arrive: the warps that arrive, and the tensor cores.
+    wait: the warps that wait.
+    phases: the number of completed phases, of all mbarriers together.
+    pending: the most arrivals that a begun phase of an mbarrier still lacked at the end.
+    where: the file and line of the first mbarrier's mbarrier.init.
+    """
+
+    name: str
+    stages: int
+    count: int
+    tx_bytes: int
+    arrive: tuple[str, ...]
+    wait: tuple[str, ...]
+    phases: int
+    pending: int
+    where: str
 
 
 @dataclass

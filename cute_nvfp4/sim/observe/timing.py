@@ -38,19 +38,17 @@ class WarpTime(NamedTuple):
 
 class Cost(NamedTuple):
     """The cost of one SASS instruction in a launch. Counts and cycles are sums over all warps of the launch: each
-    replayed warp counts as often as its SM's weight says."""
+    replayed warp counts as often as its SM's weight says. In ``lost``, "mbarrier: copies" and "mbarrier: tensor" are
+    waits that a copy or the tensor core ended, and "mbarrier" those that a thread ended."""
 
     address: int  # byte offset in the kernel's code
     text: str  # the instruction as nvdisasm writes it
     source: int  # index of its PTX instruction, -1 for none
     issued: float  # how often warps issue it
     stalls: float  # cycles of its stall count: the issue (one cycle), and the fixed latency until the next instruction
-    lost: dict[str, float]  # cycles that warps wait before it or at it, by reason (see below)
+    lost: dict[str, float]  # cycles that warps wait before it or at it, by reason
     pipe: str  # the pipe that executes it, "" for an instruction that is never issued
     busy: float  # cycles for which it keeps that pipe of one scheduler busy
-
-    # Waits for an mbarrier have the reason "mbarrier: copies" or "mbarrier: tensor" where a copy or a commit of the
-    # tensor core was the last to arrive, else "mbarrier".
 
     @property
     def cycles(self) -> float:
@@ -189,6 +187,7 @@ class Timing:
 
     @property
     def roofline_us(self) -> float:
+        """The least that the roofline allows: ``launch_us`` and the largest of ``bounds_us``."""
         return self.launch_us + max(self.bounds_us.values())
 
 
