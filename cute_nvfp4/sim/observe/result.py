@@ -23,8 +23,9 @@ class Counted:
 class MemoryCounter(Counted):
     """The requests of one memory instruction to one state space.
 
-    ``space`` is "global", "shared" (of the own CTA), "cluster", "local" or "param". ``kind`` is "load", "store" or
-    "atomic". ``width`` is the bytes that one lane accesses. ``policy`` has the cache qualifiers as written.
+    ``space`` is "global", "shared" (of the own CTA), "cluster" (shared memory of any CTA, or by generic address),
+    "local", or "param" (loads at one address for all lanes are left out). ``kind`` is "load", "store" or "atomic".
+    ``width`` is the bytes that one lane accesses. ``policy`` has the cache qualifiers as written.
     ``requests`` counts executions by a warp with at least one active lane. ``sectors`` counts the distinct 32-byte
     sectors of each request to global memory. ``bytes`` counts what the active lanes asked for.
     ``passes`` counts the passes in which the banks of shared memory serve the requests, ``ideal_passes`` those without
