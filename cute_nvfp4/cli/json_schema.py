@@ -130,8 +130,8 @@ _SIMULATION = """A program under one schedule. ``schema`` is 1; it grows when a 
 first hazard that ``--continue`` went on past, even if the program went on; its ``kind`` is the name of the error's
 class, its ``launch`` null for a hazard in torch's own work. ``error`` is the exception that ended the program.
 ``findings`` are of all launches. ``seconds`` are of this machine and say nothing of a GPU. A launch has ``counters``
-with ``--counters``, ``timing`` with ``--time``, and 0 ``instructions`` if it was stopped. ``params`` are the bytes
-of each parameter."""
+with ``--counters``, ``timing`` with ``--time``, and 0 ``instructions`` if it was stopped. Its ``params`` are
+the sizes of the parameters in bytes, not their contents; its ``cubin`` is left out."""
 
 
 def simulation() -> Model:
