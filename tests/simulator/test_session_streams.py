@@ -136,6 +136,16 @@ def test_work_of_torch_counts_and_names_the_program(session, double) -> None:
     assert y.sum().item() == 64
 
 
+def test_a_launch_that_failed_is_not_blamed_for_later_work_of_torch(session, double) -> None:
+    x, first, second = device_vector(), torch.cuda.Stream(), torch.cuda.Stream()
+    y = double(x, first)
+    with unordered("read by launch 1"):
+        double(y, second)
+    with unordered("read by torch's add"):
+        y + 1
+    assert [f.kernel for f in session.findings()] == [session.launches[1].launch.kernel, ""]
+
+
 def test_only_bytes_that_both_touch_matter(session, double) -> None:
     both, side = torch.zeros(4, 64, device="cuda"), torch.cuda.Stream()
     torch.cuda.synchronize()

@@ -73,6 +73,7 @@ class Session:
     between: dict[str, Finding] = field(default_factory=dict)
     active: bool = False
     number: int = field(default_factory=itertools.count(1).__next__)
+    _running: LaunchRecord | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.memory = DeviceMemory(self.heap)
@@ -125,7 +126,7 @@ class Session:
 
     def _unordered(self, text: str, what: str, where: str) -> None:
         """Notes a hazard between streams, and raises it unless it is allowed or ``on_hazard`` is "collect"."""
-        launch = next((record for record in reversed(self.launches) if not record.ended), None)
+        launch = self._running
         rule, kernel = "stream-order", "" if launch is None else launch.launch.kernel
         finding = Finding("hazard", rule, kernel, what, 0, where, text)
         if rule in self.options.get("allow", ()):
@@ -143,7 +144,7 @@ class Session:
         if self.observe:
             self.observe(record)
         if self.execute:
-            memory = self.memory.snapshot(frame)
+            memory, self._running = self.memory.snapshot(frame), record
             begin, issued = time.perf_counter(), self.runtime.order.issue(stream)
             what = f"launch {record.number} ({launch.title})"
             try:
@@ -160,7 +161,7 @@ class Session:
                 if found is not None:
                     self.failure = self.failure or (record, found.error())
             finally:
-                record.seconds = time.perf_counter() - begin
+                record.seconds, self._running = time.perf_counter() - begin, None
         self.runtime.count_launch(record.instructions)
         record.ended = True
         if self.observe:
