@@ -236,6 +236,22 @@ def test_k_steps_fuse_into_the_same_numbers():
         assert (wave.tmem[:, :, 100:164].view("f4") == exact).all()
 
 
+@pytest.mark.parametrize("ta,tb", [("u8", "u8"), ("u8", "s8"), ("s8", "s8")])
+def test_sums_of_long_integer_runs_are_exact(ta, tb):
+    """K = 512 of the largest products, whose sums of u8 are odd and exceed 2 ** 24."""
+    wave = lab.machine()
+    largest = {"u8": 255, "s8": 128}
+    a, b = np.full((128, 512), largest[ta], "u1"), np.full((16, 512), largest[tb], "u1")
+    a[:, 0] = np.arange(128)
+    decoded = idesc.decode(idesc_bits("i8", ta, tb, 128, 16, 2), "i8", 0, 1, False)
+    descriptors = lab.place(wave, 0, A_AT, a, ta, "128B"), lab.place(wave, 0, B_AT, b, tb, "128B")
+    spec, (sa, sb) = Spec(decoded, 1, False, *map(decode, descriptors)), starts(descriptors)
+    steps = [(sa + k // 4 * 16384 + k % 4 * 32, sb + k // 4 * 2048 + k % 4 * 32) for k in range(16)]
+    for one in fuse([issue(wave, spec, *at, enable=k > 0) for k, at in enumerate(steps)]):
+        one.run(wave)
+    assert (wave.tmem[0, :, :16].view("i4") == lab.values(a, ta) @ lab.values(b, tb).T).all()
+
+
 def test_fusing_stops_at_what_matters():
     wave = lab.machine()
     spec, desc, _ = dense(wave, "f16", "f16", "f16", 128, 16)

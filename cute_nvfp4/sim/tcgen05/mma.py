@@ -17,6 +17,8 @@ from cute_nvfp4.sim.tcgen05.layouts import Part, accumulator
 
 LONGEST = 16
 """Greatest number of instructions in one product."""
+LONGEST_UNSIGNED = 8
+"""The same for u8 times u8: the sum of 256 such products is below 2 ** 24, so that f32 is exact; with s8, of 512."""
 STRETCH = 256
 """Greatest number of queued instructions that are sorted into runs together."""
 
@@ -202,10 +204,11 @@ def _place(stretch: list[list[Mma]], m: Mma) -> None:
 
 
 def _continues(run: list[Mma], m: Mma) -> bool:
-    first = run[0]
-    if (first.spec is not m.spec and first.spec != m.spec) or m.scale_d or len(run) >= LONGEST or not m.enable.all():
+    first, spec = run[0], m.spec
+    if (first.spec is not spec and first.spec != spec) or m.scale_d or not m.enable.all():
         return False
-    spec = m.spec
+    if len(run) >= (LONGEST_UNSIGNED if spec.idesc.a == spec.idesc.b == "u8" else LONGEST):
+        return False
     if spec.ashift or spec.idesc.d == "f16" or spec.idesc.saturate or spec.idesc.k == 96:
         return False
     if len(first.ctas) != len(m.ctas) or (first.ctas != m.ctas).any() or (first.d != m.d).any():

@@ -1,8 +1,8 @@
 """The arithmetic of tcgen05.mma: D = A B + D for runs of instructions on the same accumulators.
 
 Products of elements are computed in f32, or in f64 where UE8M0 scales are extreme. They are exact within the range of
-the type and summed in it, in an order that is as unspecified as that of the hardware. Integer results are exact, except
-that u8 times u8 can exceed 2 ** 24, the limit of exact f32, in runs of more than eight instructions.
+the type and summed in it, in an order that is as unspecified as that of the hardware. Integer results are exact,
+because the sums of a run stay below 2 ** 24, the limit of exact f32.
 """
 
 from __future__ import annotations
