@@ -9,6 +9,8 @@ import pytest
 from exact import bits, divide, fma, values
 from ptx_lab import apply, float_edges
 
+from cute_nvfp4.sim import UnsupportedInstruction
+
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 RAW = {"f16": "u2", "bf16": "u2", "f32": "u4", "f64": "u8"}
@@ -207,6 +209,29 @@ def test_approximations_are_close() -> None:
     )
     for got, want in ((x, np.sin(wide)), (y, np.cos(wide)), (z, 1 / wide), (w, wide / wide[::-1])):
         assert np.allclose(got, want, rtol=1e-6, atol=1e-7)
+
+
+def test_half_approximations_of_subnormals() -> None:
+    """ex2 of bf16 flushes its results (the PTX ISA's table of corner cases); f16 and tanh keep subnormals."""
+    table = {
+        **{0xFF80: 0, 0x8001: 0x3F80, 0x8000: 0x3F80, 0: 0x3F80, 0x7F: 0x3F80, 0x7F80: 0x7F80, 0x7FC0: 0x7FFF},
+        **{0xC2FC: 0x80, 0xC2FD: 0, 0xC2FE: 0, 0xC305: 0},  # -126, -126.5, -127, -133
+    }
+    given, want = (np.array(list(x), "u2") for x in (table, table.values()))
+    twice = [np.repeat(x, 2).view("u4") for x in (given, want)]
+    assert apply("ex2.approx.ftz.bf16 %x, %a;", [given], ["u2"])[0].tolist() == want.tolist()
+    assert apply("ex2.approx.ftz.bf16x2 %x, %a;", twice[:1], ["u4"])[0].tolist() == twice[1].tolist()
+    powers = apply("ex2.approx.f16 %x, %a;", [np.arange(-24, -13, dtype="f2")], ["f2"])[0]
+    assert powers.tolist() == [2.0**e for e in range(-24, -13)]
+    tiny = np.array([1, 0x8001, 0x7F, 0x807F], "u2")
+    x, y = apply("tanh.approx.bf16 %x, %a; tanh.approx.f16 %y, %a;", [tiny], ["u2"] * 2)
+    assert x.tolist() == y.tolist() == tiny.tolist()
+
+
+@pytest.mark.parametrize("form", ["ex2.approx.bf16", "ex2.approx.ftz.f16", "tanh.approx.ftz.bf16"])
+def test_half_approximations_that_do_not_exist(form: str) -> None:
+    with pytest.raises(UnsupportedInstruction, match=r"\.ftz"):
+        apply(f"{form} %x, %a;", [np.zeros(1, "u2")], ["u2"])
 
 
 @pytest.mark.parametrize("name", ["lt", "geu", "eq", "neu", "num", "nan"])

@@ -194,7 +194,15 @@ def _approximate(i: Instruction, m: Mods, k: Kernel) -> Op:
     if (t == "f64" and i.base != "rsqrt") or (t in _HALF and i.base not in ("ex2", "tanh")):
         raise m.refuse(f"{i.base} does not exist for .{t}")
     if t in _HALF:
-        return Op(lambda a: half.narrow(base(half.widen(a, t).astype("f8")), t), (t,), (t,), "special")
+        if ftz != (i.base == "ex2" and t.startswith("bf16")):
+            raise m.refuse("of these types, ex2 of bf16 has .ftz, and always has it")
+
+        def narrowed(a):
+            out = base(half.widen(a, t).astype("f8"))
+            # Only ex2 has .ftz here, so that a flushed result is +0 and a flushed input changes none.
+            return half.narrow(np.where(out < 2.0**-126, 0, out) if ftz else out, t)
+
+        return Op(narrowed, (t,), (t,), "special")
     fn = lambda a: single.canonical(base(a.astype("f8")).astype(a.dtype))  # noqa: E731
     return Op(_arithmetic(fn, ftz, False), (t,), (t,), "special")
 
