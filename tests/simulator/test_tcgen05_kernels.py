@@ -159,6 +159,13 @@ def test_scales_by_copy(schedule):
     assert (launch(work, image, 128, schedule=schedule)[0].view("f4") == exact).all()
 
 
+def test_a_copy_takes_no_address_as_leading_dimension():
+    desc = lab.encode(SHARED_BASE + SFA_AT, "none", SHARED_BASE, 128, absolute=True)
+    copy = COPY.format(column=64, desc=desc, group="cta_group::1", form="32x128b.warpx4")
+    with pytest.raises(UnsupportedInstruction, match=r"tcgen05\.cp.*address as leading dimension"):
+        launch(copy, np.zeros((1, IMAGE), "u1"), 128)
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
 @pytest.mark.parametrize("m", [128, 256])
 def test_pairs(m, schedule):

@@ -193,6 +193,10 @@ def _cp(i: Instruction, m: Mods, k: Kernel) -> Op:
         lane, column = tcgen05_mma.tensor_address(address, off)
         for rows in tcgen05_mma.alike(desc & ~np.uint64(0x3FC0), lane):
             fields = tcgen05_mma.named(i, decode, int(desc[rows[0]]))
+            if fields.absolute:
+                raise UnsupportedInstruction(
+                    f"{i.where()}: an address as leading dimension is modelled for tcgen05.mma only"
+                )
             one = transfers.Copy(
                 i, wave, warps[rows], form=(shape, multicast), desc=fields, start=start_of(desc[rows]),
                 column=column[rows], lane=int(lane[rows[0]]), bits=bits, cta_group=group,
