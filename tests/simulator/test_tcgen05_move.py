@@ -184,6 +184,22 @@ MISUSE = [
         "after tcgen05.relinquish",
     ),
     ("a part of an allocation", "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r3, 32;", "not an allocation"),
+    (
+        "lanes that ask for different numbers of columns",
+        "and.b32 %r8, %r2, 1; mad.lo.s32 %r8, %r8, 32, 32;"
+        "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [slot], %r8;",
+        "different numbers of columns",
+    ),
+    (
+        "lanes that want the address at different places",
+        "mov.u32 %r8, slot; add.s32 %r8, %r8, %r2; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r8], 32;",
+        "different addresses",
+    ),
+    (
+        "lanes that free different allocations",
+        "add.s32 %r8, %r3, %r2; tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r8, 64;",
+        "different addresses",
+    ),
     ("an odd lane to shift", "tcgen05.shift.cta_group::1.down [%r3+65536];", "multiple of 32"),
 ]
 

@@ -41,9 +41,16 @@ def cta_group(m: Mods) -> int:
     return int(m.take("cta_group::1", "cta_group::2", required=True)[-1])
 
 
-def per_warp(g, value: np.ndarray) -> np.ndarray:
-    """Returns an operand (n,) int64 of a warp-wide instruction, from lane 0; the ISA wants the same in all lanes."""
-    return np.broadcast_to(value, (g.n, 32))[:, 0].astype(np.int64)
+def per_warp(g, i: Instruction, what: str, value: np.ndarray) -> np.ndarray:
+    """Returns an operand (n,) int64 of a warp-wide instruction. Raises ``TensorMemoryError`` if live lanes of a warp
+    bring different values, for which the ISA defines no behaviour."""
+    if value.shape[-1] == 1:
+        return np.broadcast_to(value, (g.n, 1))[:, 0].astype(np.int64)
+    wide, live = np.broadcast_to(value, (g.n, 32)), g.wave.live[g.warps]
+    first = np.take_along_axis(wide, live.argmax(axis=1)[:, None], axis=1)
+    if ((wide != first) & live).any():
+        raise TensorMemoryError(f"{i.where()}: the lanes of a warp give different {what}")
+    return first[:, 0].astype(np.int64)
 
 
 def _alloc(i: Instruction, m: Mods, k: Kernel) -> Op:
@@ -66,8 +73,8 @@ def _alloc(i: Instruction, m: Mods, k: Kernel) -> Op:
         tcgen05_move.whole_warp(g, mask, i)
         memory = g.wave.tensor_memory
         memory.same_group(i.where(), group)
-        cta, want = g.wave.cta_of_warp[g.warps], per_warp(g, columns)
-        address = np.broadcast_to(addr, (g.n, 32))[:, 0].astype(np.int64) + off
+        cta, want = g.wave.cta_of_warp[g.warps], per_warp(g, i, "numbers of columns", columns)
+        address = per_warp(g, i, "addresses", addr) + off
         for c, n in zip(cta.tolist(), want.tolist()):
             memory.check_request(i.where(), c, n)
         np.add.at(memory.requests, cta, 1)
@@ -114,7 +121,8 @@ def _dealloc(i: Instruction, m: Mods, k: Kernel) -> Op:
         tcgen05_move.whole_warp(g, mask, i)
         memory = g.wave.tensor_memory
         memory.same_group(i.where(), group)
-        ctas, first, count = g.wave.cta_of_warp[g.warps], per_warp(g, address), per_warp(g, columns)
+        ctas, first = g.wave.cta_of_warp[g.warps], per_warp(g, i, "addresses", address)
+        count = per_warp(g, i, "numbers of columns", columns)
         g.wave.events.tensor_freed(i, g.warps, ctas, first & 0xFFFF, count, pair(g.wave, ctas, group))
         for cta, at, columns_ in zip(ctas.tolist(), first.tolist(), count.tolist()):
             memory.free(i.where(), cta, at, columns_)
