@@ -6,7 +6,8 @@ import ctypes
 
 import pytest
 
-from cute_nvfp4.sim import LaunchError
+from cute_nvfp4.sim import HostModule, LaunchError
+from cute_nvfp4.sim.host.device import Device
 from cute_nvfp4.sim.tma.descriptor import TensorMap
 from cute_nvfp4.sim.tma.encode import encode_tiled
 
@@ -52,3 +53,25 @@ def test_a_map_says_what_was_asked() -> None:
 def test_refused(changes: dict, text: str) -> None:
     with pytest.raises(LaunchError, match=text):
         encode(**changes)
+
+
+def host_call(arch: str, form: str, kind: int, swizzle: int) -> bytes:
+    """The "Tiled" or "Im2col" map that host code for ``arch`` makes of four-dimensional images."""
+    host, out = HostModule.__new__(HostModule), (ctypes.c_uint8 * 128)()
+    host.device = Device.of(arch)
+    sizes, strides = (ctypes.c_uint64 * 4)(128, 16, 16, 4), (ctypes.c_uint64 * 3)(256, 4096, 65536)
+    steps, box, corner = (ctypes.c_uint32 * 4)(1, 1, 1, 1), (ctypes.c_uint32 * 4)(128, 2, 1, 1), (ctypes.c_int * 2)()
+    at = [ctypes.addressof(a) for a in (sizes, strides, steps, box, corner, out)]
+    inside = at[3:4] if form == "Tiled" else (at[4], at[4], 128, 8)
+    encode = getattr(host, f"_on_cuTensorMapEncode{form}")
+    encode(at[5], kind, 4, 1 << 20, *at[:2], *inside, at[2], 0, swizzle, 0, 0)
+    return bytes(out)
+
+
+@pytest.mark.parametrize("form", ["Tiled", "Im2col"])
+@pytest.mark.parametrize(("kind", "swizzle"), [(13, 3), (14, 3), (0, 4)], ids=["4 bits", "4 bits padded", "32B atoms"])
+def test_host_code_makes_the_maps_of_its_device(form: str, kind: int, swizzle: int) -> None:
+    assert host_call("sm_100a", form, kind, swizzle) == host_call("sm_120a", form, kind, swizzle)
+    with pytest.raises(LaunchError, match=r"needs compute capability 10\.0"):
+        host_call("sm_90a", form, kind, swizzle)
+    assert host_call("sm_90a", form, 0, 3) == host_call("sm_100a", form, 0, 3)

@@ -34,6 +34,11 @@ class Device:
     integrated: bool = False
 
     @property
+    def sm(self) -> int:
+        """Ten times the compute capability."""
+        return 10 * self.capability[0] + self.capability[1]
+
+    @property
     def shared_bytes(self) -> int:
         """The most bytes of shared memory of one CTA, with opt-in."""
         return multiprocessor(self.arch).shared_of_cta

@@ -170,10 +170,10 @@ class HostModule:
             raise LaunchError(f"the host code stops because of CUDA error {status}")
 
     def _on_cuTensorMapEncodeTiled(self, out, *arguments) -> None:
-        ctypes.memmove(out, encode_tiled(*arguments), 128)
+        ctypes.memmove(out, encode_tiled(*arguments, sm=self.device.sm), 128)
 
     def _on_cuTensorMapEncodeIm2col(self, out, *arguments) -> None:
-        ctypes.memmove(out, encode_im2col(*arguments), 128)
+        ctypes.memmove(out, encode_im2col(*arguments, sm=self.device.sm), 128)
 
     def _on_cudaOccupancyMaxActiveBlocksPerMultiprocessor(self, out, *_: Any) -> None:
         _write(_I, out, 1)
