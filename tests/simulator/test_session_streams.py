@@ -10,6 +10,7 @@ import session_kernels as kernels
 import torch
 from cutlass.cute.runtime import from_dlpack
 
+from cute_nvfp4.errors import TargetError
 from cute_nvfp4.runtime.session import simulated_gpu
 from cute_nvfp4.sim.errors import Race
 
@@ -222,6 +223,56 @@ def test_streams_that_a_capture_forks(joins, session, double) -> None:
     else:
         with unordered("written by launch 0", "in a graph captured on stream", "read by launch 1"):
             graph.replay()
+
+
+def test_a_capture_records_the_replay_of_another_graph(session, double) -> None:
+    x, y, z = device_vector(), torch.zeros(32, device="cuda"), torch.zeros(32, device="cuda")
+    stream, inner, outer = torch.cuda.Stream(), torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(inner, stream=stream):
+        double(x, stream, out=y)
+    with torch.cuda.graph(outer, stream=stream):
+        inner.replay()
+        double(y, stream, out=z)
+    assert not session.launches and not y.any()
+    outer.replay()
+    assert torch.equal(z, 4 * x) and len(session.launches) == 2
+
+
+WORK = {
+    "resize_": lambda x: x.resize_(64),
+    "index by a tensor": lambda x: x[torch.tensor([1, 0])],
+    "index by a mask": lambda x: x[[True] * 32],
+    "reshape that copies": lambda x: x.view(4, 8).t().reshape(32),
+    "in place": lambda x: x.add_(1),
+    "empty": lambda x: torch.empty(4, device="cuda"),
+    "tensor": lambda x: torch.tensor([1.0], device="cuda"),
+    "to the host": lambda x: x.cpu(),
+    "from the host": lambda x: torch.ones(4).cuda(),
+    "tolist": lambda x: x.tolist(),
+    "item": lambda x: x[0].item(),
+}
+
+
+@pytest.mark.parametrize("bindings", [False, True])
+@pytest.mark.parametrize("work", WORK)
+def test_work_of_torch_is_refused_in_a_capture(work, bindings, session) -> None:
+    x, stream = device_vector(), torch.cuda.Stream()
+    with pytest.raises(TargetError, match=r"torch's .*cannot be captured"):
+        if bindings:
+            cuda.cuStreamBeginCapture(stream.cuda_stream, cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_GLOBAL)
+            with torch.cuda.stream(stream):
+                WORK[work](x)
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+            WORK[work](x)
+    session.runtime.captures.clear()
+    assert x.tolist() == list(range(32))
+
+
+def test_what_needs_no_gpu_is_allowed_in_a_capture(session) -> None:
+    x = device_vector()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        assert x.view(4, 8).t()[1:, None].size() == (7, 1, 4) and x.contiguous().data_ptr() == x.data_ptr()
+        assert x.reshape(8, 4).expand(2, 8, 4).detach().stride() == (0, 4, 1) and torch.zeros(2).sum() == 0
 
 
 def test_backward_passes_are_in_order(session) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from cute_nvfp4.errors import TargetError
 from cute_nvfp4.sim.host.device import Device
 from cute_nvfp4.sim.session.memory import DeviceMemory
-from cute_nvfp4.sim.session.order import Timeline
+from cute_nvfp4.sim.session.order import LEGACY, Timeline
 from cute_nvfp4.sim.session.streams import StreamChecks
 
 Work = Callable[[Timeline], None]
@@ -47,7 +47,7 @@ class Runtime:
 
     def __post_init__(self) -> None:
         self.streams = StreamChecks(self.memory)
-        self.order = self.streams.order
+        self.order, self.streams.begin = self.streams.order, self._refuse_in_capture
 
     def handle(self) -> int:
         """Returns a number that no other stream, event, graph or context of the session has."""
@@ -60,10 +60,19 @@ class Runtime:
         """
         if stream in self.captures:
             self.captures[stream].append((stream, work))
-        elif self.captures and stream == 0:
-            raise TargetError("work on the default stream while another stream is being captured")
         else:
+            self._refuse_default(stream)
             work(stream)
+
+    def _refuse_default(self, stream: int) -> None:
+        if self.captures and stream == LEGACY:
+            raise TargetError("work on the default stream while another stream is being captured")
+
+    def _refuse_in_capture(self, what: str) -> None:
+        """Raises ``TargetError`` for work of torch on its current stream in a capture, which cannot record it."""
+        if (stream := self.streams.stream()) in self.captures:
+            raise TargetError(f"{what} on CUDA tensors cannot be captured in a simulated session")
+        self._refuse_default(stream)
 
     def wait(self, stream: int, event: int) -> None:
         """Makes ``stream`` wait for ``event``; if the event is in an open capture, the stream joins that capture."""

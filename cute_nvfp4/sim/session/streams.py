@@ -26,14 +26,16 @@ Report = Callable[[str, str, str], None]
 class StreamChecks:
     """Records the uses of memory, and reports those that race with earlier ones.
 
-    ``on`` returns whether to check. ``stream`` returns the handle of torch's current stream. ``report`` is called with
-    the text of a hazard, the name of the later work, and its place in the program.
+    ``on`` returns whether to check. ``stream`` returns the handle of torch's current stream. ``begin`` is called with
+    the name of torch's work before it begins there. ``report`` is called with the text of a hazard, the name of the
+    later work, and its place in the program.
     """
 
     def __init__(self, memory: DeviceMemory) -> None:
         self.memory, self.order = memory, Order()
         self.on: Callable[[], bool] = lambda: True
         self.stream: Callable[[], int] = lambda: LEGACY
+        self.begin: Callable[[str], None] = lambda what: None
         self.report: Report = lambda text, what, where: None
 
     def launched(self, what: str, where: str, touched: Touched, issued: tuple[Timeline, int, Clock]) -> None:
@@ -52,6 +54,7 @@ class StreamChecks:
 
     def worked(self, what: str, reads: Iterable[torch.Tensor], writes: Iterable[torch.Tensor]) -> None:
         """Checks and records work of torch on its current stream."""
+        self.begin(what)
         if not self.on():
             return
         timeline, number, clock = self.order.issue(self.stream())

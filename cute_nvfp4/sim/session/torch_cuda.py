@@ -69,16 +69,14 @@ class TorchCuda:
 
     @contextlib.contextmanager
     def _capture(self, graph: Any, pool: Any = None, stream: Any = None, **_: Any) -> Iterator[None]:
-        """Replaces ``torch.cuda.graph``: records launches on the stream, and refuses torch's own work there."""
+        """Replaces ``torch.cuda.graph``: records launches on the stream."""
         stream = stream or self.stream_type()
         self.runtime.order.synchronize()  # as torch does
         self.runtime.begin_capture(stream.cuda_stream)
-        self.mode.on_work = _refuse_in_capture
         try:
             with stream:
                 yield
         finally:
-            self.mode.on_work = lambda func: None
             graph.handle = self.runtime.end_capture(stream.cuda_stream)
 
     def _properties(self) -> SimpleNamespace:
@@ -250,7 +248,8 @@ def _graph_type(runtime: Runtime, owner: TorchCuda) -> type:
         def replay(self) -> None:
             if self.handle is None:
                 raise RuntimeError("the graph has not been captured")
-            runtime.replay(self.handle, owner.streams[-1].cuda_stream)
+            graph = self.handle
+            runtime.submit(owner.streams[-1].cuda_stream, lambda at: runtime.replay(graph, at))
 
         def reset(self) -> None:
             self.handle = None
@@ -259,18 +258,6 @@ def _graph_type(runtime: Runtime, owner: TorchCuda) -> type:
             return 0, 0
 
     return CUDAGraph
-
-
-#: a function whose name contains one of these is allowed on CUDA tensors in a capture, as it does no work there
-_FREE_WORDS = ("__get__", "view", "reshape", "permute", "transpose", "data_ptr", "size", "stride", "numel", "dim")
-_FREE_WORDS += ("__getitem__", "expand", "unsqueeze", "squeeze", "is_contiguous", "element_size", "storage", "detach")
-_FREE_WORDS += ("is_neg", "is_conj", "is_inference")
-
-
-def _refuse_in_capture(func: Any) -> None:
-    name = getattr(func, "__name__", str(func))
-    if not any(word in name for word in _FREE_WORDS):
-        raise TargetError(f"torch's {name} on CUDA tensors cannot be captured in a simulated session")
 
 
 @contextlib.contextmanager

@@ -42,8 +42,6 @@ class CudaMode(TorchFunctionMode):
     def __init__(self, memory: DeviceMemory, dispatch: CudaDispatch, count: int = 1) -> None:
         super().__init__()
         self.memory, self.dispatch, self.count, self.current = memory, dispatch, count, 0
-        #: called with each torch function that is about to work on CUDA tensors
-        self.on_work: Callable[[Any], None] = lambda func: None
         tensor = torch.Tensor
         self._special: dict[Any, Callable[..., Any]] = {
             tensor.device.__get__: self._device,
@@ -86,8 +84,8 @@ class CudaMode(TorchFunctionMode):
         if target is None:
             target = max((i for t in inputs if (i := self.memory.device_index(t)) is not None), default=-1)
         known = {storage_key(t) for t in inputs}
-        if target >= 0:
-            self.on_work(func)
+        if func in _FROM_HOST and target >= 0:  # no operator shows these copies
+            self.dispatch.streams.begin(f"torch's {func.__name__}")
         with self.dispatch.place(asked):
             result = func(*args, **kwargs)
         if func in _FROM_HOST and target >= 0:

@@ -94,6 +94,8 @@ class CudaDispatch(TorchDispatchMode):
             target = index if self.placing is None else self.placing
             if not inputs and self.placing is None and self.direct():
                 target = getattr(self._here, "backward", -1)
+            if max(index, target) >= 0:
+                torch_work.refuse_in_capture(self.streams, func)
             known = {storage_key(t) for t in inputs} if target >= 0 else None
             computed = self.operators.get(func, func) if index >= 0 else func
             result = computed(*args, **kwargs)

@@ -23,6 +23,7 @@ class Operator:
 
     name: str
     silent: bool  #: whether it accesses no memory
+    free: bool  #: whether it needs no GPU at all: it is silent and allocates nothing
     shapes_only: bool  #: whether it reads none of its inputs
     written: frozenset[int | str]  #: positions and names of the arguments that it writes
     waited: bool  #: whether the host waits for its result
@@ -39,14 +40,23 @@ def operator(func: Any) -> Operator:
     name = func.name().partition("::")[2].partition(".")[0]
     arguments = func._schema.arguments
     written = [a.name if a.kwarg_only else i for i, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write]
-    makes_nothing = "empty" in name or name in _NO_WORK
+    allocates = "empty" in name or name == "resize_"
+    silent = bool(getattr(func, "is_view", False)) or "empty" in name or name in _NO_WORK
     return Operator(
         name,
-        bool(getattr(func, "is_view", False)) or makes_nothing,
+        silent,
+        silent and not allocates,
         name.endswith("_like") or name.startswith("new_"),
         frozenset([*written, *(arguments[i].name for i in written if isinstance(i, int))]),
         any(tag in func.tags for tag in _WAITED_FOR),
     )
+
+
+def refuse_in_capture(streams: StreamChecks, func: Any) -> None:
+    """Raises ``TargetError`` if ``func`` would work on torch's current stream while that is being captured."""
+    found = operator(func)
+    if not found.free:
+        streams.begin(f"torch's {found.name}")
 
 
 def note(
