@@ -197,6 +197,7 @@ def simulated_gpu(
 
     lineinfo: whether to put source lines into the PTX, so that hazards can name them.
     benchmarks: "once" makes the DSL's benchmark helpers call their function once; "full" leaves them as they are.
+        Triton's need a driver, so that they always call their function once.
     execute: whether to run launches; if not, they are only recorded.
     observe: called with a launch's record before it runs, and again when it has ended without an error.
     host_operators: maps torch operators that only a GPU has to functions that compute them on host tensors.
