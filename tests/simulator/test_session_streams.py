@@ -160,6 +160,17 @@ def test_only_bytes_that_both_touch_matter(session, double) -> None:
     assert both.sum() == 4 * 32 * 3 + 32 * 2
 
 
+def test_a_tensor_that_repeats_elements_has_gaps_all_the_same(session) -> None:
+    x, side = torch.zeros(6, device="cuda"), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    x[1:5] = 1
+    with torch.cuda.stream(side):
+        x.as_strided((3, 2), (0, 5)) + 1  # as many elements as its span, but only the first and the last
+    with unordered("byte 4 of", "written by torch's fill_", "read by torch's add"):
+        with torch.cuda.stream(side):
+            x.as_strided((2, 3), (3, 1)) + 1
+
+
 def test_the_default_stream_waits_for_blocking_streams_and_they_for_it(session, double) -> None:
     x = torch.ones(32, device="cuda")
     blocking = handle_of(cuda.cuStreamCreate(int(cuda.CUstream_flags.CU_STREAM_DEFAULT)))

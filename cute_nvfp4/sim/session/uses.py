@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
@@ -46,8 +45,7 @@ class Bytes:
         if not tensor.numel():
             return None
         end = start + (sum((n - 1) * s for n, s in zip(shape, stride)) + 1) * size
-        dense = end - start == math.prod(shape) * size
-        make = (lambda: _one(start, end)) if dense else (lambda: _strided(start, shape, stride, size))
+        make = (lambda: _one(start, end)) if _dense(shape, stride) else (lambda: _strided(start, shape, stride, size))
         return Bytes(start, end, (start, shape, stride, size), make)
 
     def shared(self, other: Bytes) -> tuple[int, int] | None:
@@ -55,6 +53,16 @@ class Bytes:
         if self.high <= other.low or other.high <= self.low:
             return None
         return self.runs.shared(other.runs)
+
+
+def _dense(shape: tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    """Returns whether the elements fill their span: each dimension goes on where those of smaller strides end."""
+    filled = 1
+    for s, n in sorted((s, n) for n, s in zip(shape, stride) if n > 1 and s):
+        if s != filled:
+            return False
+        filled *= n
+    return True
 
 
 def _one(start: int, end: int) -> Runs:
