@@ -105,10 +105,11 @@ def number(name: str, value: float | None) -> float:
         raise OperandError.of(name, got="an int beyond float64", expected="a float32 number") from None
 
 
-def split_alpha(alpha: Any, device: torch.device, groups: int = 1) -> tuple[float, torch.Tensor | None]:
-    """alpha as a number and a tensor (n,): a tensor must have one element, or one for each group."""
+def check_alpha(alpha: Any, device: torch.device, groups: int = 1) -> None:
+    """Raises unless alpha is a number, None, or a tensor of one float32 element, or of one for each group."""
     if not isinstance(alpha, torch.Tensor):
-        return number("alpha", alpha), None
+        number("alpha", alpha)
+        return
     check_dense("alpha", alpha)
     if alpha.dtype is not torch.float32:
         raise OperandTypeError.of("alpha", got=alpha.dtype, expected="torch.float32, or a Python number")
@@ -117,20 +118,19 @@ def split_alpha(alpha: Any, device: torch.device, groups: int = 1) -> tuple[floa
         raise OperandError.of("alpha", got=f"shape {tuple(alpha.shape)}", expected=expected)
     if alpha.device != device:
         raise OperandError.of("device of alpha", got=alpha.device, expected=device)
-    return 1.0, alpha.reshape(-1)
 
 
-def split_checked_alpha(alpha: float | torch.Tensor | None) -> tuple[float, torch.Tensor | None]:
-    """A checked alpha as a number and a tensor or None."""
-    return (1.0, alpha) if isinstance(alpha, torch.Tensor) else (1.0 if alpha is None else number("alpha", alpha), None)
+def split_alpha(alpha: float | torch.Tensor | None) -> tuple[float, torch.Tensor | None]:
+    """A checked alpha as a number, 1 for a tensor, and as a tensor (n,), None for a number."""
+    if isinstance(alpha, torch.Tensor):
+        return 1.0, alpha if alpha.ndim == 1 else alpha.reshape(-1)
+    return number("alpha", alpha), None
 
 
-def factor(alpha: Any, groups: int = 1) -> Any:
-    """A checked alpha as exact torch takes it: a number, or float64 of one element, or of one for each group."""
-    if not isinstance(alpha, torch.Tensor):
-        # rounded to float32, as the kernel gets it
-        return c_float(number("alpha", alpha)).value
-    return alpha.reshape(()).double() if alpha.numel() == 1 else alpha.reshape(-1).double()
+def exact_alpha(alpha: float | torch.Tensor | None, group: int = 0) -> float | torch.Tensor:
+    """The factor of a group's product in exact torch: the float32 number that the kernel gets, or an element."""
+    scalar, factors = split_alpha(alpha)
+    return c_float(scalar).value if factors is None else factors[group if len(factors) > 1 else 0]
 
 
 def factors_of(request: Any, *names: str) -> tuple[float | str, tuple[str, ...]]:

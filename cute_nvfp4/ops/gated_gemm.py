@@ -21,6 +21,7 @@ from ..scale_layout import blocked_bytes, blocked_flat, blocked_view
 from ..target import Target
 from .arguments import ACTIVATIONS, OPERAND, TENSOR, TYPED
 from .checks import (
+    check_alpha,
     check_format,
     check_formats,
     check_gate,
@@ -28,10 +29,9 @@ from .checks import (
     check_product,
     check_types,
     checked_output,
-    factor,
+    exact_alpha,
     factors_of,
     reads,
-    split_alpha,
 )
 from .gemm_launch import HOST, check_operands, gemm_call, operand_record, output_record, strides
 from .operation import Operation
@@ -99,7 +99,7 @@ def gated_gemm(
 def _check(r: Any) -> torch.Tensor | BlockScaledTensor:
     check_types(r.a, r.b1)
     n = _n(r.a, _weights(r.b1, r.b2), r.gate, r.interleaved)
-    split_alpha(r.alpha, r.a.device)
+    check_alpha(r.alpha, r.a.device)
     return _result(r, n)
 
 
@@ -202,7 +202,7 @@ def _output(result: Any) -> tuple[Output, dict[str, Any]]:
 
 def _reference(r: Any) -> torch.Tensor:
     """Computes the request in float64, for operands of any layout."""
-    weights, alpha = _weights(r.b1, r.b2), factor(r.alpha)
+    weights, alpha = _weights(r.b1, r.b2), exact_alpha(r.alpha)
     products = [gemm_reference(r.a, b, alpha=alpha, out_dtype=torch.float64) for b in weights.values()]
     if len(products) == 1:
         rows = INTERLEAVED_ROWS if r.interleaved else r.b1.rows // 2

@@ -20,15 +20,15 @@ from ..runtime.kernel import Kernel
 from ..target import Target
 from .arguments import OPERAND, TENSOR
 from .checks import (
+    check_alpha,
     check_bias,
     check_formats,
     check_product,
     check_types,
     checked_output,
-    factor,
+    exact_alpha,
     factors_of,
     reads,
-    split_alpha,
 )
 from .gemm_launch import HOST, check_operands, gemm_call, operand_record, output_record
 from .operation import Operation
@@ -92,7 +92,7 @@ def _check(r: Any) -> torch.Tensor:
     check_types(r.a, r.b)
     check_product(r.a, {"b": r.b})
     check_formats("a", r.a, "b", r.b)
-    split_alpha(r.alpha, r.a.device)
+    check_alpha(r.alpha, r.a.device)
     n, batch = r.b.rows, [r.a.batch] if r.a.is_batched else []
     check_bias(r.bias, [(n,), (*batch, n)] if batch else [(n,)], r.a.device)
     shape = (*batch, r.a.rows, n)
@@ -113,8 +113,8 @@ def _plan(r: Any, target: Target) -> Callable[..., torch.Tensor]:
 
 def _reference(r: Any) -> torch.Tensor:
     if r.bias is None:
-        return gemm_reference(r.a, r.b, alpha=factor(r.alpha), out_dtype=r.out.dtype)
-    total = gemm_reference(r.a, r.b, alpha=factor(r.alpha), out_dtype=torch.float64)
+        return gemm_reference(r.a, r.b, alpha=exact_alpha(r.alpha), out_dtype=r.out.dtype)
+    total = gemm_reference(r.a, r.b, alpha=exact_alpha(r.alpha), out_dtype=torch.float64)
     return total.add_(r.bias.double().unsqueeze(-2)).to(r.out.dtype)
 
 

@@ -19,7 +19,7 @@ from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
 from ..target import Target, architecture
 from .arguments import NUMBER, OPERAND
-from .checks import DTYPE_NAMES, check_dtype, check_product, check_types, checked_output, factor, number, reads
+from .checks import DTYPE_NAMES, check_dtype, check_product, check_types, checked_output, exact_alpha, number, reads
 from .operation import Operation
 from .planned import PlannedCall
 
@@ -148,7 +148,7 @@ GEMV = Operation(
     gemv,
     {"a": OPERAND, "b": OPERAND, "alpha": NUMBER},
     check=_check,
-    reference=lambda r: gemv_reference(r.a, r.b, alpha=factor(r.alpha), out_dtype=r.out.dtype),
+    reference=lambda r: gemv_reference(r.a, r.b, alpha=exact_alpha(r.alpha), out_dtype=r.out.dtype),
     plan=_plan,
     preparable=True,
 )

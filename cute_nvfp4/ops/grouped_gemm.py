@@ -19,19 +19,19 @@ from ..target import Target
 from .arguments import ACTIVATIONS, LIST, OUTPUT, TENSOR
 from .checks import (
     ALL_FORMATS,
+    check_alpha,
     check_format,
     check_formats,
+    exact_alpha,
     inputs,
     refuse_gate,
     span,
     split_alpha,
-    split_checked_alpha,
 )
 from .gemm_launch import check_operands, check_signs
 from .grouped_launch import BlockScaledList
 from .groups import (
     addresses,
-    alpha_of_group,
     alpha_of_live,
     check_spans,
     checked_outputs,
@@ -126,7 +126,7 @@ def _check(r: Any) -> list[torch.Tensor]:
         first, default = next(x for x in r.problems[0] if x is not None), torch.float16
     shapes = [(rows_of(a), rows_of(b)) for a, b in r.problems]
     outs = checked_outputs(shapes, first.device, r.out, r.out_dtype, default)
-    split_alpha(r.alpha, first.device, len(r.problems))
+    check_alpha(r.alpha, first.device, len(r.problems))
     if r.out is not None:
         _check_apart(r.problems, outs, r.alpha)
     return outs
@@ -205,7 +205,7 @@ class GroupsCall:
         self.new = maker([tuple(x.shape) for x in r.out], r.out[0].dtype, r.out[0].device)
         self.launch = None
         if self._live:
-            groups = self._of_live(r.problems, r.out, split_checked_alpha(r.alpha)[1])
+            groups = self._of_live(r.problems, r.out, split_alpha(r.alpha)[1])
             self.launch = kind(ListRequest(*groups, target, r.config, r.gate))
 
     def _of_live(self, groups: Sequence[Any], outs: Sequence[torch.Tensor], alpha: torch.Tensor | None) -> tuple:
@@ -218,7 +218,7 @@ class GroupsCall:
     ) -> list[torch.Tensor]:
         if self.signed:
             _check_signs(problems)
-        scalar, factors = split_checked_alpha(alpha)
+        scalar, factors = split_alpha(alpha)
         outs = self.new() if out is None else list(out)
         if out is not None:
             found = addresses(factors, *outs, *tensors_of(problems))
@@ -250,7 +250,7 @@ def _check_signs(problems: Sequence[Problem]) -> None:
 def _reference(r: Any) -> list[torch.Tensor | None]:
     found: list[torch.Tensor | None] = []
     for i, ((a, b), out) in enumerate(zip(r.problems, r.out)):
-        alpha = alpha_of_group(r.alpha, i)
+        alpha = exact_alpha(r.alpha, i)
         if not (rows_of(a) and rows_of(b)):
             found.append(None)
         elif isinstance(b, BlockScaledTensor):
@@ -274,9 +274,8 @@ def _prepared(r: Any) -> Preparation:
         empty = next(i for i, (x, _) in enumerate(r.problems) if not rows_of(x))
         hint = "Leave the group out: it has no result."
         raise OperandError.of(f"group {empty}: rows of a of a prepared call", got=0, expected="at least 1", hint=hint)
-    scalar, alpha = split_checked_alpha(r.alpha)
-    outs, alpha = call.new() if r.out is None else list(r.out), None if alpha is None else alpha.reshape(-1)
-    return call.launch.preparation(r.problems, outs, scalar, alpha)
+    outs = call.new() if r.out is None else list(r.out)
+    return call.launch.preparation(r.problems, outs, *split_alpha(r.alpha))
 
 
 def _kinds(problems: Any) -> str:

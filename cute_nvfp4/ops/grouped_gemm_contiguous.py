@@ -24,17 +24,18 @@ from ..target import Target
 from .arguments import ACTIVATIONS, ANY_WEIGHT, STATUS, TENSOR
 from .checks import (
     DTYPE_NAMES,
+    check_alpha,
     check_format,
     check_formats,
     checked_output,
+    exact_alpha,
     factors_of,
     reads,
     refuse_gate,
-    split_alpha,
 )
 from .gemm_launch import check_operands, check_signs_of
 from .grouped_launch import KERNEL, aligned, group_record, planned_groups
-from .groups import alpha_of_group, check_rows_contiguous, checked_status, status_of, store_rows
+from .groups import check_rows_contiguous, checked_status, status_of, store_rows
 from .operation import Operation
 from .planned import PlannedCall
 from .prepared_weight.operands import exact_product, exact_values, natural_dtype
@@ -87,7 +88,7 @@ def _check(r: Any) -> torch.Tensor:
         rows, default = check_prepared_rows(r), natural_dtype(r.a, b)
     else:
         rows, default = _check_block_scaled(r), torch.float16
-    split_alpha(r.alpha, b.device, b.batch)
+    check_alpha(r.alpha, b.device, b.batch)
     dtype = default if r.out is None and r.out_dtype is None else r.out_dtype
     out = checked_output(reads(r), b.device, (rows, b.rows), r.out, dtype)
     check_rows_contiguous("out", out)
@@ -177,7 +178,7 @@ def _reference(r: Any) -> tuple[Sequence[int], torch.Tensor]:
         scales = b.rowmajor_scale()
     atom = 0
     for e, (start, end) in enumerate(pairwise(edges)):
-        alpha = alpha_of_group(r.alpha, e)
+        alpha = exact_alpha(r.alpha, e)
         if prepared:
             out[start:end] = exact_product(a, b, alpha, r.gate, (x[start:end], weights[e])).to(out.dtype)
         elif end > start:

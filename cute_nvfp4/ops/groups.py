@@ -10,7 +10,7 @@ import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..tensors import check_dense
-from .checks import check_dtype, checked_output, factor, inputs
+from .checks import check_dtype, checked_output, inputs
 from .planned import allocator
 
 
@@ -121,20 +121,9 @@ def status_of(device: torch.device) -> dict[str, Callable[[], torch.Tensor]]:
     return {"status": functools.partial(checked_status, None, device)}
 
 
-def alpha_of_group(alpha: Any, group: int) -> Any:
-    """The factor of a group's product for exact torch. alpha: as the caller gave it."""
-    if not isinstance(alpha, torch.Tensor):
-        return factor(alpha)
-    return alpha.reshape(-1)[group if alpha.numel() > 1 else 0].double()
-
-
 def alpha_of_live(live: Sequence[int], whole: bool, alpha: torch.Tensor | None) -> torch.Tensor | None:
     """The factors (n,) of the groups ``live``, those with rows; whole: all groups are. Copies nothing from the host."""
-    if alpha is None:
-        return None
-    if alpha.ndim != 1:
-        alpha = alpha.reshape(-1)
-    if whole or alpha.numel() == 1 or not live:
+    if alpha is None or whole or alpha.numel() == 1 or not live:
         return alpha
     first, last = live[0], live[-1] + 1
     if len(live) == last - first:

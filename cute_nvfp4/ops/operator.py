@@ -24,7 +24,7 @@ from ..prepared_weight import PreparedWeight
 from ..quantization.rules import resolve_format
 from ..row_scaled import RowScaledTensor
 from ..scale_layout import blocked_flat
-from .checks import number, split_alpha
+from .checks import check_alpha, number, split_alpha
 from .dispatch import requires_grad, written_to
 
 NAMESPACE = "cute_nvfp4"
@@ -162,7 +162,8 @@ class Operator:
         request = self.adapted(request)
         alpha, alpha_tensor = 1.0, None
         if "alpha_tensor" in self.tensors:
-            alpha, alpha_tensor = split_alpha(request.alpha, *self.alpha_of(request))
+            check_alpha(request.alpha, *self.alpha_of(request))
+            alpha, alpha_tensor = split_alpha(request.alpha)
         elif "alpha" in self._options:
             alpha = number("alpha", request.alpha)
         tensors = [alpha_tensor if name == "alpha_tensor" else part(request, name) for name in self.tensors]

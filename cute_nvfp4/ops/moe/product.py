@@ -18,8 +18,7 @@ from ...runtime.backend import Backend
 from ...target import Target
 from ...weight_layout import packed_rows
 from ..arguments import ANY_WEIGHT, STATUS, TENSOR
-from ..checks import DTYPE_NAMES
-from ..groups import alpha_of_group
+from ..checks import DTYPE_NAMES, exact_alpha
 from ..operation import Operation
 from ..planned import PlannedCall
 from ..prepared_weight.operands import exact_values, natural_dtype
@@ -118,7 +117,7 @@ def _reference(r: Any) -> torch.Tensor:
         )
         scales = r.b.global_scales
         product = torch.cat(
-            [times(rows @ w.mT, alpha_of_group(r.alpha, e), scale) for w, scale in zip(matrices, scales)], dim=1
+            [times(rows @ w.mT, exact_alpha(r.alpha, e), scale) for w, scale in zip(matrices, scales)], dim=1
         )
         if r.bias is not None:
             product = product + r.bias[e].double()

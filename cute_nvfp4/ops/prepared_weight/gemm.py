@@ -28,14 +28,14 @@ from ...target import Target
 from ..arguments import ACTIVATIONS, TENSOR, WEIGHT
 from ..checks import (
     DTYPE_NAMES,
+    check_alpha,
     check_bias,
     check_gate,
     check_memory,
     checked_output,
-    factor,
+    exact_alpha,
     inputs,
     reads,
-    split_alpha,
 )
 from ..operation import Operation
 from ..planned import PlannedCall
@@ -77,7 +77,7 @@ def _check(r: Any) -> Tensor:
     weight = r.b
     check_products(weight, r.gate)
     m = check_x(r.a, weight)
-    split_alpha(r.alpha, weight.device)
+    check_alpha(r.alpha, weight.device)
     check_bias(r.bias, [(weight.rows,)], weight.device)
     dtype = natural_dtype(r.a, weight) if r.out is None and r.out_dtype is None else r.out_dtype
     out = checked_output(reads(r), weight.device, (m, weight.rows), r.out, dtype)
@@ -163,7 +163,7 @@ def wgmma_call(
 
 def _reference(r: Any) -> Tensor:
     x = by_rows(r.a) if r.b.row_factor is not None and isinstance(r.a, Tensor) else r.a
-    exact = exact_product(x, r.b, factor(r.alpha), r.gate)
+    exact = exact_product(x, r.b, exact_alpha(r.alpha), r.gate)
     if r.bias is not None:
         exact = exact + r.bias.double()
     return exact.to(r.out.dtype)
