@@ -45,8 +45,7 @@ from .quantize_request import (
     checked_request,
     kind_of_scale,
 )
-from .quantize_rows import check_out as check_out_rows
-from .quantize_rows import check_rows, quantize_rows, rows_and_maker
+from .quantize_rows import check_out_rows, check_rows, quantize_rows, rows_and_maker
 
 
 class Fused(NamedTuple):

@@ -51,7 +51,7 @@ def check_rows(x: torch.Tensor) -> None:
     check_rows_aligned(f"x for {FP8}", x)
 
 
-def check_out(out: Any, x: torch.Tensor) -> None:
+def check_out_rows(out: Any, x: torch.Tensor) -> None:
     """Raises unless the kernel can write the rows of x (M, K) to ``out``; None is fine."""
     if out is None:
         return
@@ -64,7 +64,7 @@ def check_out(out: Any, x: torch.Tensor) -> None:
 
 def _check(r: Any) -> RowScaledTensor:
     check_rows(r.x)
-    check_out(r.out, r.x)
+    check_out_rows(r.out, r.x)
     return new_rows(r.x) if r.out is None else r.out
 
 
