@@ -23,7 +23,7 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
-from fit_packed_model import Problem, disagreements, result
+from fit_packed_model import SM_COUNT, Problem, disagreements, result
 
 from cute_nvfp4.kernels.gemm.routed_config import RoutedConfig
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
@@ -71,7 +71,7 @@ def table(path: Path = PLANS) -> list[Row]:
 def modelled(rows: Sequence[Row], values: Mapping[str, float]) -> np.ndarray:
     """The modelled µs of each plan."""
     costs = GroupCosts.of(values)
-    return np.array([predict(row.plan, row.problem, costs) for row in rows])
+    return np.array([predict(row.plan, row.problem, SM_COUNT, costs) for row in rows])
 
 
 def add(files: Sequence[Path], path: Path = PLANS) -> None:

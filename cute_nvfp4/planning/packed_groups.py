@@ -229,7 +229,7 @@ def choose_tiles(p: PackedGroups, arch: Architecture, sm_count: int) -> PackedPl
     most = max(MMA_SYNC_TILE_N if arch.generation == "sm120" else GROUP_TILE_N)
     plans = [_tile_plan(p, arch, sm_count, widths) for widths in candidates if widths[-1] <= most]
     possible = [plan for plan in plans if not can_implement_groups(plan.config)]
-    return min(possible or plans, key=lambda plan: predict(plan, p))
+    return min(possible or plans, key=lambda plan: predict(plan, p, sm_count))
 
 
 def can_stream(p: PackedGroups, c: GroupedStreamConfig) -> str:
@@ -263,9 +263,9 @@ def _tile_plan(p: PackedGroups, arch: Architecture, sm_count: int, widths: tuple
     return PackedPlan(config, max(1, min(tiles, sm_count * config.ctas_per_sm)))
 
 
-def tile_us(config: GroupedWgmmaConfig, m: int, k: int) -> float:
+def tile_us(config: GroupedWgmmaConfig, m: int, k: int, sm_count: int) -> float:
     """Modelled µs of each work tile of a group with ``m`` rows of x."""
-    return _width_us(config, _width(config, m), k, GROUP_COSTS)
+    return _width_us(config, _width(config, m), k, sm_count, GROUP_COSTS)
 
 
 def _width(config: GroupedWgmmaConfig, m: int) -> int:
@@ -274,16 +274,16 @@ def _width(config: GroupedWgmmaConfig, m: int) -> int:
     return min(w for w in config.widths if w * rest_n >= m)
 
 
-def _width_us(config: GroupedWgmmaConfig, width: int, k: int, by: GroupCosts) -> float:
+def _width_us(config: GroupedWgmmaConfig, width: int, k: int, sm_count: int, by: GroupCosts) -> float:
     if config.arch.generation in COSTS:
-        costs = COSTS[config.arch.generation](config, width, config.arch.sm_count)
+        costs = COSTS[config.arch.generation](config, width, sm_count)
         return -(-k // config.tile_k) * costs.step_us + costs.store_us
     return by.tile_us(config, width, k)
 
 
-def predict(plan: PackedPlan, p: PackedGroups, by: GroupCosts = GROUP_COSTS) -> float:
+def predict(plan: PackedPlan, p: PackedGroups, sm_count: int, by: GroupCosts = GROUP_COSTS) -> float:
     """Modelled µs of a launch, its start included: the mean over the sizes to plan for. by: costs of sm_90a."""
-    width_us = functools.cache(functools.partial(_width_us, plan.config, by=by))
+    width_us = functools.cache(functools.partial(_width_us, plan.config, sm_count=sm_count, by=by))
     return by.start_us + statistics.fmean(_slowest_us(plan, sizes, width_us) for sizes in p.expected)
 
 

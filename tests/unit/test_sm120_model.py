@@ -8,6 +8,8 @@ import pytest
 
 from cute_nvfp4.planning import sm120_rates
 from cute_nvfp4.planning.gemm import GemmProblem, candidates, choose, predict_plan
+from cute_nvfp4.planning.packed_groups import PackedGroups, choose_groups, predict
+from cute_nvfp4.planning.packed_model import COSTS
 from cute_nvfp4.planning.rates import Figure
 from cute_nvfp4.planning.sm120_rates import PARTS
 from cute_nvfp4.target import ARCHITECTURES
@@ -51,3 +53,12 @@ def test_few_rows_are_columns_of_narrow_tiles(part: str, m: int, tile_n: int) ->
     assert plan.swap and plan.config.tile_n == tile_n
     wide = min(predict_plan(x, problem, SMS[part]).us for x in candidates(problem, ARCH, SMS[part]) if not x.swap)
     assert predict_plan(plan, problem, SMS[part]).us < wide
+
+
+def test_a_plan_of_groups_is_that_of_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller's multiprocessors reach the model; those of an RTX PRO 6000 multiply at twice the rate."""
+    problem, counts, costs = PackedGroups(sizes=((201, 4096, 4096),) * 4), set(), COSTS["sm120"]
+    monkeypatch.setitem(COSTS, "sm120", lambda *args: counts.add(args[2]) or costs(*args))
+    plan = choose_groups(problem, ARCH, SMS["RTX PRO 6000"])
+    assert counts == {SMS["RTX PRO 6000"]} != {ARCH.sm_count}
+    assert predict(plan, problem, SMS["RTX PRO 6000"]) < predict(plan, problem, ARCH.sm_count)

@@ -72,11 +72,12 @@ class PreparedList(ListLaunch):
             decoded=self._decode is not None,
             **of_problem(self._read_as(r.pairs[0][1]), out, strides[0]),
         )
-        plan = choose_groups(problem, r.target.arch, sm_count(r.target, r.outs[0].device), r.config)
+        sms = sm_count(r.target, r.outs[0].device)
+        plan = choose_groups(problem, r.target.arch, sms, r.config)
         order: Sequence[int] = range(len(r.pairs))
         # the most expensive tiles first, so that all CTAs end together; factors of groups forbid another order
         if not any(map(any, strides)):
-            cost = [tile_us(plan.config, m, k) for m, _, k in problem.sizes]
+            cost = [tile_us(plan.config, m, k, sms) for m, _, k in problem.sizes]
             order = sorted(order, key=lambda i: -cost[i])
         return plan, order
 
