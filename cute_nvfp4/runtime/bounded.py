@@ -21,7 +21,7 @@ class Bounded(dict):
             return None
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        if len(self) >= LIMIT:
+        if len(self) >= LIMIT and key not in self:
             self.pop(next(iter(self)), None)
         super().__setitem__(key, value)
 
