@@ -214,7 +214,14 @@ class GroupsCall:
         return groups, outs, alpha_of_live(self._live, self.whole, alpha)
 
     def __call__(
-        self, problems: Sequence[Pair], gate: str, alpha: Any, out: Sequence[torch.Tensor] | None, *options: Any
+        self,
+        problems: Sequence[Pair],
+        gate: str,
+        alpha: float | torch.Tensor | None,
+        out: Sequence[torch.Tensor] | None,
+        out_dtype: torch.dtype | None,
+        config: Plan | None,
+        backend: Backend,
     ) -> list[torch.Tensor]:
         if self.signed:
             _check_signs(problems)
@@ -229,7 +236,8 @@ class GroupsCall:
         if self.launch is not None:
             groups, results, factors = self._of_live(problems, outs, factors)
             self.launch.multiply(groups, results, scalar, factors)
-        remember(self, outs, problems, gate, alpha, out, *options)
+        if alpha is config is None and self.whole and not self.signed and self.launch.repeatable:
+            remember(self.launch, self.new, outs, problems, gate, out, out_dtype, backend)
         return outs
 
 

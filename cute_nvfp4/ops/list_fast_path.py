@@ -7,20 +7,22 @@ compared with those of earlier calls.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import add, or_
 from typing import Any
 
+import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
 from ..operand import span_bytes
+from ..runtime.backend import Backend
 from ..runtime.bounded import Bounded
 from ..runtime.overlap import overlap
 from ..runtime.simulating import surroundings
 from .dispatch import increment_versions, modes
-from .list_launch import NO_ROOM, Pair, reader
+from .list_launch import NO_ROOM, ListLaunch, Pair, reader
 from .tensor_guards import TensorGuards
 
 CALLS = Bounded()
@@ -40,21 +42,19 @@ def repeated(problems: Any, gate: str, out: Any, out_dtype: Any, backend: Any) -
 
 
 def remember(
-    call: Any,
+    launch: ListLaunch,
+    new: Callable[[], list[Tensor]],
     results: list[Tensor],
-    problems: Any,
+    problems: Sequence[Pair],
     gate: str,
-    alpha: Any,
-    out: Any,
-    out_dtype: Any,
-    config: Any,
-    backend: Any,
+    out: Sequence[Tensor] | None,
+    out_dtype: torch.dtype | None,
+    backend: Backend,
 ) -> None:
-    """Keeps ``call``, which returned ``results``, if later calls with its key may take the fast path."""
-    if alpha is config is None and call.whole and not call.signed and call.launch.repeatable:
-        again = RepeatedCall(call, problems, results, out is not None)
-        if again.usable:
-            CALLS[_key(problems, gate, out, out_dtype, backend)] = again
+    """Keeps a call that returned ``results``, if its tensors let later calls with its key take the fast path."""
+    again = RepeatedCall(launch, new, problems, results, out is not None)
+    if again.usable:
+        CALLS[_key(problems, gate, out, out_dtype, backend)] = again
 
 
 def _key(problems: Sequence[Pair], gate: str, out: Any, out_dtype: Any, backend: Any) -> tuple:
@@ -66,12 +66,19 @@ def _key(problems: Sequence[Pair], gate: str, out: Any, out_dtype: Any, backend:
 class RepeatedCall:
     """A call for operands like those of ``problems``, in which all groups have rows.
 
-    has_out: whether the caller gave the outputs. usable: whether the operands are aligned.
+    launch: the planned launch, which is repeatable. new: makes results. has_out: whether the caller gave the outputs.
+    usable: whether the operands are aligned.
     """
 
-    def __init__(self, call: Any, problems: Sequence[Pair], outs: list[Tensor], has_out: bool) -> None:
-        launch = self._launch = call.launch
-        self._run, self._new = getattr(launch.launch, "of_values", None), call.new
+    def __init__(
+        self,
+        launch: ListLaunch,
+        new: Callable[[], list[Tensor]],
+        problems: Sequence[Pair],
+        outs: list[Tensor],
+        has_out: bool,
+    ) -> None:
+        self._launch, self._new, self._run = launch, new, getattr(launch.launch, "of_values", None)
         self._decodes = not launch.only_addresses
         n = self._groups = len(problems)
         scale_parts = [part for part, how in launch.scales.items() if how != "none"]
