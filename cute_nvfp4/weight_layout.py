@@ -216,7 +216,7 @@ def encoder(packing: Packing) -> tuple[tuple[int, ...], ...]:
 
 
 ENCODED_ORDER = {4: (2, 6, 0, 4, 3, 7, 1, 5), 8: (0, 1, 2, 3)}
-"""For each element size in bits: the order of a word's elements for ``encoding`` that needs the fewest shifts."""
+"""The order of a word's elements for ``encoding`` that needs the fewest shifts, by the bits of an element."""
 
 
 @functools.cache

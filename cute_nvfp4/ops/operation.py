@@ -35,7 +35,7 @@ from .planned import PlannedCall, PlannedLaunch, Preparation, allocator
 OPERATIONS: dict[Callable[..., Any], Operation] = {}
 """The operations, by their public functions."""
 PREPARED: dict[Callable[..., Any], Callable[..., Preparation]] = {}
-"""For each public function that ``prepare`` takes: what makes a ``Preparation`` of its arguments."""
+"""What makes a ``Preparation`` of the arguments of each public function that ``prepare`` takes."""
 
 _FAST_PATH = """\
 def call({args}):

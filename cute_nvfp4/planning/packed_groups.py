@@ -41,7 +41,7 @@ EIGHT_COLUMNS, FEW_ROWS = 4.5, 8.5
 """The most rows of a used expert, on average, up to which its products stream by eight columns, and by 16. With eight
 rows both kernels take as long; with 16, tiles take 0.82 of the time (H200, 2026-11-28)."""
 FEW_ROWS_FP8 = 1.1
-"""The same bound for experts packed for FP8. Up to it rows stream in 16 bits; more rows are quantized, since decoding
+"""``FEW_ROWS`` of experts packed for FP8. Up to it rows stream in 16 bits; more rows are quantized, since decoding
 these weights to 16 bits takes 1.6 times the instructions (one token of Qwen3-30B-A3B: 23.2 µs, and 26.4 by tiles;
 sixteen tokens 102 and 87; H200, 2026-11-28)."""
 STREAM_TILING = "columns", "cut_bytes"
