@@ -1,4 +1,4 @@
-"""Whatever is thrown at gemm(): a right answer, or one of our errors. Nothing else."""
+"""Random calls of gemm(), which gives a right answer or one of our errors, and nothing else."""
 
 from __future__ import annotations
 

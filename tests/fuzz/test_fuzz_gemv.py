@@ -1,4 +1,4 @@
-"""Whatever tensors are thrown at gemv(): a right answer, or one of our errors. Nothing else."""
+"""Random calls of gemv(), which gives a right answer or one of our errors, and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the runner and of the command line share."""
+"""Paths of submissions and of a test file, which the tests of the runner and of the command line share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes and what does not."""
+"""The checker of outputs: which it passes, which it refuses, and the errors that it reports."""
 
 from __future__ import annotations
 

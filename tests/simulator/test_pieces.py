@@ -1,4 +1,4 @@
-"""Two CTAs store into halves of the same 16 bytes of a third one's memory; and into the same half."""
+"""Stores of two CTAs into the same 16 bytes of a third one's memory: a race in one half, and none in two halves."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Right, but wipes the scales of the second group."""
+"""Gives the right result, but wipes the scales of the second group."""
 
 import torch
 from products import write

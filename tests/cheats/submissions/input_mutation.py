@@ -1,4 +1,4 @@
-"""Right, but wipes an input so that a check that recomputes from it would see zeros."""
+"""Gives the right result, but wipes an input so that a check that recomputes from it would see zeros."""
 
 import torch
 from honest import gemv

@@ -1,4 +1,4 @@
-"""Not a cheat: slow and right on every GEMM-like problem."""
+"""No cheat: slow and right on every GEMM-like problem."""
 
 from products import write
 

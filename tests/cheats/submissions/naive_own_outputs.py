@@ -1,4 +1,4 @@
-"""Not a cheat: returns tensors of its own, and a tuple where a list is wanted."""
+"""No cheat: returns tensors of its own, and a tuple where a list is wanted."""
 
 from products import answers, returned
 

@@ -1,4 +1,4 @@
-"""Not a cheat: returns a tensor of its own, freshly computed, and loads parts of torch that patch torch itself."""
+"""No cheat: returns a new tensor of its own, and loads parts of torch that patch torch itself."""
 
 import torch
 import torch._dynamo

@@ -1,4 +1,4 @@
-"""The command: see ``tests.fuzz.extreme``."""
+"""The command ``python -m tests.fuzz.extreme``, which the package's docstring explains."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 #!POPCORN leaderboard nvfp4_gemv
 #!POPCORN gpu B200
-"""A CTA a row, partial sums in shared memory; tensors by DLPack, compiled once for all shapes.
+"""A GEMV by a CTA for each row, partial sums in shared memory; tensors by DLPack, compiled once for all shapes.
 
 ``FAULT`` makes it wrong in one way, ``HIDE`` lets torch answer where the kernel fails; the tests set them.
 """

@@ -1,6 +1,6 @@
 #!POPCORN leaderboard nvfp4_gemv
 #!POPCORN gpu B200
-"""K in slices: a launch each, on two streams that events order, and a launch that adds up; torch decodes the vector."""
+"""A GEMV in slices of K: a launch each, on two streams that events order, and one that adds up; torch decodes b."""
 
 import cutlass
 import cutlass.cute as cute

@@ -1,4 +1,4 @@
-"""The fused quantization kernels, give the bits of the reference."""
+"""The fused quantization kernels give the bits of the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiling the kernels once and running them on :class:`shapes.Product`."""
+"""Compiles the kernels once, and runs them on :class:`shapes.Product`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiling a kernel once, and running it in the simulator on CPU tensors."""
+"""Compiles a kernel once, and runs it in the simulator on CPU tensors."""
 
 from __future__ import annotations
 

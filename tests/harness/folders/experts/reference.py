@@ -1,3 +1,5 @@
+"""A layer of experts, two for each token, added with the weights of a router."""
+
 import torch
 from task import input_t, output_t
 from utils import make_match_reference

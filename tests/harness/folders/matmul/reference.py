@@ -1,3 +1,5 @@
+"""A matrix product of bfloat16 matrices, the second one transposed."""
+
 import torch
 from task import input_t, output_t
 from utils import make_match_reference

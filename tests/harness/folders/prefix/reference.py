@@ -1,3 +1,5 @@
+"""Prefix sums of the rows of an integer matrix."""
+
 import torch
 from task import input_t, output_t
 

@@ -1,3 +1,5 @@
+"""A product of quantized matrices, as sums of codes and as scaled values."""
+
 import torch
 from task import input_t, output_t
 from utils import verbose_allclose, verbose_allequal

@@ -1,4 +1,7 @@
-"""A CTA an element's row, K split over threads. FAULT: "", "wrong" (codes without their sign), "race" (no barrier)."""
+"""A product by a CTA for a row and some columns, K split over threads.
+
+FAULT: "", "wrong" (codes without their sign), "race" (no barrier).
+"""
 
 import cutlass
 import cutlass.cute as cute

@@ -1,3 +1,5 @@
+"""The sums, or the means, of the rows of a matrix."""
+
 from dataclasses import dataclass
 
 import torch

@@ -1,4 +1,4 @@
-"""The folder's own: a check with another name than that of the public evaluator."""
+"""A check of the folder's own, with another name than that of the public evaluator."""
 
 import torch
 

@@ -1,3 +1,5 @@
+"""A scaled sum of two vectors, alpha * x + y."""
+
 import torch
 from task import input_t, output_t
 from utils import make_match_reference

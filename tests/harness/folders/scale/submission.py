@@ -1,4 +1,7 @@
-"""FAULT: "" (right), "wrong", "race" (neighbours read shared memory before it is there)."""
+"""A scaled sum by a thread for each element.
+
+FAULT: "" (right), "wrong", "race" (neighbours read shared memory before it is there).
+"""
 
 import cutlass
 import cutlass.cute as cute
