@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import torch
 from torch.compiler import is_dynamo_compiling
@@ -60,8 +61,8 @@ class OperandKey:
         return {x: getattr(self, x) for x in ("format", "rows", "k", "batch", "scale_layout")} | {"key": self}
 
 
-_keys: dict[tuple, OperandKey] = {}
-_checked: dict[tuple, OperandKey] = {}  # keys of operands that passed the checks, by what these read
+_keys: WeakValueDictionary[tuple, OperandKey] = WeakValueDictionary()  # weak: a key goes with the last that has it
+_checked: WeakValueDictionary[tuple, OperandKey] = WeakValueDictionary()  # of checked operands, by what checks read
 
 
 def _kind(data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor | None, format: Format) -> tuple | None:
@@ -103,8 +104,8 @@ class BlockScaledTensor:
 
     def __post_init__(self) -> None:
         kind = _kind(self.data, self.scale, self.global_scale, self.format)
-        if kind is not None and kind in _checked:
-            self.__dict__.update(_checked[kind].shared)
+        if kind is not None and (checked := _checked.get(kind)) is not None:
+            self.__dict__.update(checked.shared)
             return
         rows, k, batch = _check_data(self.data, self.format)
         layout = _check_scale(self.scale, self.data, self.format, rows, k, batch)

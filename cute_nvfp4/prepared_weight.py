@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -29,7 +30,7 @@ class WeightKey:
     on_cpu: bool
 
 
-_keys: dict[tuple, WeightKey] = {}
+_keys: WeakValueDictionary[tuple, WeightKey] = WeakValueDictionary()
 
 
 @dataclass(frozen=True, eq=False)

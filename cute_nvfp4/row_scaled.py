@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from typing import ClassVar
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -31,7 +32,7 @@ class RowScaledKey:
     on_cpu: bool
 
 
-_keys: dict[tuple, RowScaledKey] = {}
+_keys: WeakValueDictionary[tuple, RowScaledKey] = WeakValueDictionary()
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -14,7 +18,10 @@ from support.operations import Operations
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import FORMATS, MXFP4, MXFP8, MXFP8_E5M2, NVFP4, Format
 from cute_nvfp4.operand import BlockScaledTensor, check_pair
+from cute_nvfp4.prepared_weight import PreparedWeight
+from cute_nvfp4.row_scaled import by_rows
 from cute_nvfp4.scale_layout import to_blocked
+from cute_nvfp4.weight_layout import PACKINGS, tiles
 
 ELEMENTS = {"e2m1": ml_dtypes.float4_e2m1fn, "e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 SCALES = {"e4m3": ml_dtypes.float8_e4m3fn, "ue8m0": ml_dtypes.float8_e8m0fnu}
@@ -194,6 +201,26 @@ def test_what_an_operand_like_a_checked_one_must_not_be(nvfp4_parts) -> None:
                 BlockScaledTensor(*others)
     with pytest.raises(OperandTypeError, match="format"):
         BlockScaledTensor(data, scale, None, ["nvfp4"])
+
+
+def packed_weight() -> PreparedWeight:
+    shape = (*tiles(48, 160), PACKINGS["nvfp4"][torch.bfloat16].tile_bytes)
+    return PreparedWeight(torch.zeros(shape, dtype=torch.uint8), 48, 160, torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: BlockScaledTensor(*parts(NVFP4, 3, 7, 160)), lambda: by_rows(torch.ones(7, 160)), packed_weight],
+    ids=["blocks", "rows", "weight"],
+)
+def test_a_key_goes_with_the_last_that_has_it(make: Callable[[], Any]) -> None:
+    """Sizes that change from call to call must not fill memory."""
+    operand = make()
+    key = weakref.ref(operand.key)
+    assert make().key is key()
+    del operand
+    gc.collect()
+    assert key() is None
 
 
 def test_refuses_wrong_data(nvfp4_parts) -> None:
