@@ -15,6 +15,8 @@ from cute_nvfp4.sim.clock.machine import clock_of, machine
 from cute_nvfp4.sim.clock.notes import Product
 from cute_nvfp4.sim.observe.timing import Timing
 from cute_nvfp4.target import ARCHITECTURES
+from tests.simulator.ptx_lab import launch_kernel, module, wait
+from tests.simulator.test_tcgen05_move import DECLARED, HEAD, TAIL
 
 B200 = machine("b200")
 PUBLISHED = (  # CTAs, M, N, where A is: cycles between two, cycles until a batch of one is committed
@@ -86,6 +88,23 @@ def test_every_figure_of_tensor_cores_counts_in_a_launch(name):
     factor = 1 / 3 if "bytes" in name else 3.0
     ctas = 2 if name.endswith("_2_128") else 1
     assert launch(ctas).again({name: factor}) > launch(ctas).microseconds
+
+
+@needs_ptxas
+def test_a_shift_takes_its_turn_on_the_tensor_core():
+    shifts = f"""
+    mov.u32 %r6, bar; setp.ne.u32 %q1, %r0, 0; @%q1 bra SHIFTED;
+    mbarrier.init.shared.b64 [%r6], 1; fence.mbarrier_init.release.cluster;
+    {"tcgen05.shift.cta_group::1.down [%r3];" * 4}
+    tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r6];
+    {wait("%r6", "0")}
+    SHIFTED:
+    """
+    text = module((HEAD + shifts + TAIL).replace("{columns}", "32"), 0, DECLARED + ".shared .align 8 .b64 bar;")
+    found = launch_kernel(text, [], block=(32, 1, 1), clock="b200").timing
+    slow, slower = (found.again({"tcgen05.copy_bytes_per_cycle": 1 / f}) for f in (30, 60))
+    cycles = 4 * 31 * 32 / B200["tcgen05.copy_bytes_per_cycle"]
+    assert (slower - slow) * found.cycles_per_us == pytest.approx(30 * cycles) and found.pipes["tensor"] > 0
 
 
 def test_every_figure_has_a_source():

@@ -222,7 +222,7 @@ class Effects:
         return time
 
     def _transfer(self, warp: Warp, step: Step, what: Transfer | None, time: float) -> float:
-        """Issues a tcgen05.cp. It takes its turn among the products, since later ones need its data."""
+        """Issues a tcgen05.cp or .shift. It takes its turn among the products, since later ones need its data."""
         if what is not None:
             busy = what.size / self.machine["tcgen05.copy_bytes_per_cycle"]
             self._take_turn(warp, what.ctas, time, busy, busy)

@@ -18,7 +18,7 @@ from cute_nvfp4.sim.frontend.model import Kernel
 ANCHORS = {
     *("LDG", "LD", "STG", "ST", "LDGSTS", "ATOM", "ATOMG", "RED", "LDS", "STS", "LDSM", "STSM", "ATOMS", "UTMALDG"),
     *("UTMASTG", "UBLKCP", "SYNCS", "BAR", "HMMA", "IMMA", "QMMA", "HGMMA", "QGMMA", "IGMMA", "SHFL"),
-    *("UTCHMMA", "UTCQMMA", "UTCOMMA", "UTCIMMA", "UTCCP", "UTCBAR", "LDTM", "STTM"),
+    *("UTCHMMA", "UTCQMMA", "UTCOMMA", "UTCIMMA", "UTCCP", "UTCSHIFT", "UTCBAR", "LDTM", "STTM"),
 }
 """SASS instructions of which a PTX instruction makes one. Two of them for one PTX instruction are two passes."""
 FIXED = 1000

@@ -66,7 +66,8 @@ class Product(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A tcgen05.cp of ``size`` bytes of shared memory for each of ``ctas`` CTAs."""
+    """A tcgen05.cp of ``size`` bytes of shared memory, or a tcgen05.shift of ``size`` bytes of tensor memory, for each
+    of ``ctas`` CTAs."""
 
     size: int
     ctas: int

@@ -222,6 +222,8 @@ class Recorder(Listener):
             notes = [Commit(keys) for keys in self._commits(pending)]
         elif isinstance(pending, transfers.Copy):
             notes = [Transfer(16 * pending.chunks.size, pending.cta_group)] * len(pending.warps)
+        elif isinstance(pending, transfers.Shift):
+            notes = [Transfer(31 * 32, pending.cta_group)] * len(pending.warps)  # 32 bytes of 31 lanes
         else:
             return
         for row, slot in zip(*self._rows(pending.warps)):
