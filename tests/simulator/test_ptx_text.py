@@ -79,6 +79,21 @@ def test_vectors_of_registers() -> None:
         launch_kernel(module("ld.global.v4.b32 w1, [%p0];", 1, ".reg .v2 .b32 w<2>;"), [data])
 
 
+@pytest.mark.parametrize("space", ["shared", "local", "global"])
+def test_a_variable_of_an_inner_scope_hides_one_of_the_same_name(space: str) -> None:
+    out = np.zeros(6, "u4")
+    declare = f".{space} .align 16 .b8 v"
+    body = f"""st.{space}.b32 [v+4], 1; mov.b64 %rd1, v+4;
+    {{ {declare}[64]; st.{space}.b32 [v+4], 2; mov.b64 %rd2, v+4; ld.{space}.b32 %r2, [v+4]; }}
+    {{ {declare}[32]; st.{space}.b32 [v+4], 3; ld.{space}.b32 %r3, [v+4]; }}
+    ld.{space}.b32 %r1, [v+4]; sub.u64 %rd2, %rd2, %rd1;
+    st.global.v4.b32 [%p0], {{%r1, %r2, %r3, 0}}; st.global.u64 [%p0+16], %rd2;"""
+    text = module(body, 1, f"{declare}[16];")
+    launch_kernel(text, [out], block=(1, 1, 1), checks=True)
+    assert out[:3].tolist() == [1, 2, 3]
+    assert space == "global" or out[4] == 16
+
+
 @pytest.mark.parametrize(
     "code",
     [

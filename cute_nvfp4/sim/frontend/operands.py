@@ -45,7 +45,7 @@ def split(text: str) -> list[str]:
 
 
 def operand(text: str, names: dict[str, Operand]) -> Operand:
-    """Reads one operand. ``names`` maps the visible registers and labels to operands. Raises ``Unreadable``."""
+    """Reads one operand. ``names`` maps the visible names to operands. Raises ``Unreadable``."""
     if text in names:
         return names[text]
     head = text[:1]
@@ -75,7 +75,8 @@ def operand(text: str, names: dict[str, Operand]) -> Operand:
     found = _SYMBOL.match(text)
     if not found:
         raise Unreadable(f"the operand `{text}`", "a register, a constant, a name, {a, b, ...} or [address]")
-    return Symbol(found.group(1), int(found.group(2) or 0))
+    base = names.get(found.group(1))
+    return Symbol(base.name if isinstance(base, Symbol) else found.group(1), int(found.group(2) or 0))
 
 
 def _address(text: str, names: dict[str, Operand]) -> Address:

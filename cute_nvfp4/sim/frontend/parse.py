@@ -10,6 +10,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from cute_nvfp4.sim.errors import PtxSyntaxError
 from cute_nvfp4.sim.frontend.model import (
@@ -70,6 +71,7 @@ def parse_module(text: str) -> Module:
         except Unreadable as error:
             raise _refused(error, header, line) from None
         _resolve(kernel, body, {}, itertools.count())
+        module.variables |= {n: v for n, v in kernel.variables.items() if v.space in ("global", "const")}
         kernel.variables = {**module.variables, **kernel.variables}
         module.kernels[kernel.name] = kernel
     return module
@@ -232,7 +234,7 @@ def _kernel_header(header: str) -> Kernel:
 
 
 def _resolve(kernel: Kernel, body: list, outer: dict[str, Operand], counter: Iterator[int]) -> None:
-    """Flattens a scope into ``kernel``; ``outer`` maps the names that are visible in it to registers and labels."""
+    """Flattens a scope into ``kernel``; ``outer`` maps the names that are visible in it to operands."""
     number = next(counter)
     suffix = f"@{number}" if number else ""
     names = dict(outer)
@@ -283,7 +285,10 @@ def _declared(kernel: Kernel, text: str, names: dict[str, Operand], suffix: str)
         _call_parameter(kernel, text, names, suffix)
     elif text.startswith((".shared", ".local", ".extern", ".global", ".const")):
         variable = _variable(text)
-        kernel.variables[variable.name] = variable
+        # those of .global and .const become the module's
+        owner = f"@{kernel.name}" if variable.space in ("global", "const") else ""
+        name = f"{variable.name}{owner}{suffix}"
+        names[variable.name], kernel.variables[name] = Symbol(name), replace(variable, name=name)
     else:
         return text.startswith(".pragma")
     return True

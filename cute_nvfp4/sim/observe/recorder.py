@@ -237,7 +237,8 @@ class Recorder(Listener):
         for v in self.kernel.source.variables.values():
             start = self.kernel.layout.address[v.name][1]
             if v.space == "shared" and start <= address < start + v.size:
-                return f"{v.name}[{(address - start) // 8}]" if v.size > 8 else v.name
+                name = v.name.partition("@")[0]  # without the number of its scope
+                return f"{name}[{(address - start) // 8}]" if v.size > 8 else name
         return f"{address:#x}"
 
 
