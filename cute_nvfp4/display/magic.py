@@ -157,8 +157,9 @@ def _more(first: Finding, count: int) -> Page:
 
 
 def _dims(dims: tuple[int, int, int]) -> str:
-    used = [d for d in dims if d != 1] or [1]
-    return " x ".join(map(str, used)) if dims[1:] != (1, 1) else str(dims[0])
+    """Returns the dimensions without ones at the end."""
+    used = max((j for j in range(3) if dims[j] != 1), default=0)
+    return " x ".join(map(str, dims[: used + 1]))
 
 
 @dataclass

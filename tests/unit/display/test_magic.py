@@ -11,6 +11,10 @@ from jupyter_client.provisioning import local_provisioner
 from nbclient import NotebookClient
 from support import forked
 
+from cute_nvfp4.display import magic
+from cute_nvfp4.sim import Launch, Program
+from cute_nvfp4.sim.session import LaunchRecord
+
 COPY = """%%cute copies
 import torch
 import cutlass
@@ -184,3 +188,11 @@ def test_errors_of_the_program_are_its_own(outputs: list[list[dict]]) -> None:
 
 def test_nothing_is_left_of_the_simulated_gpu(outputs: list[list[dict]]) -> None:
     assert words(outputs[-1]) == "True"
+
+
+def test_dimensions_keep_their_places() -> None:
+    """Only ones at the end are left out of a grid and a block."""
+    made = [Launch("k", grid, block, ()) for grid, block in (((1, 4, 1), (32, 1, 2)), ((4, 1, 1), (1, 1, 1)))]
+    page = magic.launches([LaunchRecord(j, launch, Program.parse("")) for j, launch in enumerate(made)])
+    rows = [re.split(r"  +", line.strip()) for line in page.words.splitlines() if "stopped" in line]
+    assert [row[1:3] for row in rows] == [["1 x 4", "32 x 1 x 2"], ["4", "1"]]
