@@ -360,3 +360,5 @@ def test_time_line_and_what_would_gain():
     gains = timing("near").gains()
     assert gains["memory's latency halved"] > 0.05 and abs(gains["barriers at no cost"]) < 1e-9
     assert list(gains.values()) == sorted(gains.values(), reverse=True)
+    far = timing("far")  # waits twice for its cluster, at the start and at the end
+    assert far.gains()["barriers at no cost"] * far.cycles_per_us > 2 * h200()["cluster.barrier"]

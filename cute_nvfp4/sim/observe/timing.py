@@ -78,7 +78,7 @@ GAINS = {
     },
     "shared memory twice as fast": {"shared.cycles_per_pass": 0.5, "shared.latency": 0.5},
     "no bank conflicts": {"shared.conflict_passes": 0.0},
-    "barriers at no cost": {f"{at}.wake": 0.0 for at in ("barrier", "mbarrier")},
+    "barriers at no cost": dict.fromkeys(("barrier.wake", "mbarrier.wake", "cluster.barrier"), 0.0),
     "code and parameters in caches": {"fetch.cycles_per_line": 0.0, "constant.cycles_per_line": 0.0},
 }
 """The changes that ``Timing.gains`` tries: the figures of the machine that change, and the factor of each."""
