@@ -16,7 +16,6 @@ MANY = 32
 
 _STRONG, _NARROW = 1 << 31, 1 << 24
 _AGENT = np.uint64((1 << 48) - 1)
-_ORDERED = np.uint64(0xFFFF_FFFF_7FFF_FFFF)
 
 
 def pack(label, component, clock, lane=MANY, strong: bool = False, narrow: bool = False) -> np.ndarray:
@@ -35,6 +34,11 @@ def labels(epochs: np.ndarray) -> np.ndarray:
 def components(epochs: np.ndarray) -> np.ndarray:
     """Returns the components (uint16) of ``epochs``, which must be contiguous."""
     return epochs.view(np.uint16)[..., 2::4]
+
+
+def sources(epochs: np.ndarray) -> np.ndarray:
+    """Returns the labels and components together (uint32) of ``epochs``, which must be contiguous."""
+    return epochs.view(np.uint32)[..., 1::2]
 
 
 def clocks(epochs: np.ndarray) -> np.ndarray:

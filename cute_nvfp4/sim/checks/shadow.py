@@ -196,7 +196,7 @@ class Planes:
         """Puts epochs into ``plane`` where it is free for them; returns which have to try another plane."""
         left = None
         if old.any():
-            if ep.same_agent(old, epoch).all():
+            if (ep.same_agent(old, epoch) if who.cluster is None else old == epoch).all():
                 return None
             component = ep.components(np.ascontiguousarray(epoch))
             mine = (ep.components(old) == component) & (old != 0)
@@ -221,7 +221,7 @@ class Planes:
         lost = back != epoch
         if not lost.any():
             return left
-        other = lost & (ep.components(back) != ep.components(np.ascontiguousarray(epoch)))
+        other = lost & (ep.sources(back) != ep.sources(np.ascontiguousarray(epoch)))
         together = lost & ~other
         if together.any():
             self.store.reshape(-1)[at[together]] = ep.by_many(epoch[together])
