@@ -96,7 +96,7 @@ class Foreign:
         rows = self.clocks.snapshot(warps) if release else None
         for j, (w, at) in enumerate(zip(warps.tolist(), addresses.tolist())):
             if release:
-                gives = [self._left(w, scope, rows[j], self.of_warp.get(w, {}))]
+                gives = [self._left(w, scope, rows[j], self._knowledge(w))]
             else:
                 gives = [self._left(w, min(scope, s), *kept) for s, kept in self.fenced.get(w, {}).items()]
             if not update:
@@ -107,6 +107,10 @@ class Foreign:
                     self.left[at] = _compact(self.left[at])
         if release:
             self.clocks.now[warps] += 1
+
+    def _knowledge(self, warp: int) -> Knowledge:
+        """Returns what the warp knows of other clusters now: what it learns later is no part of it."""
+        return dict(self.of_warp.get(warp, {}))
 
     def _left(self, warp: int, scope: int, clocks: np.ndarray, foreign: Knowledge) -> Left:
         return Left(int(self.cluster_of_warp[warp]) & 0xFFFF, self._rank(warp), scope, clocks, foreign)
@@ -150,7 +154,7 @@ class Foreign:
         rows = self.clocks.release(warps)
         for j, w in enumerate(warps.tolist()):
             wider = {s: kept for s, kept in self.fenced.get(w, {}).items() if s > scope}
-            self.fenced[w] = {**wider, scope: (rows[j], dict(self.of_warp.get(w, {})))}
+            self.fenced[w] = {**wider, scope: (rows[j], self._knowledge(w))}
 
     def _take(self, warp: int, left: Left) -> None:
         own = int(self.cluster_of_warp[warp]) & 0xFFFF
