@@ -27,6 +27,7 @@ from cute_nvfp4.sim.checks.findings import Findings
 from cute_nvfp4.sim.checks.foreign import Left
 from cute_nvfp4.sim.checks.generic import GenericAccesses
 from cute_nvfp4.sim.checks.global_memory import GlobalShadows
+from cute_nvfp4.sim.checks.lane_sets import LaneSets
 from cute_nvfp4.sim.checks.memory import Shadows
 from cute_nvfp4.sim.checks.named_barriers import NamedBarriers
 from cute_nvfp4.sim.checks.report import Labels
@@ -65,6 +66,7 @@ class Checks:
         self._labels = Labels()
         self._left: dict[int, list[Left]] = {}
         self._kinds, self._layers = facts.kinds(kernel.source), Layers.of(facts.fenced_spaces(kernel.source))
+        self._some_lanes_meet = facts.some_lanes_meet(kernel.source)
         self._shared_grain, grain = facts.grains(kernel.source)
         self._globals = GlobalShadows(memory, grain, unwritten.written)
         self._self_completing = facts.self_completing(kernel)
@@ -73,7 +75,8 @@ class Checks:
 
     def listeners(self, wave: Wave) -> list[Listener]:
         """Returns the listeners for one wave, in the order in which they hear an event."""
-        state = State(wave, self._labels, self._left, self._kinds, self._layers, self._findings)
+        lane_sets = LaneSets() if self._some_lanes_meet else None
+        state = State(wave, self._labels, self._left, self._kinds, self._layers, lane_sets, self._findings)
         shadows = Shadows(state, self._globals, self._shared_grain, partial(self._unwritten.read, next(self._waves)))
         exchanges = Exchanges(state, self._exchanges) if self._exchanges else None
         barriers, dependency = BarrierUse(state), Dependency(state, self._earlier)

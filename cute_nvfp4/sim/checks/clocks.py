@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cute_nvfp4.sim.checks.epoch import MANY
+from cute_nvfp4.sim.checks.lane_sets import LaneSets
 
 GENERIC = ("thread",)
 """The kinds of components whose writes the asynchronous proxy sees only after a proxy fence. cp.async is not among
@@ -61,8 +61,8 @@ class Clocks:
     """The vector clocks of one wave, and the calls that record its synchronisation.
 
     ``kinds`` names the components that each warp has (``kernel.kinds``). ``slots`` is the number of mbarriers of a CTA
-    for which there is room at first. ``room`` is the number of components of a cluster, the last axis of most arrays;
-    ``ensure`` lets it grow.
+    for which there is room at first. ``lane_sets`` is None if lanes of a warp never meet without the others. ``room``
+    is the number of components of a cluster, the last axis of most arrays; ``ensure`` lets it grow.
     """
 
     def __init__(
@@ -73,8 +73,9 @@ class Clocks:
         kinds: tuple[str, ...],
         slots: int = 8,
         layers: Layers = Layers(),  # noqa: B008 (it is immutable)
+        lane_sets: LaneSets | None = None,
     ):
-        self.layers, depth = layers, 1 + max(layers)
+        self.layers, depth, self.lane_sets = layers, 1 + max(layers), lane_sets
         self.warps, self.cluster_size, self.warps_per_cta = warps, cluster_size, warps_per_cta
         self.per_cluster = warps_per_cta * cluster_size
         self.clusters, self.ctas = warps // self.per_cluster, warps // warps_per_cta
@@ -92,8 +93,8 @@ class Clocks:
         self.open = {kind: np.ones(warps, np.int32) for kind in kinds}
         # the last clock of a warp's mbarrier.init that fence.mbarrier_init has published
         self.published = np.zeros(warps, np.int32)
-        # by warp, since all its lanes have last met: the clock and the lanes (32,) of each meeting of some lanes
-        self.met_lanes: dict[int, list[tuple[int, np.ndarray]]] = {}
+        # by warp, if some lanes have met since all of them last did: the clock (32, 32) of each lane that a lane knows
+        self.met_lanes: dict[int, np.ndarray] = {}
         self.known = np.zeros((warps, depth, self.room), np.int32)
         # relaxed mbarrier operations: what waits have seen, and what fences have prepared for arrivals; ``far`` and
         # ``wide`` are the same where threads of other CTAs take part, for which the fences' scope must be wide enough
@@ -195,15 +196,24 @@ class Clocks:
 
     def meet_some(self, warp: int, lanes: np.ndarray) -> None:
         """Records a bar.warp.sync of some ``lanes`` (32,) of a warp."""
-        self.met_lanes.setdefault(warp, []).append((int(self.now[warp]), lanes))
+        known = self.met_lanes.setdefault(warp, np.zeros((32, 32), np.int32))
+        known[lanes] = known[lanes].max(axis=0)
+        known[np.ix_(lanes, lanes)] = self.now[warp]
         self.now[warp] += 1
 
-    def some_met(self, warp: int, clock: int, one: int, other: int) -> bool:
-        """Whether two lanes of a warp have met since ``clock``, without all others; ``MANY`` counts as having met."""
-        return any(
-            clock <= when and all(lane >= MANY or lanes[lane] for lane in (one, other))
-            for when, lanes in self.met_lanes.get(warp, ())
-        )
+    def some_met(self, warp: int, clock: int, earlier: int, later: int) -> bool:
+        """Whether lanes of a warp (lane fields) come after what others did at ``clock``, because some lanes have met.
+
+        Lanes that are not known count as having met those that have met any.
+        """
+        if warp not in self.met_lanes or self.lane_sets is None:
+            return False
+        known = self.met_lanes[warp] >= clock
+        first, last = self.lane_sets.lanes(earlier), self.lane_sets.lanes(later)
+        if first.any() and last.any():
+            return bool((known | np.eye(32, dtype=bool))[np.ix_(last, first)].all())
+        either = first | last
+        return bool(known.diagonal()[either].all() if either.any() else known.any())
 
     def meet(self, warps: np.ndarray) -> None:
         """Records a bar.warp.sync of all lanes."""

@@ -1,9 +1,9 @@
 """Epochs: who made an access, and when, in 64 bits.
 
 An epoch is ``[label 16][component 16][strong 1][lane 6][narrow 1][clock 24]``. The component says whose clock counts (a
-warp's own, one of its asynchronous pipes, or an mbarrier). The lane says which thread of the warp it was (``MANY``:
-several). The label is the number of the instruction; for global memory it is the number of the cluster, because each
-cluster has its own clocks. 0 stands for no access.
+warp's own, one of its asynchronous pipes, or an mbarrier). The lane says which thread of the warp it was; ``MANY`` and
+above stand for several (``lane_sets``). The label is the number of the instruction; for global memory it is the number
+of the cluster, because each cluster has its own clocks. 0 stands for no access.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import numpy as np
 
 CLOCK_MASK = (1 << 24) - 1
 MANY = 32
-"""The lane of an access that several lanes made together."""
+"""The lane of an access that several lanes made together, or lanes that are not known."""
 
 _STRONG, _NARROW = 1 << 31, 1 << 24
 _AGENT = np.uint64((1 << 48) - 1)
+_NO_LANE = np.uint64(((1 << 64) - 1) ^ (63 << 25))
 
 
 def pack(label, component, clock, lane=MANY, strong: bool = False, narrow: bool = False) -> np.ndarray:
@@ -47,7 +48,7 @@ def clocks(epochs: np.ndarray) -> np.ndarray:
 
 
 def lanes(epochs: np.ndarray) -> np.ndarray:
-    """Returns the lanes (uint32) of ``epochs``, ``MANY`` for accesses of several lanes."""
+    """Returns the lanes (uint32) of ``epochs``."""
     return (epochs.view(np.uint32)[..., 0::2] >> np.uint32(25)) & np.uint32(63)
 
 
@@ -68,5 +69,9 @@ def same_agent(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def by_many(epochs: np.ndarray) -> np.ndarray:
     """Returns the epochs with ``MANY`` as their lane."""
-    clear = np.uint64(((1 << 64) - 1) ^ (63 << 25))
-    return (epochs & clear) | np.uint64(MANY << 25)
+    return (epochs & _NO_LANE) | np.uint64(MANY << 25)
+
+
+def by_lane(epochs: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+    """Returns the epochs with other lanes."""
+    return (epochs & _NO_LANE) | (lanes.astype(np.uint64) << np.uint64(25))

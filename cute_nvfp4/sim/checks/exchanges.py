@@ -147,9 +147,9 @@ class Exchanges(Listener):
         for other, matrix in reached.items():
             if id(store) in flows(self.kernel, other):
                 arrived |= matrix
-        writers = slice(None) if lane == ep.MANY else slice(lane, lane + 1)
+        writers = slice(None) if lane >= ep.MANY else slice(lane, lane + 1)
         reader = int(ep.lanes(e)[0])
-        readers = slice(None) if reader == ep.MANY else slice(reader, reader + 1)
+        readers = slice(None) if reader >= ep.MANY else slice(reader, reader + 1)
         return bool(arrived[writers, readers].all())
 
 

@@ -157,12 +157,14 @@ class GenericAccesses(Listener):
         if a.instruction.base in _MATRICES:
             lanes = np.full((1, 1), ep.MANY)
         elif host.shape[-1] == 1:
-            lanes = np.full((1, 1), ep.MANY)
+            lanes, wide = np.full((1, 1), ep.MANY), None
             if mask is not None:
                 wide = np.broadcast_to(mask, (n, 32))
                 count = wide.sum(axis=1)
                 lanes = np.where(count == 1, wide.argmax(axis=1), ep.MANY)[:, None]
                 keep = None if count.all() else (count > 0)[:, None]
+            if c.lane_sets is not None:
+                lanes = c.lane_sets.of(np.ones((1, 32), bool) if wide is None else wide)
         shape = (n, host.shape[-1])
         address = np.broadcast_to(host, shape)
         thread = c.component("thread", warps)[:, None]

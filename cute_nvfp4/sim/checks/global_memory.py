@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from cute_nvfp4.sim.checks.lane_sets import LaneSets
 from cute_nvfp4.sim.checks.shadow import Actor, Shadow
 from cute_nvfp4.sim.checks.sparse import zeros
 from cute_nvfp4.sim.machine.global_memory import GlobalMemory, Region
@@ -58,6 +59,9 @@ class NoClocks:
 
     room, generic, met_lanes = 0, 0, ()
     flat = np.zeros(1 << 16, np.int32)
+
+    def __init__(self, lane_sets: LaneSets | None) -> None:
+        self.lane_sets = lane_sets
 
     @staticmethod
     def thread_of(component: np.ndarray) -> np.ndarray:
@@ -115,7 +119,7 @@ class GlobalShadows:
             index, who, label = enter(watched)
             if constant:
                 watched.changes(index, who, False, label)
-            blind = replace(who, clocks=NoClocks(), base=np.zeros_like(who.base), distinct=False)
+            blind = replace(who, clocks=NoClocks(who.clocks.lane_sets), base=np.zeros_like(who.base), distinct=False)
             watched.readers.place(index, blind)
             watched.read_by[index] = label
             self.noted -= lanes

@@ -33,6 +33,16 @@ def kinds(kernel: Kernel) -> tuple[str, ...]:
     return ("thread", *(kind for kind, test in _KIND_OF.items() if any(test(i) for i in kernel.code)))
 
 
+def some_lanes_meet(kernel: Kernel) -> bool:
+    """Whether lanes of a warp may meet that are not all of it: at a bar.warp.sync whose member mask is another."""
+    return any(
+        i.base in ("bar", "barrier")
+        and "warp" in i.mods
+        and not (isinstance(i.operands[0], Imm) and i.operands[0].value & 0xFFFFFFFF == 0xFFFFFFFF)
+        for i in kernel.code
+    )
+
+
 def fenced_space(i: Instruction) -> str | None:
     """Returns the state space in which a fence synchronises the generic and the asynchronous proxy.
 

@@ -87,7 +87,7 @@ class Actor:
             bad = bad & ~((component == own) & mine)
         same = (self.clocks.thread_of(component) == self.thread) & mine
         if self.lane is not None:
-            same = same & (ep.lanes(found) == self.lane) & (self.lane != ep.MANY)
+            same = same & (ep.lanes(found) == self.lane) & (self.lane < ep.MANY)
         bad = bad & ~same
         if self.clocks.met_lanes and self.lane is not None and bad.any():
             bad = self._met(found, clocks, component, bad, mine)
@@ -101,12 +101,13 @@ class Actor:
         return bad if bad.any() else None
 
     def _met(self, found, clocks, component, bad, mine) -> np.ndarray:
-        """Removes from ``bad`` the accesses of a lane that has since met this lane at a bar.warp.sync of some lanes."""
+        """Removes from ``bad`` the accesses of lanes that have since met this lane at a bar.warp.sync of some lanes."""
         bad = np.array(bad)
         where = np.nonzero(bad & (self.clocks.thread_of(component) == self.thread) & mine)
         parts = (self.warps, clocks, ep.lanes(found), self.lane)
-        each = zip(*(np.broadcast_to(x, bad.shape)[where].tolist() for x in parts))
-        bad[where] = [not self.clocks.some_met(*one) for one in each]
+        each = list(zip(*(np.broadcast_to(x, bad.shape)[where].tolist() for x in parts)))
+        met = {one: self.clocks.some_met(*one) for one in set(each)}
+        bad[where] = [not met[one] for one in each]
         return bad
 
     def _in_scope(self, found: np.ndarray, component: np.ndarray) -> np.ndarray | bool:
@@ -177,6 +178,8 @@ class Planes:
         if who.strong:
             # Two atomics do not conflict, but neither comes after the other.
             who = replace(who, strong=False)
+        if who.clocks.lane_sets is not None and not who.distinct and who.lane is not None and not who.asynchronous:
+            index, who = who.clocks.lane_sets.gathered(index, who)
         epoch = np.broadcast_to(who.epoch, index.shape)
         thread = np.broadcast_to(who.thread, index.shape)
         start = ep.components(np.ascontiguousarray(epoch)).astype(np.int64)
@@ -205,7 +208,11 @@ class Planes:
             late = who.unordered(old)
             if late is not None:
                 # Lanes of one warp that have not met since share one epoch.
-                epoch = np.where(mine & late, ep.by_many(epoch), epoch)
+                if who.clocks.lane_sets is None:
+                    epoch = np.where(mine & late, ep.by_many(epoch), epoch)
+                else:
+                    epoch, apart = who.clocks.lane_sets.merge(old, epoch, mine & late)
+                    mine &= ~apart
                 left = np.broadcast_to(late, old.shape) & ~mine
                 keep = ~left
                 at, index, plane, epoch = at[keep], index[keep], plane[keep], epoch[keep]

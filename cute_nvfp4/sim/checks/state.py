@@ -7,6 +7,7 @@ import numpy as np
 from cute_nvfp4.sim.checks.clocks import Clocks, Layers
 from cute_nvfp4.sim.checks.findings import Findings
 from cute_nvfp4.sim.checks.foreign import Foreign, Left
+from cute_nvfp4.sim.checks.lane_sets import LaneSets
 from cute_nvfp4.sim.checks.report import Labels, Reporter
 from cute_nvfp4.sim.machine.wave import Wave
 
@@ -26,11 +27,12 @@ class State:
         left: dict[int, list[Left]],
         kinds: tuple[str, ...],
         layers: Layers,
+        lane_sets: LaneSets | None,
         findings: Findings,
     ) -> None:
         self.wave, self.labels, self.title, self.findings = wave, labels, wave.run.launch.title, findings
         slots = max(8, len(wave.mbarriers.offset_of))
-        self.clocks = Clocks(wave.warps, wave.warps_per_cta, wave.cluster_size, kinds, slots, layers)
+        self.clocks = Clocks(wave.warps, wave.warps_per_cta, wave.cluster_size, kinds, slots, layers, lane_sets)
         self.reporter = Reporter(wave, self.clocks, labels, findings)
         self.cluster_of_warp = wave.cluster_index[wave.cta_of_warp]
         self.foreign = Foreign(self.clocks, left, self.cluster_of_warp)
