@@ -1,11 +1,11 @@
 """The sums of wgmma, as an H200 computes them.
 
 The PTX ISA leaves their order open. The following rule agrees bit for bit with recordings
-(``tests/data/h200_wgmma.npz``). The products of one instruction and the old accumulator are the exact terms of a sum.
-The exponent of a product is the sum of its factors' exponents, without a carry. Each term is truncated F bits below
-the largest exponent of all terms, and the truncated terms are added exactly. The sum is truncated to f32 or rounded to
-the nearest f16. F is 25. For the 8-bit floating-point types, F is 13 and an f32 result keeps 13 bits of mantissa.
-Integer results are exact, and wrap around or saturate.
+(``tests/data/h200_wgmma.npz``, ``tests/simulator/test_wgmma_subnormal.py``). The products of one instruction and the
+old accumulator are the exact terms of a sum. The exponent of a product is the sum of its factors' exponents, without a
+carry. Each term is truncated F bits below the largest exponent of all terms, and the truncated terms are added exactly.
+The sum is truncated to f32 or rounded to the nearest f16; a zero is positive. F is 25. For the 8-bit floating-point
+types, F is 13 and an f32 result keeps 13 bits of mantissa. Integer results are exact, and wrap around or saturate.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 _LEAST = {"f16": -14, "bf16": -126, "tf32": -126, "e4m3": -6, "e5m2": -14, "f32": -126}
 """Exponent of the smallest normal number of each type, which subnormal numbers have too."""
+_LEAST_F16 = np.float32(2.0 ** _LEAST["f16"])
 _ZERO = -2000
 """The exponent that stands for zero."""
 _NARROW = ("e4m3", "e5m2")
@@ -64,7 +65,9 @@ def _floats(a, b, c, types, saturate: bool) -> np.ndarray:
     calm = _calm(ea) and _calm(eb)
     exact = _direct(a, b, c, ea, eb, types[2]) if calm and not narrow else _cut(a, b, c, ea, eb, types[2], bits, calm)
     if types[2] == "f16":
-        return exact.astype("f2")
+        rounded = exact.astype("f2")
+        rounded.view("u2")[rounded.view("u2") == 0x8000] = 0
+        return rounded
     out = _toward_zero(exact, calm)
     return (out.view("u4") & _NARROW_RESULT).view("f4") if narrow else out
 
@@ -96,7 +99,8 @@ def _direct(a, b, c, ea, eb, t: str) -> np.ndarray:
 
     Every product of an element of D is a multiple of 2^(last_a + last_b), and no product has an exponent above
     top_a + top_b. No term is truncated if these exponents are at most 25 apart, the magnitude of C is below
-    2^(last_a + last_b + 26), and C is a multiple of 2^(top_a + top_b - 25).
+    2^(last_a + last_b + 26), and C is a multiple of 2^(top_a + top_b - 25). A subnormal C counts as the smallest normal
+    number, whose exponent it has.
     """
     top_a, top_b = ea.max(axis=2), eb.max(axis=2)
     last_a, last_b = _last(a, ea), _last(b, eb)
@@ -104,7 +108,10 @@ def _direct(a, b, c, ea, eb, t: str) -> np.ndarray:
     exact = np.matmul(a.astype("f8"), b.astype("f8").swapaxes(1, 2))
     if c is not None:
         exact += c
-        near &= np.abs(c) * _power(-last_a)[:, :, None] * _power(-last_b)[:, None] < np.float32(2.0**26)
+        size = np.abs(c)
+        if t == "f16":
+            size[(size != 0) & (size < _LEAST_F16)] = _LEAST_F16
+        near &= size * _power(-last_a)[:, :, None] * _power(-last_b)[:, None] < np.float32(2.0**26)
         units = c * _power(25 - top_a)[:, :, None] * _power(-top_b)[:, None]
         near &= units == np.trunc(units)
         # ``units`` may underflow to zero for a smaller C.
@@ -123,11 +130,13 @@ def _direct(a, b, c, ea, eb, t: str) -> np.ndarray:
 def _last(x: np.ndarray, e: np.ndarray) -> np.ndarray:
     """Returns the exponent (w, rows) of the lowest bit that is set in any value of a row of ``x`` (w, rows, K), or
     ``_ZERO`` for a row of zeros. ``e`` holds the exponents of the values."""
-    mantissa = x.view("u4") & np.uint32(0x7FFFFF) | np.uint32(1 << 23)
+    bits = x.view("u4")
+    mantissa = bits & np.uint32(0x7FFFFF) | np.uint32(1 << 23)
     low = mantissa & (~mantissa + np.uint32(1))
-    places = (low.astype("f4").view("u4") >> np.uint32(23)).astype("i2") - np.int16(127 + 23)
-    some = (e + places).min(axis=2, initial=_MANY, where=e != _ZERO)
-    return np.where(some == _MANY, _ZERO, some).astype("i2")
+    # The exponents in the bits, not ``e``: those of subnormal f16 are below the least of the type.
+    biased = (bits >> np.uint32(23) & np.uint32(255)) + (low.astype("f4").view("u4") >> np.uint32(23))
+    some = biased.astype("i2").min(axis=2, initial=_MANY, where=e != _ZERO)
+    return np.where(some == _MANY, _ZERO, some - np.int16(127 + 127 + 23)).astype("i2")
 
 
 def _power(e: np.ndarray) -> np.ndarray:
@@ -185,11 +194,11 @@ def _aligned(a: np.ndarray, b: np.ndarray, top: np.ndarray, bits: int, calm: boo
 
 
 def _toward_zero(x: np.ndarray, calm: bool) -> np.ndarray:
-    """Returns f64 values truncated to f32; magnitudes of 2^128 and more become infinity. With ``calm``, no value is
-    subnormal in f32."""
+    """Returns f64 values truncated to f32; magnitudes of 2^128 and more become infinity, and zeros positive. With
+    ``calm``, no value is subnormal in f32, or -0."""
     if calm:
         return (x.view("u8") & _HIGH).view("f8").astype("f4")
     out = x.astype("f4")
     over = (np.abs(out) > np.abs(x)) & (np.abs(x) < 2.0**128)
     out.view("u4")[...] -= over
-    return out
+    return out + np.float32(0)
