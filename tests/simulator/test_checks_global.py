@@ -38,3 +38,25 @@ def test_a_release_has_what_its_thread_knew_then() -> None:
     go(body.replace("FIRST", "acquire"), grid=(4, 1, 1))
     with pytest.raises(Race, match="is written by another cluster"):
         go(body.replace("FIRST", "relaxed"), grid=(4, 1, 1))
+
+
+@pytest.mark.parametrize("other", [65535, 65536])
+def test_clusters_whose_numbers_have_more_than_16_bits(other: int) -> None:
+    """CTA 0 stores a word that another CTA loads, with and without a release and an acquire between."""
+    body = f"setp.eq.u32 %q4, %r17, {other}; @%q4 bra B; setp.ne.u32 %q4, %r17, 0; @%q4 bra E;"
+    body += "st.global.b32 [%p0], 5; st.{}.gpu.global.b32 [%p0+512], 1; bra E;"
+    body += f"B: {flag('acquire', 512)} ld.global.b32 %r12, [%p0]; E:"
+    go(body.format("release"), 1, grid=(other + 1, 1, 1))
+    with pytest.raises(Race, match=r"is written by another cluster \(number 0\)"):
+        go(body.format("relaxed"), 1, grid=(other + 1, 1, 1))
+
+
+def test_what_is_known_of_a_cluster_whose_number_has_the_same_16_bits() -> None:
+    """Thread 0 of CTA 65536 hears of thread 1 of CTA 0, which has stored, through CTA 1."""
+    body = "setp.gt.u32 %q4, %r17, 1; setp.lt.and.u32 %q4, %r17, 65536, %q4; @%q4 bra E;"
+    body += "min.u32 %r14, %r17, 2; mul.wide.u32 %rd3, %r14, 4; add.s64 %rd3, %p0, %rd3; setp.eq.u32 %q5, %r14, 0;"
+    body += "selp.u32 %r15, 1, 0, %q5; setp.ne.u32 %q6, %r1, %r15; @%q6 bra E;"
+    body += "@!%q5 bra L; st.global.b32 [%p0], 5; bra D;"
+    body += "L: ld.acquire.gpu.global.b32 %r13, [%rd3+508]; setp.eq.u32 %q5, %r13, 0; @%q5 bra L;"
+    body += "D: setp.eq.u32 %q5, %r14, 2; @%q5 ld.global.b32 %r12, [%p0]; st.release.gpu.global.b32 [%rd3+512], 1; E:"
+    go(body, 2, grid=((1 << 16) + 1, 1, 1))

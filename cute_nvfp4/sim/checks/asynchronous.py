@@ -244,7 +244,7 @@ class AsynchronousAccesses(Listener):
         return Actor(
             c,
             pending.instruction,
-            ep.pack(label, component, clock, ep.MANY, strong),
+            ep.pack(label, component, clock, ep.MANY, strong, bits=c.bits),
             c.base(warps)[:, None],
             warps[:, None],
             c.component("thread", warps)[:, None],

@@ -31,14 +31,14 @@ class BarrierUse:
         c = self.clocks
         cluster, b = cta // c.cluster_size, c.barrier(cta, slot)
         init = c.initialised[cluster, b]
-        at = c.base(warps) + ep.components(init)
+        at = c.base(warps) + ep.components(init, c.bits)
         late = ep.clocks(init) > c.flat.take(at)
         hidden = ep.clocks(init) > c.flat.take(at + c.room) if proxy else late
         if not (late.any() or hidden.any()):
             return
         k = int((late | hidden).argmax())
-        by = cluster[k] * c.per_cluster + int(ep.components(init[k : k + 1])[0]) % c.per_cluster
-        init_at = self.labels.instruction(int(ep.labels(init[k : k + 1])[0])).where()
+        by = cluster[k] * c.per_cluster + int(ep.components(init[k : k + 1], c.bits)[0]) % c.per_cluster
+        init_at = self.labels.instruction(int(ep.labels(init[k : k + 1], c.bits)[0])).where()
         name, who = self.wave.mbarriers.name(int(cta[k]), int(slot[k])), self.reporter.thread(int(warps[k]), ep.MANY)
         text = f"{self.title}: the {name}\n  is initialised by {self.reporter.thread(int(by), ep.MANY)} at {init_at}"
         if late[k]:

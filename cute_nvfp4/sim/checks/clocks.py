@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cute_nvfp4.sim.checks.epoch import component_bits
 from cute_nvfp4.sim.checks.lane_sets import LaneSets
 
 GENERIC = ("thread",)
@@ -28,6 +29,8 @@ OWN = ("thread", "load")
 """The kinds whose clock is that of the thread itself. Loads from shared memory have the kind "load" in kernels where
 wgmma takes A from registers: the end of a wgmma is the end of the loads that its registers came from."""
 NAMED_BARRIERS = 16
+MOST_BARRIERS = 256
+"""The mbarriers of a CTA for which epochs have room, however many clusters a launch has."""
 
 
 class Layers(NamedTuple):
@@ -62,7 +65,8 @@ class Clocks:
 
     ``kinds`` names the components that each warp has (``kernel.kinds``). ``slots`` is the number of mbarriers of a CTA
     for which there is room at first. ``lane_sets`` is None if lanes of a warp never meet without the others. ``room``
-    is the number of components of a cluster, the last axis of most arrays; ``ensure`` lets it grow.
+    is the number of components of a cluster, the last axis of most arrays; ``ensure`` lets it grow. ``launched`` is the
+    number of clusters of the launch, and ``bits`` that of a component in an epoch (``epoch.component_bits``).
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class Clocks:
         slots: int = 8,
         layers: Layers = Layers(),  # noqa: B008 (it is immutable)
         lane_sets: LaneSets | None = None,
+        launched: int = 1,
     ):
         self.layers, depth, self.lane_sets = layers, 1 + max(layers), lane_sets
         self.warps, self.cluster_size, self.warps_per_cta = warps, cluster_size, warps_per_cta
@@ -85,6 +90,7 @@ class Clocks:
         self.first_barrier = len(kinds) * self.per_cluster
         self.barriers = slots * cluster_size
         self.room = self.first_barrier + self.barriers
+        self.bits = component_bits(launched, self.first_barrier + MOST_BARRIERS * cluster_size)
         # the threads' own clocks
         self.now = np.full(warps, 2, np.int32)
         # whether a warp has waited at the cluster's barrier, so that all CTAs of the cluster have started

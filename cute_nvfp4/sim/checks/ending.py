@@ -132,14 +132,14 @@ class Ending(Listener):
             found = [e for _, e in shadow.readers.present(places)] + [shadow.last.take(places)]
             found += [e for _, e in shadow.atomics.present(places)] if shadow.atomics is not None else []
             for epochs in found:
-                bad = ep.clocks(epochs) > known.take(ep.components(epochs))
+                bad = ep.clocks(epochs) > known.take(ep.components(epochs, c.bits))
                 if bad.any():
                     self._report(cta, shadow, int(index[bad.argmax()]), int(epochs[bad.argmax()]))
 
     def _report(self, cta: int, shadow, index: int, found: int) -> None:
         e = np.array([found], np.uint64)
         wave = self.state.wave
-        instruction = self.state.labels.instruction(int(ep.labels(e)[0]))
+        instruction = self.state.labels.instruction(int(ep.labels(e, self.state.clocks.bits)[0]))
         offset = self.shadows.shared.byte_of(shadow, index) - cta * wave.shared_stride
         self.state.findings.hazard(
             "access-at-exit",

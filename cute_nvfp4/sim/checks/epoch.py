@@ -3,7 +3,8 @@
 An epoch is ``[label 16][component 16][strong 1][lane 6][narrow 1][clock 24]``. The component says whose clock counts (a
 warp's own, one of its asynchronous pipes, or an mbarrier). The lane says which thread of the warp it was; ``MANY`` and
 above stand for several (``lane_sets``). The label is the number of the instruction; for global memory it is the number
-of the cluster, because each cluster has its own clocks. 0 stands for no access.
+of the cluster, because each cluster has its own clocks. 0 stands for no access. In launches of many clusters the label
+has more bits and the component fewer: functions take the component's ``bits`` (:func:`component_bits`).
 """
 
 from __future__ import annotations
@@ -15,26 +16,31 @@ MANY = 32
 """The lane of an access that several lanes made together, or lanes that are not known."""
 
 _STRONG, _NARROW = 1 << 31, 1 << 24
-_AGENT = np.uint64((1 << 48) - 1)
 _NO_LANE = np.uint64(((1 << 64) - 1) ^ (63 << 25))
 
 
-def pack(label, component, clock, lane=MANY, strong: bool = False, narrow: bool = False) -> np.ndarray:
+def component_bits(clusters: int, components: int) -> int:
+    """Returns the bits of a component in a launch of ``clusters`` clusters, each of which has ``components``."""
+    return min(16, max(32 - (clusters - 1).bit_length(), components.bit_length()))
+
+
+def pack(label, component, clock, lane=MANY, strong: bool = False, narrow: bool = False, bits: int = 16) -> np.ndarray:
     """Returns the epochs (uint64) made of these fields, which broadcast together."""
     how = (_STRONG if strong else 0) | (_NARROW if narrow else 0)
     low = (np.asarray(clock, np.int64) & CLOCK_MASK) | (np.asarray(lane, np.int64) << 25) | how
-    high = (np.asarray(label, np.int64) & 0xFFFF) << 16 | np.asarray(component, np.int64)
+    high = np.asarray(label, np.int64) << bits | np.asarray(component, np.int64)
     return (high.astype(np.uint64) << np.uint64(32)) | low.astype(np.uint64)
 
 
-def labels(epochs: np.ndarray) -> np.ndarray:
-    """Returns the labels (uint16) of ``epochs``, which must be contiguous."""
-    return epochs.view(np.uint16)[..., 3::4]
+def labels(epochs: np.ndarray, bits: int = 16) -> np.ndarray:
+    """Returns the labels (uint16 or uint32) of ``epochs``, which must be contiguous."""
+    return epochs.view(np.uint16)[..., 3::4] if bits == 16 else sources(epochs) >> np.uint32(bits)
 
 
-def components(epochs: np.ndarray) -> np.ndarray:
+def components(epochs: np.ndarray, bits: int = 16) -> np.ndarray:
     """Returns the components (uint16) of ``epochs``, which must be contiguous."""
-    return epochs.view(np.uint16)[..., 2::4]
+    low = epochs.view(np.uint16)[..., 2::4]
+    return low if bits == 16 else low & np.uint16((1 << bits) - 1)
 
 
 def sources(epochs: np.ndarray) -> np.ndarray:
@@ -62,9 +68,9 @@ def narrow(epochs: np.ndarray) -> np.ndarray:
     return (epochs.view(np.uint32)[..., 0::2] & np.uint32(_NARROW)) != 0
 
 
-def same_agent(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def same_agent(a: np.ndarray, b: np.ndarray, bits: int = 16) -> np.ndarray:
     """Whether epochs ``a`` and ``b`` are equal in all fields but the label."""
-    return ((a ^ b) & _AGENT) == 0
+    return ((a ^ b) << np.uint64(32 - bits)) == 0
 
 
 def by_many(epochs: np.ndarray) -> np.ndarray:

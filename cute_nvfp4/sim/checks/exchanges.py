@@ -117,7 +117,8 @@ class Exchanges(Listener):
         """Returns which of the ``bad`` reads give no value to the store by ``who``, or None if all give one."""
         shape = np.broadcast_shapes(epochs.shape, bad.shape)
         bad = np.broadcast_to(bad, shape).copy()
-        component = self.clocks.thread_of(np.broadcast_to(ep.components(np.ascontiguousarray(epochs)), shape))
+        component = ep.components(np.ascontiguousarray(epochs), self.clocks.bits)
+        component = self.clocks.thread_of(np.broadcast_to(component, shape))
         arrays = (who.thread, who.warps, ep.MANY if who.lane is None else who.lane, epochs)
         thread, warps, lane, epochs = (np.broadcast_to(a, shape) for a in arrays)
         known: dict[tuple[int, int, int], bool] = {}
@@ -131,7 +132,7 @@ class Exchanges(Listener):
     def _has_come(self, store: Instruction, warp: int, lane: int, read: int) -> bool:
         """Whether what ``store`` writes in ``lane`` depends on the value of ``read``, an epoch of the same warp."""
         e = np.array([read], np.uint64)
-        load = self.labels.instruction(int(ep.labels(e)[0]))
+        load = self.labels.instruction(int(ep.labels(e, self.clocks.bits)[0]))
         after = int(ep.clocks(e)[0])
         edges = flows(self.kernel, id(load))
         reached: dict[int, np.ndarray] = {}

@@ -24,9 +24,9 @@ Knowledge = dict[int, np.ndarray]
 class Left:
     """What a release left at an address.
 
-    ``cluster`` is the number of the releasing thread's cluster in the launch, modulo 2^16. ``rank`` is the rank of its
-    CTA in the cluster. ``scope`` (``scopes``) says who may acquire. ``clocks`` (layers, room) is what the warp knew of
-    its cluster, ``foreign`` what it knew of other clusters.
+    ``cluster`` is the number of the releasing thread's cluster in the launch, ``rank`` the rank of its CTA in it.
+    ``scope`` (``scopes``) says who may acquire. ``clocks`` (layers, room) is what the warp knew of its cluster,
+    ``foreign`` what it knew of other clusters.
     """
 
     cluster: int
@@ -113,14 +113,14 @@ class Foreign:
         return dict(self.of_warp.get(warp, {}))
 
     def _left(self, warp: int, scope: int, clocks: np.ndarray, foreign: Knowledge) -> Left:
-        return Left(int(self.cluster_of_warp[warp]) & 0xFFFF, self._rank(warp), scope, clocks, foreign)
+        return Left(int(self.cluster_of_warp[warp]), self._rank(warp), scope, clocks, foreign)
 
     def _rank(self, warp: int) -> int:
         return warp % self.clocks.per_cluster // self.clocks.warps_per_cta
 
     def _includes(self, scope: int, warp: int, left: Left) -> bool:
         """Whether ``scope`` includes both the warp and the thread of the release ``left``."""
-        if left.cluster != int(self.cluster_of_warp[warp]) & 0xFFFF:
+        if left.cluster != int(self.cluster_of_warp[warp]):
             return scope >= GPU
         return scope >= (CTA if left.rank == self._rank(warp) else CLUSTER)
 
@@ -157,7 +157,7 @@ class Foreign:
             self.fenced[w] = {**wider, scope: (rows[j], self._knowledge(w))}
 
     def _take(self, warp: int, left: Left) -> None:
-        own = int(self.cluster_of_warp[warp]) & 0xFFFF
+        own = int(self.cluster_of_warp[warp])
         if left.cluster == own:
             row = self.clocks.known[warp]
             size = min(row.shape[-1], left.clocks.shape[-1])

@@ -173,7 +173,7 @@ class GenericAccesses(Listener):
         apart = a.kind == "load" and not by_cluster and "load" in c.kinds
         own = c.component("load", warps)[:, None] if apart else thread
         narrow = strong and scope_of(a.instruction) < (GPU if by_cluster else CLUSTER)
-        row = ep.pack(label if cluster is None else cluster, own, clock, 0, strong, narrow)
+        row = ep.pack(label if cluster is None else cluster, own, clock, 0, strong, narrow, c.bits)
         who = Actor(
             c,
             a.instruction,

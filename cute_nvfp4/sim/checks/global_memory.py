@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from cute_nvfp4.sim.checks.lane_sets import LaneSets
+from cute_nvfp4.sim.checks.clocks import Clocks
 from cute_nvfp4.sim.checks.shadow import Actor, Shadow
 from cute_nvfp4.sim.checks.sparse import zeros
 from cute_nvfp4.sim.machine.global_memory import GlobalMemory, Region
@@ -60,8 +60,8 @@ class NoClocks:
     room, generic, met_lanes = 0, 0, ()
     flat = np.zeros(1 << 16, np.int32)
 
-    def __init__(self, lane_sets: LaneSets | None) -> None:
-        self.lane_sets = lane_sets
+    def __init__(self, clocks: Clocks) -> None:
+        self.lane_sets, self.bits = clocks.lane_sets, clocks.bits
 
     @staticmethod
     def thread_of(component: np.ndarray) -> np.ndarray:
@@ -119,7 +119,7 @@ class GlobalShadows:
             index, who, label = enter(watched)
             if constant:
                 watched.changes(index, who, False, label)
-            blind = replace(who, clocks=NoClocks(who.clocks.lane_sets), base=np.zeros_like(who.base), distinct=False)
+            blind = replace(who, clocks=NoClocks(who.clocks), base=np.zeros_like(who.base), distinct=False)
             watched.readers.place(index, blind)
             watched.read_by[index] = label
             self.noted -= lanes

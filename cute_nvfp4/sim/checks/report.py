@@ -164,8 +164,9 @@ class Reporter:
     def other(self, found: int, who: Actor, row: Any, label: int | None) -> Other:
         """Returns the earlier side of a conflict, for the epoch ``found``."""
         e = np.array([found], np.uint64)
-        component, lane, clocks = int(ep.components(e)[0]), int(ep.lanes(e)[0]), self.clocks
-        instruction = self.labels.instruction(label if label is not None else int(ep.labels(e)[0]))
+        clocks, lane = self.clocks, int(ep.lanes(e)[0])
+        component, number = int(ep.components(e, clocks.bits)[0]), int(ep.labels(e, clocks.bits)[0])
+        instruction = self.labels.instruction(number if label is None else label)
         where = instruction.where()
         warp = int(np.broadcast_to(who.warps, _wide(who, row))[row])
         cluster = warp // clocks.per_cluster
@@ -175,9 +176,9 @@ class Reporter:
             by = f"the asynchronous {where}, which ends with a phase of the {name}"
             return Other(by, "a wait for that phase", "copy", instruction)
         kind = list(clocks.kinds)[component // clocks.per_cluster]
-        if who.cluster is not None and int(ep.labels(e)[0]) != int(np.broadcast_to(who.cluster, _wide(who, row))[row]):
+        if who.cluster is not None and number != int(np.broadcast_to(who.cluster, _wide(who, row))[row]):
             return Other(
-                f"another cluster (number {int(ep.labels(e)[0])}) at {where}",
+                f"another cluster (number {number}) at {where}",
                 "a release by that thread and an acquire of what it released, at gpu scope,",
                 "store",
                 instruction,

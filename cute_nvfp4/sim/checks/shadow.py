@@ -53,7 +53,7 @@ class Actor:
     def asynchronous(self) -> bool:
         """Whether the access is recorded under another component than the thread's."""
         epoch = np.ascontiguousarray(self.epoch.flat[:1])
-        return bool(ep.components(epoch)[0] != self.thread.flat[0])
+        return bool(ep.components(epoch, self.clocks.bits)[0] != self.thread.flat[0])
 
     def at(self, shape: tuple[int, ...], where) -> Actor:
         """Returns the agents (q,) of the positions ``where`` among granules of ``shape``."""
@@ -72,17 +72,17 @@ class Actor:
         if found.ndim == 2 and found.shape[1] >= UNIFORM and (found == found[:, :1]).all():
             found = np.ascontiguousarray(found[:, :1])
         clocks = ep.clocks(found)
-        component = ep.components(found)
+        component = ep.components(found, self.clocks.bits)
         bad = clocks > self.clocks.flat.take(self.base + component)
         if self.cluster is not None:
-            bad |= (ep.labels(found) != (self.cluster & 0xFFFF)) & (found != 0)
+            bad |= (ep.labels(found, self.clocks.bits) != self.cluster) & (found != 0)
         if not bad.any():
             return None
         return self._excuse(found, clocks, component, bad, foreign)
 
     def _excuse(self, found, clocks, component, bad, foreign) -> np.ndarray | None:
         """Removes from ``bad`` what is in order for other reasons than the warp's clocks."""
-        mine = True if self.cluster is None else ep.labels(found) == (self.cluster & 0xFFFF)
+        mine = True if self.cluster is None else ep.labels(found, self.clocks.bits) == self.cluster
         for own in self.own:
             bad = bad & ~((component == own) & mine)
         same = (self.clocks.thread_of(component) == self.thread) & mine
@@ -94,9 +94,10 @@ class Actor:
         if self.strong:
             bad = bad & ~(ep.strong(found) & self._in_scope(found, component))
         if foreign is not None and self.cluster is not None and bad.any():
-            where = np.nonzero(bad & (ep.labels(found) != (self.cluster & 0xFFFF)))
+            number = ep.labels(found, self.clocks.bits)
+            where = np.nonzero(bad & (number != self.cluster))
             # ``found`` may have one column, and ``bad`` one for each lane
-            each = (np.broadcast_to(x, bad.shape)[where] for x in (self.warps, ep.labels(found), component, clocks))
+            each = (np.broadcast_to(x, bad.shape)[where] for x in (self.warps, number, component, clocks))
             bad[where] = ~foreign(*each)
         return bad if bad.any() else None
 
@@ -116,7 +117,7 @@ class Actor:
         if not narrow.any():
             return True
         if self.cluster is not None:
-            return ~narrow | (ep.labels(found) == (self.cluster & 0xFFFF))
+            return ~narrow | (ep.labels(found, self.clocks.bits) == self.cluster)
         per = self.clocks.warps_per_cta
         theirs, mine = (x % self.clocks.per_cluster // per for x in (component.astype(np.int64), self.thread))
         return ~narrow | (theirs == mine)
@@ -126,10 +127,10 @@ class Actor:
         proxy, or None if all are visible."""
         if found.ndim == 2 and found.shape[1] >= UNIFORM and (found == found[:, :1]).all():
             found = np.ascontiguousarray(found[:, :1])
-        component = ep.components(found)
+        component = ep.components(found, self.clocks.bits)
         generic = component < (len(self.clocks.own) * self.clocks.per_cluster if reads else self.clocks.generic)
         if self.cluster is not None:
-            generic &= ep.labels(found) == (self.cluster & 0xFFFF)
+            generic &= ep.labels(found, self.clocks.bits) == self.cluster
         if not generic.any():
             return None
         seen = self.clocks.flat.take(self.base + self.layer * self.clocks.room + component) if self.layer else 0
@@ -182,7 +183,7 @@ class Planes:
             index, who = who.clocks.lane_sets.gathered(index, who)
         epoch = np.broadcast_to(who.epoch, index.shape)
         thread = np.broadcast_to(who.thread, index.shape)
-        start = ep.components(np.ascontiguousarray(epoch)).astype(np.int64)
+        start = ep.components(np.ascontiguousarray(epoch), who.clocks.bits).astype(np.int64)
         for attempt in range(MAX_PLANES):
             if attempt >= self.count:
                 self.grow(min(MAX_PLANES, 2 * self.count))
@@ -199,12 +200,12 @@ class Planes:
         """Puts epochs into ``plane`` where it is free for them; returns which have to try another plane."""
         left = None
         if old.any():
-            if (ep.same_agent(old, epoch) if who.cluster is None else old == epoch).all():
+            if (ep.same_agent(old, epoch, who.clocks.bits) if who.cluster is None else old == epoch).all():
                 return None
-            component = ep.components(np.ascontiguousarray(epoch))
-            mine = (ep.components(old) == component) & (old != 0)
+            component = ep.components(np.ascontiguousarray(epoch), who.clocks.bits)
+            mine = (ep.components(old, who.clocks.bits) == component) & (old != 0)
             if who.cluster is not None:
-                mine &= ep.labels(old) == ep.labels(np.ascontiguousarray(epoch))
+                mine &= ep.labels(old, who.clocks.bits) == ep.labels(np.ascontiguousarray(epoch), who.clocks.bits)
             late = who.unordered(old)
             if late is not None:
                 # Lanes of one warp that have not met since share one epoch.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from cute_nvfp4.sim.checks.clocks import Clocks, Layers
@@ -31,10 +33,14 @@ class State:
         findings: Findings,
     ) -> None:
         self.wave, self.labels, self.title, self.findings = wave, labels, wave.run.launch.title, findings
+        clusters = math.prod(wave.run.launch.grid) // wave.cluster_size
         slots = max(8, len(wave.mbarriers.offset_of))
-        self.clocks = Clocks(wave.warps, wave.warps_per_cta, wave.cluster_size, kinds, slots, layers, lane_sets)
+        self.clocks = Clocks(
+            wave.warps, wave.warps_per_cta, wave.cluster_size, kinds, slots, layers, lane_sets, clusters
+        )
         self.reporter = Reporter(wave, self.clocks, labels, findings)
-        self.cluster_of_warp = wave.cluster_index[wave.cta_of_warp]
+        # as far as labels have room for it
+        self.cluster_of_warp = wave.cluster_index[wave.cta_of_warp] & ((1 << 32 - self.clocks.bits) - 1)
         self.foreign = Foreign(self.clocks, left, self.cluster_of_warp)
         flying = [k for k in ("tensor", "wgmma", "bulk_read") if k in self.clocks.kinds]
         self.flying = {k: np.zeros(wave.warps, np.int32) for k in flying}

@@ -81,7 +81,7 @@ class Synchronisation(Listener):
         slot = self.wave.mbarriers.slots(offset)
         c.ensure(int(slot.max()))
         clock = c.initialise(warps)
-        epochs = ep.pack(self.labels.label(i), c.component("init", warps), clock, lanes)
+        epochs = ep.pack(self.labels.label(i), c.component("init", warps), clock, lanes, bits=c.bits)
         c.initialised[cta // c.cluster_size, c.barrier(cta, slot)] = epochs
         self.barrier_words.set(cta, offset, True)
 

@@ -101,6 +101,6 @@ class TensorMaps(Listener):
     def _map_read(self, i: Instruction, warps: np.ndarray, addresses: np.ndarray) -> None:
         c, label = self.state.clocks, self.state.labels.label(i)
         thread, cluster = c.component("thread", warps)[:, None], self.state.cluster_of_warp[warps][:, None]
-        epoch = ep.pack(cluster, thread, c.now[warps][:, None])
+        epoch = ep.pack(cluster, thread, c.now[warps][:, None], bits=c.bits)
         who = Actor(c, i, epoch, c.base(warps)[:, None], warps[:, None], thread, cluster=cluster, distinct=False)
         self.shadows.touch_global(addresses[:, None], MAP_BYTES, who, False, label)

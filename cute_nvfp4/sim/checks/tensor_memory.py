@@ -28,7 +28,7 @@ class TensorMemoryUse(Listener):
         for k, w in enumerate(warps.tolist()):
             warp = np.array([w])
             thread = c.component("thread", warp)[:, None]
-            epoch = ep.pack(self.state.labels.label(i), thread, c.now[warp][:, None])
+            epoch = ep.pack(self.state.labels.label(i), thread, c.now[warp][:, None], bits=c.bits)
             who = Actor(c, i, epoch, c.base(warp)[:, None], warp[:, None], thread)
             for one in pair[k].tolist():
                 span = np.arange(int(first[k]), int(first[k]) + int(columns[k]))
