@@ -229,8 +229,10 @@ def test_schedules_read_what_they_write() -> None:
     for schedule in adversarial(20, seed=3):
         assert Schedule.parse(str(schedule)) == schedule
     assert len({str(s) for s in adversarial(20)}) == 20
-    with pytest.raises(OperandError, match="name=value"):
-        Schedule.parse("tma")
+    assert Schedule.parse("seed=-3").seed == -3
+    for wrong in ("tma", "seed=--3", "seed=-", "seed=\u00b2"):
+        with pytest.raises(OperandError, match="name=value"):
+            Schedule.parse(wrong)
     with pytest.raises(OperandError, match="schedule tma: got soon, expected batch or eager"):
         Schedule.parse("tma=soon")
 

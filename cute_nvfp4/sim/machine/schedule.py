@@ -7,6 +7,7 @@ of many CTAs stay together, and engines run when no warp can. The others look fo
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import asdict, dataclass
 
 from cute_nvfp4.errors import OperandError, explain
@@ -62,7 +63,7 @@ class Schedule:
         for part in filter(None, text.split(",")):
             key, _, value = part.partition("=")
             known = Schedule.__dataclass_fields__
-            if key not in known or not value or (key == "seed" and not value.lstrip("-").isdigit()):
+            if key not in known or not value or (key == "seed" and not re.fullmatch("-?[0-9]+", value)):
                 raise OperandError(
                     explain(f"schedule {text!r}", got=repr(part), expected=f"name=value with a name of {sorted(known)}")
                 )
