@@ -70,7 +70,8 @@ class MbarrierMisuse(Hazard):
 
 
 class BarrierMisuse(Hazard):
-    """A named barrier whose participants name different thread counts, or where a warp may join the wrong phase."""
+    """A named barrier that does not exist, whose participants name different thread counts, or where a warp may join
+    the wrong phase."""
 
 
 class TensorMemoryError(Hazard):

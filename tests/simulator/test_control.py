@@ -9,6 +9,7 @@ import pytest
 from ptx_lab import apply, launch_kernel, module
 
 from cute_nvfp4.sim import (
+    BarrierMisuse,
     Deadlock,
     GlobalMemory,
     Launch,
@@ -125,6 +126,12 @@ def test_a_deadlock_names_every_warp_that_waits() -> None:
     assert "  CTAs (0, 0, 0), (1, 0, 0), warps 14-30 wait at barrier 15" in text
     assert "544 thread(s) of the CTA here, 992 wanted, 992 alive" in text
     assert "62 of 64 warps wait, 2 have exited" in text
+
+
+@pytest.mark.parametrize("barrier", ["bar.sync 16;", "mov.u32 %r1, -1; bar.arrive %r1, 64;"])
+def test_a_barrier_that_does_not_exist(barrier: str) -> None:
+    with pytest.raises(BarrierMisuse, match="does not exist, a CTA has 16"):
+        launch_kernel(module(barrier, 0), [], block=(64, 1, 1))
 
 
 def test_step_limit() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cute_nvfp4.sim.errors import Deadlock
+from cute_nvfp4.sim.errors import BarrierMisuse
 from cute_nvfp4.sim.frontend.flow import Block
 from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.wave import Group, Wave
@@ -52,13 +52,15 @@ class Barriers:
         operands: the barrier's number and thread count, and the predicate of bar.red.
         live: (warps, 32) the threads of the wave that have not exited.
 
-        Returns the groups that may go on. Raises ``Deadlock`` for a barrier number that does not exist.
+        Returns the groups that may go on. Raises ``BarrierMisuse`` for a barrier number that does not exist.
         """
         ident, count, *rest = operands
         ident, count = self._per_warp(group, ident), self._per_warp(group, count)
         instruction = block.code[-1][0]
         if ident.max() >= BARRIERS:
-            raise Deadlock(f"{instruction.where()}: barrier {int(ident.max())} does not exist, a CTA has {BARRIERS}")
+            raise BarrierMisuse(
+                f"{instruction.where()}: barrier {int(ident.max())} does not exist, a CTA has {BARRIERS}"
+            )
         comes = Waiting(group, block, ident, count, rest[0] if rest else None)
         if group.n == 1 or not self._too_many(comes, live):
             return self._take(comes, instruction, live)
