@@ -13,6 +13,8 @@ import os
 
 # one thread: tests' matrices are small, so that a BLAS's threads would mostly wait for one another
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# inductor believes torch which vector instructions there are; its own trials compile half a dozen programs
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import ctypes
 import gc
