@@ -25,6 +25,10 @@ _TYPES = {"!llvm.ptr": _P, "i32": _I, "i64": _U64, "f32": ctypes.c_float}
 _DECLARATION = re.compile(
     r"^ *llvm\.func (?:\w+ )?@(_cu\w+|cuda_dialect_\w+)\(([^()]*)\)(?: -> (\S+))?(?!.*\{$)", re.MULTILINE
 )
+_LONG = 1100
+"""The lines above which host code is optimized before it is compiled. It runs a few times for each plan, so that short
+code is not worth it; but the time to compile grows with the cube of the length: that of a list of sixteen groups, of
+6000 lines, takes 17 s without optimization, and half a second with it."""
 _CLUSTER, _COOPERATIVE, _PROGRAMMATIC = 4, 2, 6
 #: the cudaLaunchAttributeIDs that change no result here: policies of access, synchronization and cluster scheduling,
 #: events, priority, memory domains, carve-out, and the preferred cluster (a wish beside the cluster that is granted)
@@ -58,8 +62,8 @@ class HostModule:
             # one thread pool for each context, as long as its module lives, would exhaust the threads of a machine
             context.enable_multithreading(False)
             self._module = ir.Module.parse(host_ir)
-            # the code runs a few times for each plan; optimizing it would take longer than all these runs
-            self._engine = ExecutionEngine(self._module, opt_level=0, shared_libs=[])
+            level = int(host_ir.count("\n") > _LONG)
+            self._engine = ExecutionEngine(self._module, opt_level=level, shared_libs=[])
         self._callbacks = [self._register(*found) for found in set(_DECLARATION.findall(host_ir))]
         self._library = _P()
         if "@cuda_init(" in host_ir:
