@@ -13,6 +13,8 @@ from test_checks import INIT, go
 from cute_nvfp4 import quantize, simulating
 from cute_nvfp4.sim import Deadlock, Race, Schedule, adversarial, holding_back
 from cute_nvfp4.sim.equivalence import FIRST, Determined, schedules
+from cute_nvfp4.sim.machine.events import Listener
+from cute_nvfp4.sim.machine.wave import Group, Wave
 
 TOGETHER, LATE = Schedule(), Schedule(warps="late")
 START = "@%q1 mbarrier.init.shared.b64 [bar+8], 32;" + INIT.format(32, "mov.u32 %r20, bar; add.u32 %r21, %r20, 8;")
@@ -55,6 +57,27 @@ def test_a_warp_held_back_shows_it() -> None:
     with pytest.raises(Deadlock):
         doubts(ring(2, ask=False), taker)
     assert doubts(ring(2, ask=False), giver)
+
+
+class Waits(Listener):
+    """The most steps for which a group without warp 0 has waited for its turn."""
+
+    most = 0
+
+    def listeners(self, wave: Wave) -> list[Listener]:
+        return [self]
+
+    def block(self, g: Group, index: int) -> None:
+        if 0 not in g.warps:
+            self.most = max(self.most, g.wave.steps - g.age)
+
+
+def test_warps_that_part_from_the_one_held_back_are_not_overdue() -> None:
+    """Every 4096 steps the held warp has a turn. At the second it joins the other in a loop, and they part again."""
+    waits = Waits()
+    loop = "LOOP: add.u32 %r12, %r12, 1; setp.lt.u32 %q4, %r12, 9000; @%q4 bra LOOP;"
+    go("mov.u32 %r12, 0;" + loop, block=64, schedule=holding_back(2)[0], others=[waits])
+    assert waits.most < 8
 
 
 def test_the_first_phase_must_be_known_to_have_ended() -> None:

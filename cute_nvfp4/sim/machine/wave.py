@@ -249,5 +249,5 @@ class Group:
         if mask is not None and mask.all():
             mask = None
         part = Group(self.wave, block, self.warps if whole else self.warps[select], mask, regs)
-        part.patience, part.seen = self.patience, self.seen
+        part.age, part.patience, part.seen = self.age, self.patience, self.seen
         return part
