@@ -135,6 +135,22 @@ def test_waits_for_stores_of_another_cta() -> None:
         assert result(body.replace("TAKE", take), **CLUSTER).findings == ()
 
 
+@pytest.mark.parametrize("block", [32, 64])
+@pytest.mark.parametrize("adds_first", [True, False])
+def test_reductions_of_two_ctas(adds_first: bool, block: int) -> None:
+    """red.async of CTA 0 or CTA 1 adds to a word of CTA 1, as an atomic of CTA 1 does."""
+    body = "@%q1 mbarrier.init.shared.b64 [bar], 1; @%q1 st.shared.b32 [cell], 0; mov.u32 %r20, bar;"
+    body += f"@%q1 mbarrier.arrive.expect_tx.shared.b64 _, [bar], 4; fence.mbarrier_init.release.cluster; {MEET}"
+    body += "mapa.shared::cluster.u32 %r15, %r4, 1; mapa.shared::cluster.u32 %r14, %r20, 1;"
+    body += "setp.eq.and.u32 %q4, %r19, 1, %q1; setp.eq.and.u32 %q5, %r19, ADDER, %q1;"
+    add = "@%q5 red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%r15], 1, [%r14];"
+    both = add, "@%q4 red.relaxed.SCOPE.shared::cta.add.u32 [cell], 1;"
+    body += "".join(both if adds_first else both[::-1])
+    body += f"setp.ne.u32 %q5, %r19, 1; @%q5 bra E; {wait('%r20', '0')} E: {MEET}"
+    for adder, scope, race in (("1", "cta", 0), ("0", "cluster", 0), ("0", "cta", 1)):
+        assert races(body.replace("ADDER", adder).replace("SCOPE", scope), block=block, **CLUSTER) == race
+
+
 def test_a_fence_before_a_relaxed_arrival_at_the_cluster() -> None:
     """As in the ISA's example of barrier.cluster."""
     body = f"mapa.shared::cluster.u32 %r14, %r7, 1; {MEET} setp.eq.u32 %q4, %r19, 0;"

@@ -241,10 +241,13 @@ class AsynchronousAccesses(Listener):
         # For a tensor-core operation, "lanes" are those of tensor memory.
         threads = isinstance(lanes, np.ndarray) and pending.engine != "tensor"
         strong = "reduce" in mods or pending.instruction.base == "red"
+        issued_by = np.full((1, 1), ep.MANY)
+        if strong and pending.completion.kind == "mbarrier":
+            issued_by = (warps % c.per_cluster // c.warps_per_cta)[:, None]
         return Actor(
             c,
             pending.instruction,
-            ep.pack(label, component, clock, ep.MANY, strong, bits=c.bits),
+            ep.pack(label, component, clock, issued_by, strong, bits=c.bits),
             c.base(warps)[:, None],
             warps[:, None],
             c.component("thread", warps)[:, None],

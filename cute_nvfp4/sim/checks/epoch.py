@@ -2,9 +2,10 @@
 
 An epoch is ``[label 16][component 16][strong 1][lane 6][narrow 1][clock 24]``. The component says whose clock counts (a
 warp's own, one of its asynchronous pipes, or an mbarrier). The lane says which thread of the warp it was; ``MANY`` and
-above stand for several (``lane_sets``). The label is the number of the instruction; for global memory it is the number
-of the cluster, because each cluster has its own clocks. 0 stands for no access. In launches of many clusters the label
-has more bits and the component fewer: functions take the component's ``bits`` (:func:`component_bits`).
+above stand for several (``lane_sets``). For an atomic operation that an mbarrier ends, the lane is the rank of the CTA
+that issued it. The label is the number of the instruction; for global memory it is the number of the cluster, because
+each cluster has its own clocks. 0 stands for no access. In launches of many clusters the label has more bits and the
+component fewer: functions take the component's ``bits`` (:func:`component_bits`).
 """
 
 from __future__ import annotations

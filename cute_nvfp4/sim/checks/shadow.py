@@ -120,6 +120,8 @@ class Actor:
             return ~narrow | (ep.labels(found, self.clocks.bits) == self.cluster)
         per = self.clocks.warps_per_cta
         theirs, mine = (x % self.clocks.per_cluster // per for x in (component.astype(np.int64), self.thread))
+        # the component of an mbarrier does not say who signals it
+        theirs = np.where(component < self.clocks.first_barrier, theirs, ep.lanes(found))
         return ~narrow | (theirs == mine)
 
     def unseen(self, found: np.ndarray, reads: bool = False) -> np.ndarray | None:
@@ -210,7 +212,8 @@ class Planes:
             if late is not None:
                 # Lanes of one warp that have not met since share one epoch.
                 if who.clocks.lane_sets is None:
-                    epoch = np.where(mine & late, ep.by_many(epoch), epoch)
+                    several = mine & late & (ep.lanes(old) != ep.lanes(np.ascontiguousarray(epoch)))
+                    epoch = np.where(several, ep.by_many(epoch), epoch)
                 else:
                     epoch, apart = who.clocks.lane_sets.merge(old, epoch, mine & late)
                     mine &= ~apart
