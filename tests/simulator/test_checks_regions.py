@@ -55,7 +55,8 @@ class Twins:
         if rng.random() < 0.2:
             index = ctas[:, None] * GRANULES + rng.integers(0, GRANULES, (len(ctas), 4))
             who = self.actor(warps, kind, label, distinct=False)
-            self.regions.each(index, who, write, flag)
+            self.regions.part(index)
+            self.regions.access(index, who, write, flag)
             self.granules.access(index, who, write, flag)
             return
         first, step = 8 * rng.integers(0, 8, len(ctas) if rng.random() < 0.4 else 1), rng.choice([1, 2])

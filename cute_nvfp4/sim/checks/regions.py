@@ -80,11 +80,6 @@ class CtaShadow(Shadow):
         """Makes an :meth:`access` to ``granules`` (k, m), or (1, m) for all, of CTAs (k,)."""
         self.access(self.places(cta, granules), who, write, flag)
 
-    def each(self, index: np.ndarray, who: Actor, write: bool, flag: bool = False) -> None:
-        """Makes an :meth:`access` to granules ``index``, of any shape, that lanes choose."""
-        self.part(index)
-        self.access(index, who, write, flag)
-
     def part(self, index: np.ndarray) -> None:
         """Makes each of the granules ``index`` a region of its own, in all CTAs."""
         self.asked = None
