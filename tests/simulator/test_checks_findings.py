@@ -9,6 +9,7 @@ from test_checks import FREE, INIT, MEMORY, OUT, THREAD
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.sim import CopiesInFlight, LaunchError, MbarrierMisuse, Race, Result
+from cute_nvfp4.sim.checks.report import Labels
 
 TAIL = "@%q1 mbarrier.arrive.expect_tx.shared.b64 _, [bar], 64;"
 COPY = "@%q1 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [cell], [%p0], 64, [bar];"
@@ -122,3 +123,12 @@ def test_lanes_write_what_another_cluster_has_stored_in_bulk() -> None:
     result(body.replace("[%rd2]", "[%rd2+128]"), grid=(2, 1, 1))
     with pytest.raises(Race, match="CTA"):
         result(body, grid=(2, 1, 1))
+
+
+def test_a_message_names_no_wrong_instruction_when_labels_run_out() -> None:
+    """Labels have 16 bits, and the last is that of all further instructions."""
+    labels, code = Labels(), [object() for _ in range((1 << 16) + 9)]
+    given = [labels.label(i) for i in code]
+    assert [labels.label(i) for i in code] == given and given[-11:] == [65534] + 10 * [65535]
+    assert all(labels.instruction(label) is i for label, i in zip(given, code) if label < 65535)
+    assert labels.instruction(given[-1]).where() == "an earlier instruction"

@@ -36,8 +36,12 @@ class _Unknown:
         return "an earlier instruction"
 
 
+_LAST = (1 << 16) - 1
+
+
 class Labels:
-    """The labels (16-bit numbers) of instructions in epochs."""
+    """The labels (16-bit numbers) of instructions in epochs. The last one is that of all instructions for which there
+    is no other."""
 
     def __init__(self) -> None:
         self._instructions: list[Any] = [_Unknown]
@@ -46,12 +50,12 @@ class Labels:
     def label(self, instruction: Any) -> int:
         label = self._label_of.get(id(instruction))
         if label is None:
-            label = self._label_of[id(instruction)] = len(self._instructions) & 0xFFFF
+            label = self._label_of[id(instruction)] = min(len(self._label_of) + 1, _LAST)
             self._instructions.append(instruction)
         return label
 
     def instruction(self, label: int) -> Any:
-        return self._instructions[label]
+        return self._instructions[label] if label < _LAST else _Unknown
 
 
 @dataclass(frozen=True)
