@@ -129,6 +129,6 @@ def test_a_message_names_no_wrong_instruction_when_labels_run_out() -> None:
     """Labels have 16 bits, and the last is that of all further instructions."""
     labels, code = Labels(), [object() for _ in range((1 << 16) + 9)]
     given = [labels.label(i) for i in code]
-    assert [labels.label(i) for i in code] == given and given[-11:] == [65534] + 10 * [65535]
+    assert [labels.label(i) for i in code] == given and given[-12:] == [65534] + 11 * [65535]
     assert all(labels.instruction(label) is i for label, i in zip(given, code) if label < 65535)
     assert labels.instruction(given[-1]).where() == "an earlier instruction"
