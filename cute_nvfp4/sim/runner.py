@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -82,7 +83,10 @@ def run(
     def execute_for(clients: Sequence[Client]) -> None:
         state = Run(kernel, target, launch, memory, step_limit, sm_count, schedule or Schedule())
         state.variables, state.clients, state.instruction_limit = variables, clients, instruction_limit
-        execute(state, warps_per_wave)
+        try:
+            execute(state, warps_per_wave)
+        finally:
+            state.clients = ()  # which refer to waves, as these do to ``state``
 
     steps, instructions = Steps(), Instructions(kernel)
     counted = Counters(kernel, memory, L2.of(target), steps) if counters else None
@@ -100,7 +104,10 @@ def run(
     except SimError as error:
         unwritten.stopped()
         error.findings = found.all()
+        traceback.clear_frames(error.__traceback__)
         raise
+    finally:
+        clients.clear()  # an error keeps the frames of its traceback, which are not to keep the memory of a wave
     unwritten.settle(lambda client: execute_for([client]))
     result = replace(instructions.result(launch), findings=found.all())
     if timed is not None:

@@ -104,13 +104,17 @@ def test_a_new_leader_that_takes_nothing_over_is_noticed(monkeypatch: pytest.Mon
 
 def test_tiles_stay_whole_until_a_part_is_touched() -> None:
     moves: list[dict[int, int]] = []
-    regions = Regions(16, lambda old, new: moves.append(dict(zip(new.tolist(), old.tolist()))))
-    assert regions.leaders(np.arange(8)).tolist() == [0]
-    assert regions.leaders(np.arange(8)[::-1].copy()).tolist() == [0]
-    assert regions.leaders(np.arange(16)).tolist() == [0, 8]
-    assert regions.leaders(np.array([6, 7, 8])).tolist() == [6, 8]
-    assert regions.leaders(np.arange(16)).tolist() == [0, 6, 8, 9]
+    regions = Regions(16)
+
+    def moved(old: np.ndarray, new: np.ndarray) -> None:
+        moves.append(dict(zip(new.tolist(), old.tolist())))
+
+    assert regions.leaders(np.arange(8), moved).tolist() == [0]
+    assert regions.leaders(np.arange(8)[::-1].copy(), moved).tolist() == [0]
+    assert regions.leaders(np.arange(16), moved).tolist() == [0, 8]
+    assert regions.leaders(np.array([6, 7, 8]), moved).tolist() == [6, 8]
+    assert regions.leaders(np.arange(16), moved).tolist() == [0, 6, 8, 9]
     assert moves == [{8: 0}, {6: 0, 9: 8}]
-    regions.part(np.array([3]))
+    regions.part(np.array([3]), moved)
     assert regions.leader.tolist() == [0, 0, 0, 3, 0, 0, 6, 6, 8, 9, 9, 9, 9, 9, 9, 9]
     assert regions.single.nonzero()[0].tolist() == [3, 8]

@@ -49,8 +49,10 @@ class Ending(Listener):
             self._check(ended)
 
     def finished(self) -> None:
-        self.shadows.release()
         self._phases()
+
+    def closed(self) -> None:
+        self.shadows.release()
 
     def _phases(self) -> None:
         """Reports mbarrier phases that never complete.

@@ -47,7 +47,7 @@ class GenericAccesses(Listener):
         self.depends = exchanges.still_bad if exchanges else None
         self.wave, self.clocks, self.labels, self.foreign = state.wave, state.clocks, state.labels, state.foreign
         self.cluster_of_warp, self.maps, self.findings = state.cluster_of_warp, maps, state.findings
-        self.shadows, self.globals = shadows, shadows.globals
+        self.shadows = shadows
         self.quiet = False
 
     def undefined(self, g: Group, slot: int, i: Instruction) -> None:
@@ -117,14 +117,14 @@ class GenericAccesses(Listener):
                 self.start.needed(a.instruction, who.warps, byte // self.wave.shared_stride)
             self._shared(a, byte, who, write, a.kind == "atomic")
             return
-        for region, where in self.globals.by_region(host):
+        for region, where in self.shadows.globals.by_region(host):
             lanes = g.n * host.shape[-1]
             part = mask if where is None else g.lanes(mask) & np.broadcast_to(where, (g.n, 32))
             if part is not None and not part.any():
                 continue
             now = self.clocks.now[g.warps]
             enter = self._enter(g, a, host, part, strong, values, now)
-            self.globals.touch(region, write, lanes, enter, a.constant)
+            self.shadows.globals.touch(region, write, lanes, enter, a.constant)
 
     def _enter(self, g, a, host, mask, strong: bool, values, now):
         warps, gmask, n = g.warps, g.mask, g.n
@@ -132,7 +132,7 @@ class GenericAccesses(Listener):
         def enter(watched):
             held = _Held(warps, gmask, n)
             address, who, label = self._actor(held, a, host, mask, strong, True, values, now)
-            index, count = self.globals.granules(watched, address, a.total)
+            index, count = watched.granules(address, a.total)
             if count > 1:
                 who = who.at(address.shape, np.ones(address.shape, bool))
                 where = np.repeat(np.arange(index.size), count)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,12 +29,23 @@ class Watched(Shadow):
     ``constant`` (granules,) are those of the last loads of what the launch must not write, None before the first one.
     """
 
-    def __init__(self, region: Region, grain: int, report: Callable[..., None], foreign: Callable) -> None:
+    def __init__(self, region: Region, grain: int, told: Callable[..., None], foreign: Callable | None) -> None:
         self.region, self.grain, self.start = region, grain, region.base & ~15
         size = -(-(region.end - self.start) // grain)
-        super().__init__(size, partial(report, self), foreign)
+        super().__init__(size, told, foreign)
         self.wrote, self.read_by = zeros(size, np.uint16), zeros(size, np.uint16)
         self.constant: np.ndarray | None = None
+
+    def report(self, *conflict: Any) -> None:
+        self.told(self, *conflict)
+
+    def granules(self, address: np.ndarray, width: int) -> tuple[np.ndarray, int]:
+        """Returns the first granule of the ``width`` bytes at each address, and their number; whole granules only."""
+        offset = address - self.start
+        grain = self.grain
+        if grain == 1 or not (offset & (grain - 1)).any():
+            return offset // grain, max(1, width // grain)
+        return -(-offset // grain), max(1, (width - grain + 1) // grain)
 
     def changes(self, index: np.ndarray, who: Actor, write: bool, label: int) -> None:
         """Reports granules that one instruction reads as constant (ld.global.nc, ldu) and another writes, whatever
@@ -74,7 +84,7 @@ class GlobalShadows:
 
     ``grain`` is the number of bytes of the kernel's narrowest store to global memory. ``written`` is called with each
     tensor before its first write. ``notes`` has the reads of tensors that nobody has written: the number of lanes, the
-    function that enters the read, and whether it is a constant load. Each wave sets ``report`` and ``foreign``.
+    function that enters the read, and whether it is a constant load. Each wave sets ``told`` and ``foreign``.
     """
 
     def __init__(self, memory: GlobalMemory, grain: int, written: Callable[[Region], None]) -> None:
@@ -82,7 +92,7 @@ class GlobalShadows:
         self.watched: dict[int, Watched] = {}
         self.notes: dict[int, list[tuple[int, Enter, bool]]] = {}
         self.noted = 0
-        self.report: Callable[..., None] = lambda *a: None
+        self.told: Callable[..., None] | None = None
         self.foreign: Callable | None = None
 
     def touch(self, region: Region, write: bool, lanes: int, enter: Enter, constant: bool = False) -> None:
@@ -94,6 +104,7 @@ class GlobalShadows:
                     self._note(region, lanes, enter, constant)
                 return
             watched = self._watch(region)
+        watched.told, watched.foreign = self.told, self.foreign
         index, who, label = enter(watched)
         if constant or (write and watched.constant is not None):
             watched.changes(index, who, write, label)
@@ -113,7 +124,7 @@ class GlobalShadows:
 
     def _watch(self, region: Region) -> Watched:
         self.written(region)
-        watched = Watched(region, self.grain, self._report, self._foreign)
+        watched = Watched(region, self.grain, self.told, self.foreign)
         self.watched[region.base] = watched
         for lanes, enter, constant in self.notes.pop(region.base, []):
             index, who, label = enter(watched)
@@ -124,12 +135,6 @@ class GlobalShadows:
             watched.read_by[index] = label
             self.noted -= lanes
         return watched
-
-    def _report(self, *args: Any) -> None:
-        self.report(*args)
-
-    def _foreign(self, *args: Any) -> np.ndarray:
-        return self.foreign(*args) if self.foreign is not None else np.zeros(len(args[0]), bool)
 
     def by_region(self, addresses: np.ndarray, length: int = 1):
         """Yields each region and a mask of the addresses whose ``length`` bytes lie in it, None if all do.
@@ -145,11 +150,3 @@ class GlobalShadows:
             inside = (addresses >= region.base) & (addresses + length <= region.end)
             if inside.any():
                 yield region, inside
-
-    def granules(self, watched: Watched, address: np.ndarray, width: int) -> tuple[np.ndarray, int]:
-        """Returns the first granule of the ``width`` bytes at each address, and their number; whole granules only."""
-        offset = address - watched.start
-        grain = self.grain
-        if grain == 1 or not (offset & (grain - 1)).any():
-            return offset // grain, max(1, width // grain)
-        return -(-offset // grain), max(1, (width - grain + 1) // grain)

@@ -33,12 +33,12 @@ class Shadows:
         self.shared = SharedShadow(wave.count, wave.shared_stride, grain, self._in_shared, state.findings.strict)
         self.tensor = TensorShadow(wave.count, self._in_tensor)
         self.globals = globals_
-        globals_.report, globals_.foreign = self._in_global, state.foreign.ordered
+        globals_.told, globals_.foreign = self._in_global, state.foreign.ordered
         self.barrier_words = BarrierWords(state)
 
     def release(self) -> None:
-        """Frees the shadows of a wave that is over: noted reads of global memory may still refer to this object."""
-        self.shared = self.tensor = None
+        """Lets go of the shadows when the wave is over, as those of global memory still refer to this object."""
+        self.globals.told = self.globals.foreign = self.globals = self.shared = self.tensor = None
 
     def touch_shared(self, byte: np.ndarray, width: int, who: Actor, write: bool, flag: bool = False) -> None:
         """Checks and records an access to ``width`` bytes at each ``byte`` of ``wave.shared``."""
@@ -53,7 +53,7 @@ class Shadows:
         for region, where in self.globals.by_region(address, length):
 
             def enter(watched, where=where):
-                first, count = self.globals.granules(watched, address, length)
+                first, count = watched.granules(address, length)
                 some = who
                 if where is not None:
                     first, some = first[where], who.at(first.shape, where)

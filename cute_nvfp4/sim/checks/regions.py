@@ -14,6 +14,8 @@ import numpy as np
 
 from cute_nvfp4.sim.checks.shadow import Actor, Shadow
 
+Moved = Callable[[np.ndarray, np.ndarray], None]
+
 
 class Regions:
     """The regions of the ``count`` granules of a CTA.
@@ -22,28 +24,28 @@ class Regions:
     region. ``moved(old, new)`` is called when granules ``new`` become leaders: the history of ``old`` is theirs too.
     """
 
-    def __init__(self, count: int, moved: Callable[[np.ndarray, np.ndarray], None]) -> None:
-        self.count, self.moved = count, moved
+    def __init__(self, count: int) -> None:
+        self.count = count
         self.leader, self.size = np.zeros(count, np.int64), np.zeros(count, np.int64)
         self.size[0] = count
         self.single = np.zeros(count, bool)
         self._known: dict[bytes, np.ndarray] = {}
 
-    def leaders(self, granules: np.ndarray) -> np.ndarray:
+    def leaders(self, granules: np.ndarray, moved: Moved) -> np.ndarray:
         """Divides regions so that ``granules`` (m,) are whole ones, and returns their leaders in order."""
         key = granules.tobytes()
         found = self._known.get(key)
         if found is None:
-            self._divide(np.unique(granules), each=False)
+            self._divide(np.unique(granules), moved, each=False)
             found = self._known[key] = np.unique(self.leader[granules])
         return found
 
-    def part(self, granules: np.ndarray) -> None:
+    def part(self, granules: np.ndarray, moved: Moved) -> None:
         """Makes each of the ``granules``, an array of any shape, a region of its own."""
         if not self.single.take(granules).all():
-            self._divide(np.unique(granules), each=True)
+            self._divide(np.unique(granules), moved, each=True)
 
-    def _divide(self, granules: np.ndarray, each: bool) -> None:
+    def _divide(self, granules: np.ndarray, moved: Moved, each: bool) -> None:
         """Divides regions so that ``granules`` (in order, once each) are whole regions; with ``each``, each is one."""
         old, count = np.unique(self.leader[granules], return_counts=True)
         cut = np.zeros(self.count, bool)
@@ -61,19 +63,18 @@ class Regions:
         self.leader[members] = leaders[which]
         self.size[leaders], self.single[leaders] = size, size == 1
         new = leaders != before[first]
-        self.moved(before[first][new], leaders[new])
+        moved(before[first][new], leaders[new])
 
 
 class CtaShadow(Shadow):
     """The shadow of a memory of which each of ``ctas`` CTAs has ``granules`` granules, numbered CTA by CTA.
 
-    The history of a region stands at its leader. ``report`` is called with all granules of an access.
+    The history of a region stands at its leader. ``told`` is called with all granules of an access.
     """
 
-    def __init__(self, ctas: int, granules: int, report: Callable[..., None]) -> None:
-        super().__init__(ctas * granules, self._tell)
-        self.granules, self.told = granules, report
-        self.regions = Regions(granules, self._moved)
+    def __init__(self, ctas: int, granules: int, told: Callable[..., None]) -> None:
+        super().__init__(ctas * granules, told)
+        self.granules, self.regions = granules, Regions(granules)
         self.asked: tuple[np.ndarray, np.ndarray] | None = None
 
     def tile(self, cta: np.ndarray, granules: np.ndarray, who: Actor, write: bool, flag: bool) -> None:
@@ -83,7 +84,7 @@ class CtaShadow(Shadow):
     def part(self, index: np.ndarray) -> None:
         """Makes each of the granules ``index`` a region of its own, in all CTAs."""
         self.asked = None
-        self.regions.part(index % self.granules)
+        self.regions.part(index % self.granules, self._moved)
 
     def places(self, cta: np.ndarray, granules: np.ndarray) -> np.ndarray:
         """Returns the leaders (k, c) of ``granules`` (k, m), or (1, m) for all, of CTAs (k,)."""
@@ -91,11 +92,11 @@ class CtaShadow(Shadow):
         if len(granules) > 1 and (granules == granules[0]).all():
             granules = granules[:1]
         for row in granules:
-            found = self.regions.leaders(row)
+            found = self.regions.leaders(row, self._moved)
         if len(granules) == 1:
             return (cta * self.granules)[:, None] + found
         # once more, because a row may have divided the regions of another; padding names a leader twice
-        rows = [self.regions.leaders(row) for row in granules]
+        rows = [self.regions.leaders(row, self._moved) for row in granules]
         most = max(map(len, rows))
         wide = np.stack([np.pad(row, (0, most - len(row)), "edge") for row in rows])
         return (cta * self.granules)[:, None] + wide
@@ -114,11 +115,11 @@ class CtaShadow(Shadow):
             if known.any():
                 by_cta[:, new] = known
 
-    def _tell(self, kind: str, who: Actor, index: np.ndarray, bad: np.ndarray, epochs: np.ndarray) -> None:
+    def report(self, kind: str, who: Actor, index: np.ndarray, bad: np.ndarray, epochs: np.ndarray) -> None:
         if self.asked is not None:
             cta, granules = self.asked
             every = (cta * self.granules)[:, None] + granules
             bad, epochs = np.broadcast_to(bad, index.shape), np.broadcast_to(epochs, index.shape)
             at = np.stack([np.searchsorted(*pair) for pair in zip(index, self.leaders(every))])
             bad, epochs, index = np.take_along_axis(bad, at, 1), np.take_along_axis(epochs, at, 1), every
-        self.told(kind, who, index, bad, epochs)
+        super().report(kind, who, index, bad, epochs)

@@ -246,18 +246,21 @@ class Planes:
 class Shadow:
     """The shadow of one memory of ``size`` granules.
 
-    ``report(kind, who, index, where, epochs)`` is called for every conflict: ``where`` marks the granules, ``epochs``
+    ``told(kind, who, index, where, epochs)`` is called for every conflict: ``where`` marks the granules, ``epochs``
     are the earlier accesses, and ``kind`` is "read after write", "write after read", "write after write", "proxy" (a
     missing proxy fence), "proxy read" (one after a read, if ``strict``), "uninitialized" or "same instruction".
     ``foreign`` is ``Foreign.ordered``, for global memory. ``last`` (size,) has the epochs of the last ordinary writes;
     ``readers`` and ``atomics`` have what came since.
     """
 
-    def __init__(self, size: int, report: Callable[..., None], foreign: Callable | None = None) -> None:
-        self.size, self.report, self.foreign, self.strict = size, report, foreign, False
+    def __init__(self, size: int, told: Callable[..., None], foreign: Callable | None = None) -> None:
+        self.size, self.told, self.foreign, self.strict = size, told, foreign, False
         self.last = zeros(size, np.uint64)
         self.readers = Planes(size)
         self.atomics: Planes | None = None
+
+    def report(self, kind: str, who: Actor, index: np.ndarray, bad: np.ndarray, epochs: np.ndarray) -> None:
+        self.told(kind, who, index, bad, epochs)
 
     def access(self, index: np.ndarray, who: Actor, write: bool, flag: bool = False) -> None:
         """Checks and records an access; ``flag`` is ``reads`` for :meth:`write`, ``initialised`` for :meth:`read`."""

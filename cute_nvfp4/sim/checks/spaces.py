@@ -25,7 +25,7 @@ class SharedShadow:
     """The shadow of the shared memory of ``ctas`` CTAs, ``stride`` bytes each, by byte of ``wave.shared``.
 
     ``grain`` is the number of bytes of the kernel's narrowest store. ``report`` is called with the size of a granule
-    and the arguments of ``Shadow.report``.
+    and the arguments of ``Shadow.told``.
     """
 
     def __init__(self, ctas: int, stride: int, grain: int, report: Callable[..., None], strict: bool = False) -> None:

@@ -68,6 +68,9 @@ class Recorder(Listener):
         self._waves.append((wave.cta_index, self._work))
         yield self
 
+    def closed(self) -> None:
+        self._wave = None  # a timing keeps this recorder, for replays
+
     def work(self) -> np.ndarray:
         """Returns PTX instructions (CTAs of the grid, 2): of all warps of a CTA, and of its warp with the most."""
         ctas, each = zip(*((cta, counts.reshape(len(cta), -1)) for cta, counts in self._waves))

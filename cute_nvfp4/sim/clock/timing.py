@@ -55,8 +55,8 @@ class Clock:
         self._sample: Sample = sample(launch, self.machine, static, self.code.registers, SAMPLES)
         self._unknown = 0
         capacity = self.machine["l2.bytes"]
-        self._record = lambda: Recorder(kernel, memory, self._sample, Sectors(memory, warm, capacity))
-        self.recorder = self._record()
+        self._record = lambda sample: Recorder(kernel, memory, sample, Sectors(memory, warm, capacity))
+        self.recorder = self._record(self._sample)
         shared = self._sample.ctas_per_sm * (static + launch.dynamic_smem)
         self._l1_bytes = 256 * 1024 - min(SHARED, shared + self._sample.ctas_per_sm * 1024)
         self._divides = shared > self.machine["launch.undivided_bytes"]
@@ -74,7 +74,7 @@ class Clock:
         if better is not None:
             self.recorder.restore()
             self._sample = better
-            self.recorder = self._record()
+            self.recorder = self._record(self._sample)
             again(self)
         self._unknown = self.recorder.flags.settle()
 

@@ -44,9 +44,10 @@ class Causes(Listener):
         self.size, self.per_cluster = wave.cluster_size, wave.cluster_size * wave.warps_per_cta
         self.first_named = self.per_cluster
         self.first = self.first_named + BARRIERS * self.size
-        self.known = np.zeros((wave.warps, self.first + 32 * self.size), np.int32)
+        width = self.first + 32 * self.size
+        self.known = np.zeros((wave.warps, width), np.int32)
         # what arrivals have brought to a barrier so far, and what the last phase of an mbarrier told
-        self.sent: dict[tuple, np.ndarray] = defaultdict(lambda: np.zeros(self.known.shape[1], np.int32))
+        self.sent: dict[tuple, np.ndarray] = defaultdict(lambda: np.zeros(width, np.int32))
         self.told: dict[tuple, np.ndarray] = {}
         # by mbarrier: the warps that have seen its last phase, and their clocks
         self.passed: dict[tuple, dict[int, int]] = defaultdict(dict)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from cute_nvfp4.sim.errors import MbarrierMisuse
@@ -206,7 +208,7 @@ def _poll(i: Instruction, m: Mods, kind: str) -> Op:
             phase = asked & ((1 << _PHASE_BITS) - 1)
         wave.events.mbarrier_asked(g, i, mask, cta, slot, phase)
         done = now > phase
-        g.polled = MbarrierWait(g, i, cta, slot, phase, done)
+        g.polled = partial(MbarrierWait, instruction=i, cta=cta, slot=slot, phase=phase, answered=done)
         if kind == "try_wait" and wave.random is not None and wave.random.random() < 0.2:
             # The ISA allows try_wait to return false although the phase is over. The next try_wait may return true, so
             # this counts as a change of state.

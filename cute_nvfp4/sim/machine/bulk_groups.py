@@ -79,10 +79,9 @@ class CopyGroups:
 
 def groups(wave: Wave, kind: str) -> CopyGroups:
     """Returns the wave's groups of one kind, and makes them at the first call."""
-    held = wave.__dict__.setdefault("copy_groups", {})
-    if kind not in held:
-        held[kind] = CopyGroups(wave, kind)
-    return held[kind]
+    if kind not in wave.copy_groups:
+        wave.copy_groups[kind] = CopyGroups(wave, kind)
+    return wave.copy_groups[kind]
 
 
 class GroupWait(Wait):

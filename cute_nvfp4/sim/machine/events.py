@@ -12,6 +12,7 @@ in the group, ``lanes`` (k,) their lanes. ``cta`` and ``warps`` are indices in t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -49,6 +50,9 @@ class Listener:
 
     def finished(self) -> None:
         """The wave has ended."""
+
+    def closed(self) -> None:
+        """The wave is over, by an error too; no event follows."""
 
     # memory
 
@@ -212,11 +216,9 @@ def _nobody(*args: Any) -> None:
 def _announcement(calls: list[Callable[..., None]]) -> Callable[..., None]:
     if not calls:
         return _nobody
-    if len(calls) == 1:
-        return calls[0]
+    return calls[0] if len(calls) == 1 else partial(_all, calls)
 
-    def tell(*args: Any) -> None:
-        for call in calls:
-            call(*args)
 
-    return tell
+def _all(calls: list[Callable[..., None]], *args: Any) -> None:
+    for call in calls:
+        call(*args)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from contextlib import closing
 
 import numpy as np
 
@@ -45,7 +46,8 @@ def execute(run: Run, warps_per_wave: int | None) -> None:
     """Runs all waves of a launch. ``warps_per_wave`` is that of ``residency.clusters_together``."""
     with np.errstate(all="ignore"):
         while len(run.clusters_left):
-            WaveRunner(run, Wave(run, run.take(clusters_together(run, warps_per_wave)))).run()
+            with closing(Wave(run, run.take(clusters_together(run, warps_per_wave)))) as wave:
+                WaveRunner(run, wave).run()
 
 
 def _last_before_exit(blocks: Iterable[int]) -> int:
@@ -302,7 +304,7 @@ class WaveRunner:
     def _spin(self, group: Group, p: np.ndarray, target: int, fall: int) -> None:
         """Branches in a loop that only polls an mbarrier, and parks the lanes that would poll again in vain."""
         block = self.blocks[group.block]
-        wait, group.polled = group.polled, None
+        wait, group.polled = group.polled(group), None
         lanes = group.lanes()
         taken = np.broadcast_to(p, lanes.shape) & lanes
         unanswered = ~np.broadcast_to(wait.answered, lanes.shape)

@@ -69,6 +69,7 @@ class Wave:
         self.mbarriers = Mbarriers(self)
         self.cluster_barrier = ClusterBarrier(self.cluster_of_cta[self.cta_of_warp], self.cluster_count)
         self.registers = RegisterPool(self, run.registers)
+        self.copy_groups: dict = {}  # by their kind (``bulk_groups``)
         self.engines = Engines(self)
         self.tensor_memory: TensorMemory | None = None
         self.tmem: np.ndarray | None = None
@@ -76,6 +77,12 @@ class Wave:
             self.tmem = np.zeros((self.count, 128, 512), np.uint32)
             self.tensor_memory = TensorMemory(self)
         self.events = Events(listener for client in run.clients for listener in client.listeners(self))
+
+    def close(self) -> None:
+        """Lets go of the parts that refer back to the wave, and of the listeners, which do too. So Python frees the
+        memory of the wave with the last other reference to it, and the cyclic garbage collector has nothing to do."""
+        self.events.closed()
+        del self.mbarriers, self.registers, self.copy_groups, self.engines, self.tensor_memory, self.events
 
     def peer(self, cta: np.ndarray, rank: np.ndarray, where: str = "") -> np.ndarray:
         """Returns the indices of the CTAs with these ranks in the clusters of ``cta``. Raises ``OutOfBounds`` for a
@@ -133,7 +140,7 @@ class Group:
     ``warps`` (n,) are their indices in the wave. ``mask`` (n, 32) marks the lanes that belong to the group; None: all.
     ``regs`` has one array for each register, which broadcasts to (n, 32). ``age`` is the step at which the group last
     became ready, ``patience`` the steps that it waits for its turn. ``seen`` is ``Wave.changes`` when a polling loop
-    last read memory, -1 outside of such a loop. ``polled`` is the wait of the last poll of an mbarrier.
+    last read memory, -1 outside of such a loop. ``polled`` makes the wait of the last poll of an mbarrier for a group.
     """
 
     __slots__ = ("_row", "age", "block", "mask", "patience", "polled", "regs", "seen", "special_cache", "warps", "wave")

@@ -52,6 +52,7 @@ class _Seen:
     commits: set[int] = field(default_factory=set)
     wait: set[int] = field(default_factory=set)
     phases: int = 0
+    left: int = 0  # arrivals that the phase under way still lacks at the end
 
     @property
     def use(self) -> tuple[frozenset[int], ...]:
@@ -73,12 +74,11 @@ class Barriers:
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
-        self._wave: Wave | None = None
 
     def listeners(self, wave: Wave) -> Iterable[Listener]:
         """Hears only the first wave of a launch, which holds the first CTA."""
         if wave.cta_name(0).startswith("CTA (0, 0, 0)"):
-            self._seen, self._wave = {}, wave
+            self._seen = {}
             return (_Ears(wave, self._seen),)
         return ()
 
@@ -106,15 +106,9 @@ class Barriers:
             arrive=_warps(arrive) + tuple(f"tensor core, for {w}" for w in _warps(commits)),
             wait=_warps(set().union(*(s.wait for s in group.values()))),
             phases=sum(s.phases for s in group.values()),
-            pending=max(self._missing(at, s) for at, s in group.items()),
+            pending=max(s.left if s.left < s.count else 0 for s in group.values()),
             where=seen.where,
         )
-
-    def _missing(self, offset: int, seen: _Seen) -> int:
-        """Returns the arrivals that the current phase still lacks, 0 if none has come yet."""
-        table = self._wave.mbarriers
-        left = int(table.pending[0, table.slot_of[offset]])
-        return left if left < seen.count else 0
 
 
 class _Ears(Listener):
@@ -160,6 +154,11 @@ class _Ears(Listener):
             at = self.wave.mbarriers.offset_of[number]
             if at in self.seen:
                 self.seen[at].phases += 1
+
+    def closed(self) -> None:
+        table = self.wave.mbarriers
+        for at, seen in self.seen.items():
+            seen.left = int(table.pending[0, table.slot_of[at]])
 
 
 def _warps(numbers: set[int]) -> tuple[str, ...]:

@@ -77,6 +77,9 @@ class Counters(Listener):
         self._wave = wave
         return (self,)
 
+    def closed(self) -> None:
+        self._wave = None
+
     def block(self, g: Group, index: int) -> None:
         lanes = 32 * g.n if g.mask is None else int(g.mask.sum())
         self._threads += lanes * self._sizes[index]

@@ -201,7 +201,7 @@ class Recorder(Listener):
         for operation in self._in_flight.pop(id(pending), []):
             operation.end = self._now()
 
-    def finished(self) -> None:
+    def closed(self) -> None:
         self._wave = None  # a trace outlives its launches, and a wave has all their memory
 
     def _now(self) -> int:

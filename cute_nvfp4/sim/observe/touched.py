@@ -77,6 +77,9 @@ class Touched(Listener):
                 bits = int(np.bitwise_or.reduce(address, axis=None)) | f.place.length if address.size else 1
                 self._mark(address.ravel(), f.place.length, min(bits & -bits, _WIDEST), f.write)
 
+    def closed(self) -> None:
+        self._wave = None
+
     def _lanes(self, g: Group, a: Access, host: np.ndarray, mask: Mask, write: bool) -> None:
         if mask is not None or g.mask is not None:
             lanes = g.lanes(mask)
