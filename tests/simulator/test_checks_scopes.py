@@ -83,6 +83,25 @@ def test_strong_accesses_of_two_ctas(atomic: str) -> None:
     assert not races(atomic.format("cta"), block=64)
 
 
+READS = {"weak": "ld{}.b32 %r13, [%p0];", "relaxed": "ld.relaxed.gpu{}.b32 %r13, [%p0];"}
+READS["narrow"] = READS["relaxed"].replace("gpu", "cta")
+
+
+@pytest.mark.parametrize("then", ["relaxed", "narrow", "weak"])
+@pytest.mark.parametrize("first", ["weak", "narrow", "relaxed"])
+def test_a_strong_read_hides_no_weaker_one(first: str, then: str) -> None:
+    """CTA 0 reads a word twice that CTA 1 stores, for the last time after a release that CTA 1 acquires or not."""
+    body = "@!%q1 bra E; @!%q3 bra B; FIRST {} THEN bra E; B: {} st.relaxed.gpu.global.b32 [%p0], 7; E:"
+    body = "@%q3 st.relaxed.gpu.global.b32 [%p0+256], 1;" + body
+    first, then = (READS[one].format(".global") for one in (first, then))
+    told = RELEASE.format("gpu"), "L: " + ACQUIRE.format("gpu") + "setp.eq.u32 %q4, %r13, 0; @%q4 bra L;"
+    relaxed = tuple(one.replace("release", "relaxed").replace("acquire", "relaxed") for one in told)
+    body = body.replace("FIRST", first).replace("THEN", then)
+    strong = READS["relaxed"].format(".global")
+    assert races(body.format(*told), **GRID) == (then != strong)
+    assert races(body.format(*relaxed), **GRID) == (first != strong or then != strong)
+
+
 REMOTE = "@%q1 mbarrier.init.shared.b64 [bar], 32; fence.mbarrier_init.release.cluster; barrier.cluster.arrive.relaxed;"
 REMOTE += "barrier.cluster.wait; mov.u32 %r20, bar; mapa.shared::cluster.u32 %r15, %r7, 1;" + PEER_BARRIER
 REMOTE += "setp.eq.u32 %q4, %r19, 1; @%q4 bra A; st.shared::cluster.b32 [%r15], %r1; GIVE bra E; A: TAKE"

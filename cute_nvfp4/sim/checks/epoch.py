@@ -69,6 +69,12 @@ def narrow(epochs: np.ndarray) -> np.ndarray:
     return (epochs.view(np.uint32)[..., 0::2] & np.uint32(_NARROW)) != 0
 
 
+def strength(epochs: np.ndarray) -> np.ndarray:
+    """Returns (int8) 0 for weak accesses, 1 for narrow strong ones, 2 for other strong ones: of two that are in order,
+    the second races wherever the first does if it is no stronger."""
+    return np.where(strong(epochs), np.where(narrow(epochs), np.int8(1), np.int8(2)), np.int8(0))
+
+
 def same_agent(a: np.ndarray, b: np.ndarray, bits: int = 16) -> np.ndarray:
     """Whether epochs ``a`` and ``b`` are equal in all fields but the label."""
     return ((a ^ b) << np.uint64(32 - bits)) == 0

@@ -177,8 +177,9 @@ class Planes:
         self.mask[index[gone]] &= ~np.uint32(1 << plane)
 
     def place(self, index: np.ndarray, who: Actor) -> None:
-        """Records the actor's epochs, in place of epochs that they come after."""
-        if who.strong:
+        """Records the actor's epochs, in place of epochs that they come after and that are no weaker."""
+        strong = who.strong
+        if strong:
             # Two atomics do not conflict, but neither comes after the other.
             who = replace(who, strong=False)
         if who.clocks.lane_sets is not None and not who.distinct and who.lane is not None and not who.asynchronous:
@@ -192,13 +193,13 @@ class Planes:
             plane = (start + attempt) & (self.count - 1)
             at = plane * self.size + index
             old = self.store.reshape(-1).take(at)
-            left = self._put(at, index, plane, old, epoch, who)
+            left = self._put(at, index, plane, old, epoch, who, strong)
             if left is None or not left.any():
                 return
             index, epoch, thread, start = index[left], epoch[left], thread[left], start[left]
             who = who.at(left.shape, left)
 
-    def _put(self, at, index, plane, old, epoch, who: Actor) -> np.ndarray | None:
+    def _put(self, at, index, plane, old, epoch, who: Actor, strong: bool) -> np.ndarray | None:
         """Puts epochs into ``plane`` where it is free for them; returns which have to try another plane."""
         left = None
         if old.any():
@@ -208,7 +209,10 @@ class Planes:
             mine = (ep.components(old, who.clocks.bits) == component) & (old != 0)
             if who.cluster is not None:
                 mine &= ep.labels(old, who.clocks.bits) == ep.labels(np.ascontiguousarray(epoch), who.clocks.bits)
-            late = who.unordered(old)
+            late, weaker = who.unordered(old), None
+            if strong:
+                weaker = (old != 0) & (ep.strength(old) < ep.strength(np.ascontiguousarray(epoch)))
+                mine &= ~weaker
             if late is not None:
                 # Lanes of one warp that have not met since share one epoch.
                 if who.clocks.lane_sets is None:
@@ -218,6 +222,9 @@ class Planes:
                     epoch, apart = who.clocks.lane_sets.merge(old, epoch, mine & late)
                     mine &= ~apart
                 left = np.broadcast_to(late, old.shape) & ~mine
+            if weaker is not None and weaker.any():
+                left = weaker if left is None else left | weaker
+            if left is not None:
                 keep = ~left
                 at, index, plane, epoch = at[keep], index[keep], plane[keep], epoch[keep]
         self.store.reshape(-1)[at] = epoch
