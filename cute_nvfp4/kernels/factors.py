@@ -97,7 +97,10 @@ def _power_of_two(exponent: Int32) -> Float32:
 
 
 def scaled(total: Float32, factor: Factor) -> Float32:
-    """One sum times its factor. It always multiplies by the shift: two products cost no more than a branch."""
+    """One sum times its factor. It always multiplies by the shift: two products cost less than a branch where a thread
+    has few sums."""
+    if factor.shift is None:
+        return total * factor.alpha
     half = _power_of_two(factor.shift >> 1)
     return total * half * half * factor.alpha
 

@@ -15,7 +15,7 @@ from ...ptx.memory import load_shared
 from ...ptx.move import f32_bits, f32_from_bits
 from ...ptx.warp import sum_lanes
 from ..arith import div, mod
-from ..factors import Factor, factor_of, scaled
+from ..factors import factor_of, scaled
 from .arguments import GemvArguments
 from .config import TILE_ROWS, GemvConfig
 from .dot import QUAD
@@ -72,18 +72,19 @@ class Epilogue:
         tiles: Span,
         thread: Int32,
         batch: Int32,
+        scales: tuple[Float32, ...],
     ):
         """Stores the rows of the tiles once all warps of this CTA have written their sums."""
         cute.arch.sync_threads()
         if cutlass.const_expr(self.config.cluster == 1):
-            self.store(arguments, sums, mailbox, tiles, thread, batch)
+            self.store(arguments, sums, mailbox, tiles, thread, batch, scales)
         else:
             cute.arch.cluster_wait()
             if mailbox.rank > 0:
                 self.send(sums, mailbox, tiles, thread)
             else:
                 mbarrier.wait(mailbox.barrier, Int32(0), cluster=True)
-                self.store(arguments, sums, mailbox, tiles, thread, batch)
+                self.store(arguments, sums, mailbox, tiles, thread, batch, scales)
 
     def total(self, sums: cute.Tensor, output: Int32) -> Float32:
         """The CTA's sum of row output // 4. Four lanes compute it, one for each lane of the quad that summed it."""
@@ -104,11 +105,10 @@ class Epilogue:
             if mod(output, QUAD) == 0:
                 store_async_word(target + output, f32_bits(total), barrier)
 
-    def sum_factor(self, arguments: GemvArguments) -> Factor:
-        """Alpha times the global scales, and the factors that the dot engine and the scales' decoding leave out."""
+    def global_scales(self, arguments: GemvArguments) -> tuple[Float32, ...]:
+        """The global scales that there are. They have the latency of global memory: load them before the products."""
         given = [(self.config.a_global, arguments.a_global), (self.config.b_global, arguments.b_global)]
-        scalars = [cute.make_tensor(pointer, cute.make_layout(1))[0] for there, pointer in given if there]
-        return factor_of(arguments.alpha, scalars, SCALE_SHIFT * self.factor)
+        return tuple(cute.make_tensor(pointer, cute.make_layout(1))[0] for there, pointer in given if there)
 
     @cute.jit
     def store(
@@ -119,10 +119,12 @@ class Epilogue:
         tiles: Span,
         thread: Int32,
         batch: Int32,
+        scales: tuple[Float32, ...],
     ):
         """Sums over lanes, warps and CTAs, and stores the scaled rows of the cluster's tiles."""
         cfg = self.config
-        factor = self.sum_factor(arguments)
+        # the dot engine and the scales' decoding leave out a power of two
+        factor = factor_of(arguments.alpha, scales, SCALE_SHIFT * self.factor)
         out_layout = cute.make_layout(arguments.m, stride=arguments.c_strides.row)  # (M) of this batch
         out = cute.make_tensor(arguments.c + Int64(batch) * arguments.c_strides.batch, out_layout)
         for output in cutlass.range(thread, tiles.count * TILE_ROWS * QUAD, cfg.threads, unroll=1):

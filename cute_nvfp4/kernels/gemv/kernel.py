@@ -153,6 +153,7 @@ class Gemv:
             each = ceil_div(slices.count, cfg.cluster)
             slices = Span(rank * each, cutlass.min(each, slices.count - rank * each))
         work = Work(a, b, shared_b, stages, sums, thread, tiles, slices, mailbox)
+        scales = self.epilogue.global_scales(arguments)
         if cutlass.const_expr(cfg.chunked):
             end = slices.first + slices.count
             for first_slice in cutlass.range(slices.first, end, cfg.capacity_slices, unroll=1):
@@ -160,7 +161,7 @@ class Gemv:
                 self.add_chunk(work._replace(slices=chunk), first_slice > slices.first)
         else:
             self.add_chunk(work, None)
-        self.epilogue.finish(arguments, sums, mailbox, tiles, index, batch)
+        self.epilogue.finish(arguments, sums, mailbox, tiles, index, batch, scales)
 
     def allocate_b(self, smem: SmemAllocator) -> SharedB:
         """Allocates shared memory for a chunk of b: its values, the engine's constants, and its scales."""

@@ -23,7 +23,7 @@ from ....ptx import mbarrier
 from ....ptx.async_copy import copy_async
 from ....weight_layout import HALF_SLAB, SLAB_ROWS, TILE_K
 from ...arith import ceil_div, div, mod
-from ...factors import factor_of
+from ...factors import factor_of, scaled
 from ...moe.few import SlotIds
 from ..barriers import Ring, initialise_in_turn
 from ..epilogue import device_scalar
@@ -96,11 +96,11 @@ class GroupSums(Sums):
         if segment.work_tile == shares.cut + self.cta * shares.whole:
             self.add_cut(self.thread, WARP * self.config.warps)
 
-    def joined(self, sums: cute.Tensor, i: int, column: Int32, out: TileOutput) -> Float32:
+    def joined(self, sums: list[Float32], i: int, column: Int32, out: TileOutput) -> Float32:
         cfg = self.config
         if not cfg.routed.of_slots:
             return super().joined(sums, i, column, out)
-        values = [sums[i, p] * out.factors[p].alpha for p in range(cfg.products)]
+        values = [scaled(x, factor) for x, factor in zip(sums, out.factors)]
         if cfg.of_fp8:
             values = [value * of_rows[i] for value, of_rows in zip(values, out.asked.row_factors)]
         if cfg.routed.biased:

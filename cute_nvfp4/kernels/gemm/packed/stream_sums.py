@@ -22,7 +22,7 @@ from cutlass import Float32, Int32, Int64
 from ....ptx.memory import load_shared_floats, store_flag
 from ....weight_layout import SLAB_ROWS
 from ...arith import div, mod
-from ...factors import Factor, apply_shift
+from ...factors import Factor, scaled
 from ..arguments import OUT_DTYPES, PartialSums
 from ..gates import GATES
 from ..reduction import FLOATS, quad, wait_for_flag
@@ -177,26 +177,19 @@ class Sums:
         else:
             self.together()
 
-    def joined(self, sums: cute.Tensor, i: int, column: Int32, out: TileOutput) -> Float32:
-        """One element of the output, from the sums (FLOATS, PRODUCT) of all products."""
-        number = sums[i, 0] * out.factors[0].alpha
-        if self.config.gate:
-            number = GATES[self.config.gate](number) * (sums[i, 1] * out.factors[1].alpha)
-        return number
+    def joined(self, sums: list[Float32], i: int, column: Int32, out: TileOutput) -> Float32:
+        """Element ``i`` of a thread's four, from the sum of each product."""
+        values = [scaled(x, factor) for x, factor in zip(sums, out.factors)]
+        return GATES[self.config.gate](values[0]) * values[1] if self.config.gate else values[0]
 
     @cute.jit
     def store(self, out: TileOutput, row: Int32, column: Int32, values: list):
         """Stores alpha · values, or gate(alpha · first) · (alpha · second): four neighbours in a row of the output."""
         cfg = self.config
         dtype = getattr(cutlass, OUT_DTYPES[cfg.out])
-        sums = cute.make_rmem_tensor((FLOATS, cfg.products), Float32)
-        for p in cutlass.range_constexpr(cfg.products):
-            for i in cutlass.range_constexpr(FLOATS):
-                sums[i, p] = values[p][i]
-            apply_shift(sums, out.factors[p], range(p * FLOATS, (p + 1) * FLOATS))
         numbers = cute.make_rmem_tensor(FLOATS, dtype)
         for i in cutlass.range_constexpr(FLOATS):
-            numbers[i] = self.joined(sums, i, column, out).to(dtype)
+            numbers[i] = self.joined([x[i] for x in values], i, column, out).to(dtype)
         first = out.row_tile * cfg.out_rows + row
         target = out.first + (Int64(column) * out.stride + first)
         if cutlass.const_expr(cfg.vector) and first + FLOATS <= out.rows:
