@@ -187,7 +187,7 @@ def _as_it_comes(normal: Any, product: Any, numbers: Any, exponent: int) -> tupl
 TINY, INFINITE, APART = (1e-30, 1e-12, 1.0), (1.0, 3e38, 3e-38), (1.0, 1e-4, 1e-37)
 MUTANTS = (
     ("gemm", "sm_100a", TINY, Source(epilogue, "apply_shift", _left_out)),
-    ("prepared, streamed", "sm_90a", TINY, Source(stream_sums, "apply_shift", _left_out)),
+    ("prepared, streamed", "sm_90a", TINY, Source(stream_sums, "scaled", _unscaled)),
     ("prepared", "sm_90a", TINY, Source(wgmma_epilogue, "apply_shift", _left_out)),
     ("prepared, gated", "sm_90a", APART, Source(wgmma_epilogue, "apply_shift", _left_out)),
     ("gemv", "sm_90a", TINY, Source(gemv_epilogue, "scaled", _unscaled)),
