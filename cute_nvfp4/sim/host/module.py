@@ -38,6 +38,12 @@ _HARMLESS = {0, 1, 3, 5, 7, 8, 9, 10, 11, 12, 14, 16, 17}
 _ATTRIBUTE_BYTES = {_CLUSTER: 12, 11: 12, 1: 32, 7: 16, 12: 16}
 
 
+def _symbol(operation: Any) -> str:
+    """The name that an operation of a module defines; "" if it defines none."""
+    attributes = operation.attributes
+    return attributes["sym_name"].value if "sym_name" in attributes else ""
+
+
 class HostModule:
     """The host half of a compiled DSL function.
 
@@ -62,6 +68,9 @@ class HostModule:
             # one thread pool for each context, as long as its module lives, would exhaust the threads of a machine
             context.enable_multithreading(False)
             self._module = ir.Module.parse(host_ir)
+            for operation in list(self._module.body.operations):
+                if _symbol(operation) == "cuda_load":  # of all devices: nobody calls it, and to compile it takes long
+                    operation.operation.erase()
             level = int(host_ir.count("\n") > _LONG)
             self._engine = ExecutionEngine(self._module, opt_level=level, shared_libs=[])
         self._callbacks = [self._register(*found) for found in set(_DECLARATION.findall(host_ir))]
