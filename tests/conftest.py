@@ -16,9 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # inductor believes torch which vector instructions there are; its own trials compile half a dozen programs
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
-import ctypes
 import gc
-import mmap
 import re
 import tempfile
 from collections import Counter
@@ -113,26 +111,6 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
-
-
-def pytest_runtest_logfinish() -> None:
-    """Collects garbage when memory has grown. A simulated launch leaves its memory in reference cycles, which Python
-    collects rarely: two processes would come to hold fifteen gigabytes."""
-    global _resident
-    if _resident_bytes() - _resident > _GROWTH:
-        gc.collect(1)
-        _trim(0)
-        _resident = _resident_bytes()
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-
-
-_GROWTH = 300 << 20
-_resident = _resident_bytes()
-_trim = ctypes.CDLL(None).malloc_trim
-"""Returns freed memory to the operating system."""
 
 
 def _left_out(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
