@@ -202,7 +202,8 @@ def _serve(told: Connection, key: bytes | None, arguments: list[str], folder: st
     )
     told.send(os.getpid())
     told.close()
-    sys.argv = ["ipykernel_launcher", *arguments]
+    # no test compares pictures: to crop them, matplotlib would draw each twice
+    sys.argv = ["ipykernel_launcher", *arguments, "--InlineBackend.print_figure_kwargs={'bbox_inches': None}"]
     runpy.run_module("ipykernel_launcher", run_name="__main__", alter_sys=True)
 
 
