@@ -115,6 +115,8 @@ class WaveRecord:
 
     def _waits(self, waits: list[Parked], begin: int, end: int) -> Iterator[Bar]:
         for p in waits:
+            if p.begin >= end:
+                return
             low, high = max(begin, p.begin), end if p.end is None else min(end, p.end)
             if low < high:
                 yield Bar(low, high, "wait", p.name, {"for": p.text})

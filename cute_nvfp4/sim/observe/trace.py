@@ -12,7 +12,10 @@ come one after the other, where a GPU would overlap them.
 
 from __future__ import annotations
 
+import functools
+import heapq
 import json
+from collections import defaultdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,18 +99,20 @@ class _Placed(NamedTuple):
 def _wave_rows(wave: WaveRecord) -> list[tuple[int, int, Row]]:
     """Returns (CTA, thread number, bar) for each bar of a wave, ordered by CTA; warps come before engines."""
     out = []
-    placed = sorted(_place(wave), key=lambda p: (p.tid, p.begin))
+    placed: dict[int, list[_Placed]] = defaultdict(list)
+    for p in sorted(_place(wave), key=lambda p: (p.tid, p.begin)):
+        placed[p.operation.cta].append(p)
     for cta, name in enumerate(wave.ctas):
         for w in range(wave.warps_per_cta):
             for bar in wave.bars(cta * wave.warps_per_cta + w):
                 out.append((cta, w + 1, Row(name, f"warp {w}", bar.name, bar.begin, bar.end, bar.kind, bar.args)))
-        for p in placed:
+        for p in placed[cta]:
             o = p.operation
-            if o.cta == cta:
-                out.append((cta, p.tid, Row(name, _track(p.tid), o.name, p.begin, p.end, "engine", o.args())))
+            out.append((cta, p.tid, Row(name, _track(p.tid), o.name, p.begin, p.end, "engine", o.args())))
     return out
 
 
+@functools.cache
 def _track(tid: int) -> str:
     name = ENGINE_NAMES[list(_TRACKS)[tid // 1000 - 1]]
     return name + (f" {tid % 1000 + 1}" if tid % 1000 else "")
@@ -116,16 +121,42 @@ def _track(tid: int) -> str:
 def _place(wave: WaveRecord) -> list[_Placed]:
     """Places operations, which last from issue to completion, each on the first free track of its engine. The tensor
     core works in order, so its operations begin when the one before has ended."""
-    out, free = [], {}
+    out: list[_Placed] = []
+    in_order: dict[int, list[int]] = defaultdict(list)
+    tracks: dict[tuple[int, str], _Tracks] = defaultdict(_Tracks)
     for o in sorted(wave.operations, key=lambda o: (o.begin, o.end or wave.end)):
         begin, end = o.begin, o.end or wave.end
-        tracks = free.setdefault((o.cta, o.engine), [])
-        latest = end - 1 if o.engine == "tensor" else begin
-        index = next((j for j, busy in enumerate(tracks) if busy <= latest), len(tracks))
-        begin = max([begin, *tracks[index : index + 1]])
-        tracks[index : index + 1] = [end]
+        if o.engine == "tensor":
+            ends = in_order[o.cta]
+            index = next((j for j, busy in enumerate(ends) if busy < end), len(ends))
+            begin = max([begin, *ends[index : index + 1]])
+            ends[index : index + 1] = [end]
+        else:
+            index = tracks[o.cta, o.engine].take(begin, end)
         out.append(_Placed(_TRACKS[o.engine] + index, o, begin, end))
     return out
+
+
+class _Tracks:
+    """The tracks of an engine of a CTA. Hundreds of stores may be in flight, so the first free track is not searched
+    for."""
+
+    def __init__(self) -> None:
+        self._busy: list[tuple[int, int]] = []  # a heap of (end, track)
+        self._free: list[int] = []  # a heap
+        self._count = 0
+
+    def take(self, begin: int, end: int) -> int:
+        """Returns the first track that is free at ``begin``, which grows from call to call, and takes it up to
+        ``end``."""
+        while self._busy and self._busy[0][0] <= begin:
+            heapq.heappush(self._free, heapq.heappop(self._busy)[1])
+        if self._free:
+            index = heapq.heappop(self._free)
+        else:
+            index, self._count = self._count, self._count + 1
+        heapq.heappush(self._busy, (end, index))
+        return index
 
 
 class _Events:
