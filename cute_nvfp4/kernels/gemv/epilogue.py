@@ -106,7 +106,7 @@ class Epilogue:
                 store_async_word(target + output, f32_bits(total), barrier)
 
     def global_scales(self, arguments: GemvArguments) -> tuple[Float32, ...]:
-        """The global scales that there are. They have the latency of global memory: load them before the products."""
+        """The operands' global scales. They have the latency of global memory: load them before the products."""
         given = [(self.config.a_global, arguments.a_global), (self.config.b_global, arguments.b_global)]
         return tuple(cute.make_tensor(pointer, cute.make_layout(1))[0] for there, pointer in given if there)
 

@@ -7,15 +7,9 @@ lanes; the sets of a wave are numbered as they come.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from cute_nvfp4.sim.checks import epoch as ep
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.checks.shadow import Actor
 
 
 class LaneSets:
@@ -47,18 +41,17 @@ class LaneSets:
         """Returns the lanes (32,) of a field as booleans, none if they are not known."""
         return (self.masks[field] >> np.arange(32, dtype=np.uint32) & 1).astype(bool)
 
-    def gathered(self, index: np.ndarray, who: Actor) -> tuple[np.ndarray, Actor]:
-        """Returns the granules and the actor of an access with one row for all lanes of a warp at a granule."""
-        epoch = np.broadcast_to(who.epoch, index.shape)
-        order = np.lexsort((ep.by_many(epoch).ravel(), index.ravel()))
-        place, by = index.ravel()[order], epoch.ravel()[order]
+    def gathered(self, index: np.ndarray, epoch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Combines the lanes of a warp that touch one granule. ``epoch`` has the shape of ``index``, flat. Returns the
+        places in both arrays that stand for a granule and a warp, and the lane field of each."""
+        order = np.lexsort((ep.by_many(epoch), index))
+        place, by = index[order], epoch[order]
         agent = ep.by_many(by)
         first = np.flatnonzero(np.r_[True, (place[1:] != place[:-1]) | (agent[1:] != agent[:-1])])
         masks = self.masks[ep.lanes(by)]
         lanes = self.fields(np.bitwise_or.reduceat(masks, first))
         lanes[np.logical_or.reduceat(masks == 0, first)] = ep.MANY
-        who = who.at(index.shape, np.unravel_index(order[first], index.shape))
-        return place[first], replace(who, epoch=ep.by_lane(who.epoch, lanes), lane=lanes)
+        return order[first], lanes
 
     def merge(self, old: np.ndarray, epoch: np.ndarray, both: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Merges epochs with ``old`` ones of the same warps where ``both``; returns them, and which cannot be merged.

@@ -64,6 +64,13 @@ class Actor:
         arrays = {name: pick(getattr(self, name)) for name in ("epoch", "base", "warps", "thread", "lane", "cluster")}
         return replace(self, **arrays, own=tuple(pick(o) for o in self.own))
 
+    def gathered(self, index: np.ndarray) -> tuple[np.ndarray, Actor]:
+        """Returns the granules and the agents with one row for all lanes of a warp at a granule."""
+        epoch = np.broadcast_to(self.epoch, index.shape).ravel()
+        first, lanes = self.clocks.lane_sets.gathered(index.ravel(), epoch)
+        who = self.at(index.shape, np.unravel_index(first, index.shape))
+        return index.ravel()[first], replace(who, epoch=ep.by_lane(who.epoch, lanes), lane=lanes)
+
     def unordered(self, found: np.ndarray, foreign: Callable | None = None) -> np.ndarray | None:
         """Returns which of the epochs ``found`` nothing orders before this access, or None if all are in order.
 
@@ -183,7 +190,7 @@ class Planes:
             # Two atomics do not conflict, but neither comes after the other.
             who = replace(who, strong=False)
         if who.clocks.lane_sets is not None and not who.distinct and who.lane is not None and not who.asynchronous:
-            index, who = who.clocks.lane_sets.gathered(index, who)
+            index, who = who.gathered(index)
         epoch = np.broadcast_to(who.epoch, index.shape)
         thread = np.broadcast_to(who.thread, index.shape)
         start = ep.components(np.ascontiguousarray(epoch), who.clocks.bits).astype(np.int64)
