@@ -33,8 +33,6 @@ ROOMS = (
 """The folders that are checked, with all below them; "" stands for the package's own modules."""
 NO_SUBJECT = re.compile(r"(?:Of|Those|That|The same|Its|Theirs|With|Without|For|From|As)\b")
 """A docstring that begins so says something of a thing and not which: "Of a tile." for the bytes of a tile."""
-OPEN = "kernels/gemm/config.py", "sim/"
-"""Prefixes of paths where strings under constants do not all name their subject yet."""
 
 
 @dataclass(frozen=True)
@@ -72,27 +70,23 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Text:
-    """A name, a docstring or a comment of a module, and the line it stands in.
-
-    said_of: what a string that stands by itself is about: "definition" if it is a docstring, else "constant".
-    """
+    """A name, a docstring or a comment of a module, and the line it stands in. explains: whether it is a string that
+    stands alone: a docstring, or the explanation of a constant."""
 
     line: int
     text: str
-    said_of: str = ""
+    explains: bool = False
 
 
 def texts(source: str) -> Iterator[Text]:
     """What a reader of ``source`` reads besides code: names that it gives, docstrings, comments."""
     tree = ast.parse(source)
     definitions = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    firsts = [node.body[0] for node in ast.walk(tree) if isinstance(node, (ast.Module, *definitions)) and node.body]
     for node in ast.walk(tree):
         if isinstance(node, definitions):
             yield Text(node.lineno, node.name)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            said_of = "definition" if node in firsts else "constant"
-            yield Text(node.lineno, " ".join(node.value.value.split()), said_of)
+            yield Text(node.lineno, " ".join(node.value.value.split()), explains=True)
         elif isinstance(node, ast.arg):
             yield Text(node.lineno, node.arg)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -111,8 +105,7 @@ def faults(path: str, source: str) -> list[str]:
             for word in WORDS
             if word.found(path, one.text)
         ]
-        named = one.said_of == "definition" or not path.startswith(OPEN)
-        if one.said_of and named and NO_SUBJECT.match(one.text):
+        if one.explains and NO_SUBJECT.match(one.text):
             found.append(f"{path}:{one.line}: {one.text[:80]!r}: a docstring names its subject first")
     return found
 

@@ -73,7 +73,7 @@ KINDS = (
     Kind("mxf4", "scale_vec::2X", 64, 32, 1, (("mxfp4", 1),)),
     Kind("mxf8f6f4", "scale_vec::1X", 32, 32, 1, (("mxfp8", 0), ("mxfp8_e5m2", 1), ("mxfp4", 5))),
 )
-"""Of two kinds that multiply the same formats, the one with more elements in each instruction comes first."""
+"""The kinds of tcgen05.mma. If two multiply the same formats, the one with more elements an instruction comes first."""
 UNPACKED_K = 128
 """K of an operand that TMA unpacks is a multiple of this, and its addresses and strides are multiples of 32 bytes (PTX
 ISA, "Restriction on Tensor Copy instructions")."""

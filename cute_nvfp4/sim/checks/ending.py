@@ -27,7 +27,7 @@ _WHAT = {
         "cp.async.bulk.wait_group.read is missing after it",
     ),
 }
-"""For each kind of operation: the class of the hazard, the operation in words, and what is missing."""
+"""What a hazard says, by kind of operation: the class of the hazard, the operation in words, and what is missing."""
 
 
 class Ending(Listener):

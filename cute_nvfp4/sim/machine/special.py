@@ -84,4 +84,4 @@ VALUES: dict[str, Callable[[Wave], np.ndarray]] = {
     "%cluster_nctarank": lambda w: _one(w.cluster_size),
     "%is_explicit_cluster": lambda w: np.full((1, 1), w.cluster_size > 1),
 }
-"""For each special register, a function from the wave to its value."""
+"""Functions from the wave to the value of each special register."""

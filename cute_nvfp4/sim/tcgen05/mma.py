@@ -18,7 +18,7 @@ from cute_nvfp4.sim.tcgen05.layouts import Part, accumulator
 LONGEST = 16
 """Greatest number of instructions in one product."""
 LONGEST_UNSIGNED = 8
-"""The same for u8 times u8: the sum of 256 such products is below 2 ** 24, so that f32 is exact; with s8, of 512."""
+"""Greatest number for u8 times u8: a sum of 256 such products is below 2 ** 24, so that f32 is exact; of s8, of 512."""
 STRETCH = 256
 """Greatest number of queued instructions that are sorted into runs together."""
 
