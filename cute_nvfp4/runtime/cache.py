@@ -61,20 +61,25 @@ class CompiledKernel:
         """The driver's handles of the kernels, by device and name; launchers fill it."""
         return {}
 
-    @functools.cached_property
+    @property
     def host(self) -> HostModule:
-        """The host function, compiled again so that its launches can be captured; takes some 10 ms."""
-        from ..sim import HostModule
-        from ..sim.host.device import Device
+        """The host function, compiled again so that its launches can be captured. Those used last are kept."""
+        return _host(self.host_ir, self.entry, self.arch)
 
-        return HostModule(self.host_ir, self.entry, Device.of(self.arch))
-
-    @functools.cached_property
+    @property
     def program(self) -> Program:
-        """The PTX, parsed for the simulator."""
+        """The PTX, parsed for the simulator. Those used last are kept."""
         from ..sim import Program
 
         return Program.parse(self.ptx)
+
+
+@functools.lru_cache(maxsize=64)
+def _host(host_ir: str, entry: str, arch: str) -> HostModule:
+    from ..sim import HostModule
+    from ..sim.host.device import Device
+
+    return HostModule(host_ir, entry, Device.of(arch))
 
 
 def cache_dir() -> Path:
